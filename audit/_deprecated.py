@@ -56,6 +56,11 @@ NAMES = {
     "audit.upper_bounds.solve_mu": "audit.upper_bounds.calibrate_mu_for_tuning",
     "audit.upper_bounds.solve_noise_multiplier": "audit.upper_bounds.calibrate_noise",
     "audit.upper_bounds.solve_runs": "audit.upper_bounds.calibrate_runs",
+    "audit.upper_bounds.corollary_16": "studies.papers.papernot_steinke.corollary_16",
+    "audit.upper_bounds.cost_ratio": "studies.papers.distributions.cost_ratio",
+    "audit.upper_bounds.noisy_max_closed_form": "studies.papers.koskela_redberg_wang."
+    "noisy_max_closed_form",
+    "audit.upper_bounds.noisy_max_renyi": "studies.papers.koskela_redberg_wang.noisy_max_renyi",
     "audit.upper_bounds.FoldedOrder": "audit.orders.FoldedOrder",
     "audit.upper_bounds.SplitOrder": "audit.orders.SplitOrder",
 }
@@ -71,7 +76,7 @@ PARAMETERS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {"law": "protocol"},
     ),
     "audit.upper_bounds.best_law": (("target", "base", "delta", "bound"), _SOLVER),
-    "audit.upper_bounds.solve_mu": (("target", "law", "delta", "bound", "name"), _SOLVER),
+    "audit.upper_bounds.solve_mu": (("target", "law", "delta", "bound"), _SOLVER),
     "audit.upper_bounds.solve_noise_multiplier": (
         ("target", "law", "delta", "steps", "sampling_rate", "neighbours", "bound"),
         _SOLVER,

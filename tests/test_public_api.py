@@ -41,12 +41,10 @@ _MOVED = {
     for home, names in {
         "audit.attacks": "AcceptedTails AdaptiveAttack SubsetAttack TunedOrder adaptive_attack "
         "attack_order attack_tails subset_attack",
-        "audit.upper_bounds.published": "approximate approximate_to_delta conditional_curve "
-        "corollary_4 corollary_4_curve corollary_6_2 corollary_16 corollary_21 cost_ratio hypo "
-        "hypo_curve hypo_pure largest_steps lemma_7 lemma_7_curve lemma_22 lemma_22_curve "
-        "liu_talwar many_candidates noisy_max_closed_form noisy_max_renyi profile project_density "
-        "reduced_gdp_limit reduced_mean_inclusion reduced_renyi renyi renyi_curve "
-        "subset_divergences",
+        "audit.upper_bounds.published": "approximate conditional_curve corollary_4 "
+        "corollary_4_curve hypo hypo_curve lemma_7 lemma_7_curve lemma_22 lemma_22_curve "
+        "liu_talwar profile project_density reduced_gdp_limit reduced_mean_inclusion "
+        "reduced_renyi renyi renyi_curve subset_divergences",
     }.items()
     for name in names.split()
 }
@@ -139,7 +137,7 @@ _CALLS = {
         "folder": None,
         "seed": 1,
     },
-    upper_bounds.until_accepted: {"steps": [0.25, 0.5], "delta": 1e-5},
+    upper_bounds.until_accepted.until_accepted: {"steps": [0.25, 0.5], "delta": 1e-5},
     lower_bounds.trials_needed: {"epsilon": 1.0, "delta": 1e-5, "confidence": 0.95},
 }
 

@@ -21,12 +21,7 @@ from audit.accounting.combinations import (
 from audit.accounting.composition import compose
 from audit.accounting.conversion import Unresolved, reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
-from audit.accounting.discrete import (
-    ApproximateDp,
-    DiscreteMechanism,
-    PureDp,
-    RandomisedResponse,
-)
+from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
 from audit.accounting.event import from_event
 from audit.accounting.gaussian import GaussianMechanism

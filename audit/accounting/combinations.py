@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -80,12 +81,6 @@ def _ends(one: Mechanism) -> list[DominatingPair]:
     return ends if len(found) < 2 else [pair for _, pair in sorted(found, key=lambda end: end[0])]
 
 
-def _is_ambiguous(several: Sequence[Mechanism]) -> bool:
-    """Whether the directions of mechanisms can be combined in more than one way."""
-    asymmetric = [one for one in several if not one.is_symmetric]
-    return len(asymmetric) > 1 and not all(one.is_directed for one in asymmetric)
-
-
 def _both_directions(one: Mechanism) -> DominatingPair:
     epsilons = one.profile_grid()
     return pair_of_profile(epsilons, one.delta(epsilons))
@@ -119,8 +114,45 @@ def _content(pmf: PrivacyLossPmf) -> tuple[bytes, bytes, float, float]:
     return pmf.loss.tobytes(), pmf.log_mass.tobytes(), pmf.p_only, pmf.q_only
 
 
+class _Combination(Mechanism):
+    """Mechanisms whose directions may be combined in more than one way."""
+
+    @property
+    @abstractmethod
+    def _members(self) -> tuple[Mechanism, ...]:
+        """The mechanisms, with repetitions."""
+
+    @cached_property
+    def _is_ambiguous(self) -> bool:
+        """Whether the directions can be combined in more than one way."""
+        asymmetric = [one for one in self._members if not one.is_symmetric]
+        return len(asymmetric) > 1 and not all(one.is_directed for one in asymmetric)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        return self._is_ambiguous or all(one.is_symmetric for one in self._members)
+
+    @cached_property
+    def is_directed(self) -> bool:
+        return self._is_ambiguous or all(one.is_directed for one in self._members)
+
+    @cached_property
+    def attained(self) -> bool:
+        return not self._is_ambiguous and all(one.attained for one in self._members)
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        mu = self.gaussian_mu
+        if mu is not None:
+            return (GaussianPair(mu),)
+        if self._is_ambiguous:
+            return (_both_directions(self),)
+        pair = compose(self.loss_terms)
+        return (pair,) if self.is_symmetric else (pair, pair.mirrored)
+
+
 @dataclass(frozen=True)
-class Composition(Mechanism):
+class Composition(_Combination):
     """Several mechanisms that run on the same data, one after the other.
 
     If it is not known which data set has the record (`Mechanism.is_directed`), the cost is the
@@ -143,6 +175,10 @@ class Composition(Mechanism):
     def __post_init__(self) -> None:
         checks.store_validated(self, parts=_mechanisms("parts", self.parts))
 
+    @property
+    def _members(self) -> tuple[Mechanism, ...]:
+        return self.parts
+
     @cached_property
     def _different(self) -> list[tuple[Mechanism, int]]:
         return kinds(self.parts)
@@ -153,25 +189,9 @@ class Composition(Mechanism):
         known = [mu * math.sqrt(times) for mu, times in each if mu is not None]
         return math.hypot(*known) if len(known) == len(each) else None
 
-    @cached_property
-    def _is_ambiguous(self) -> bool:
-        return _is_ambiguous(self.parts)
-
-    @property
-    def is_symmetric(self) -> bool:
-        return self._is_ambiguous or all(part.is_symmetric for part, _ in self._different)
-
-    @property
-    def is_directed(self) -> bool:
-        return self._is_ambiguous or all(part.is_directed for part, _ in self._different)
-
     @property
     def pure_epsilon(self) -> float:
         return math.fsum(part.pure_epsilon for part in self.parts)
-
-    @property
-    def attained(self) -> bool:
-        return not self._is_ambiguous and all(part.attained for part, _ in self._different)
 
     @property
     def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
@@ -188,16 +208,6 @@ class Composition(Mechanism):
                 part.loss_terms if len(part.loss_terms) <= _FEW else ((part.pairs[0], 1),)
             )
         )
-
-    @cached_property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        mu = self.gaussian_mu
-        if mu is not None:
-            return (GaussianPair(mu),)
-        if self._is_ambiguous:
-            return (_both_directions(self),)
-        pair = compose(self.loss_terms)
-        return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     @cached_property
     def _arranged(self) -> tuple[LossPair, ...]:
@@ -335,7 +345,7 @@ class Candidates(WorstOf):
 
 
 @dataclass(frozen=True)
-class Mixture(Mechanism):
+class Mixture(_Combination):
     """One of several mechanisms, drawn with known probabilities; its identity is released.
 
     The privacy profile is the mean of the candidates' profiles, because the index of the candidate
@@ -386,34 +396,15 @@ class Mixture(Mechanism):
     def _directions(self) -> list[tuple[DominatingPair, ...]]:
         return directions(self.candidates)
 
-    @cached_property
-    def _is_ambiguous(self) -> bool:
-        return _is_ambiguous(self.candidates)
-
     @property
-    def is_symmetric(self) -> bool:
-        return self._is_ambiguous or all(one.is_symmetric for one in self.candidates)
-
-    @property
-    def is_directed(self) -> bool:
-        return self._is_ambiguous or all(one.is_directed for one in self.candidates)
-
-    @property
-    def attained(self) -> bool:
-        return not self._is_ambiguous and all(one.attained for one in self.candidates)
+    def _members(self) -> tuple[Mechanism, ...]:
+        return self.candidates
 
     @property
     def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         if self._is_ambiguous:
             return ((self.pairs[0], 1),)
         return ((_Drawn(self._directions[0], self.chances, self.idle), 1),)
-
-    @cached_property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        if self._is_ambiguous:
-            return (_both_directions(self),)
-        pair = compose(self.loss_terms)
-        return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         orders = np.asarray(alpha, dtype=np.float64)
@@ -507,12 +498,8 @@ def group_size(base: Mechanism) -> int:
 
 def _stated(base: Mechanism, name: str) -> frozenset[Any]:
     """The values of an attribute in the parts of a mechanism that have it."""
-    parts: tuple[Mechanism, ...] = ()
-    if isinstance(base, WorstOf | Mixture):
-        parts = base.candidates
-    elif isinstance(base, Composition):
-        parts = base.parts
-    if parts:
+    if isinstance(base, WorstOf | _Combination):
+        parts = base.candidates if isinstance(base, WorstOf) else base._members
         return frozenset().union(*(_stated(part, name) for part in parts))
     return frozenset({getattr(base, name)}) if hasattr(base, name) else frozenset()
 

@@ -88,7 +88,10 @@ def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> F
 
 
 def solve_epsilon(
-    profile: Callable[[float], float], delta: float, guess: float | None = None
+    profile: Callable[[float], float],
+    delta: float,
+    guess: float | None = None,
+    enough: float = math.inf,
 ) -> float:
     """Smallest epsilon >= 0 with profile(epsilon) <= delta, rounded up.
 
@@ -96,6 +99,8 @@ def solve_epsilon(
         profile: decreasing function of epsilon, accurate to a relative 1e-9.
         delta: in (0, 1).
         guess: an approximate result; saves evaluations of expensive profiles.
+        enough: an epsilon that is known to satisfy delta, such as one of pure DP. It is returned if
+            the profile gives a larger one, or is a composition that no grid resolves.
 
     Returns:
         An epsilon at which the profile is at most delta, within a relative 1e-9 of the smallest.
@@ -110,6 +115,11 @@ def solve_epsilon(
         4.6052
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
+    if math.isfinite(enough):
+        try:
+            return min(solve_epsilon(profile, delta, guess), enough)
+        except Unresolved:
+            return enough
     target = delta * (1.0 - PROFILE_ACCURACY)
 
     def missed(epsilon: float) -> float:

@@ -6,20 +6,10 @@ moves the sum by at most u):
 - add/remove and zero-out: (1-tau) N(0,1) + tau N(u,1) against N(0,1) (Mironov, Talwar & Zhang
   2019; Zhu, Dong & Wang 2022, theorem 11), and its reverse;
 - replace-one: (1-tau) N(0,1) + tau N(u,1) against (1-tau) N(0,1) + tau N(-u,1), which is its own
-  mirror image.
-
-Why the second dominates. Let g, g' be the two records' gradients, |g|, |g'| <= u. For e^eps >= 1
-the hockey stick is tau E[1 - c A - e^eps B]_+ under x ~ N(g, 1), with c >= 0, A = exp(<-g, x> + ..)
-and B = exp(<g'-g, x> + ..) both log-normal with mean 1. The function [1 - c a - e^eps b]_+ has
-non-negative second derivatives, mixed ones included, so its mean grows with every entry of the
-covariance of (log A, log B): |g|^2, |g - g'|^2 and <g, g - g'>. Each is largest at g' = -g,
-|g| = u. For e^eps < 1, exchange the two sides.
-
-Groups: a batch contains j of one person's k records with probability Binomial(k, tau), and they
-move the sum by at most j u. So for add/remove and zero-out, the mixture of the N(j u, 1) against
-N(0,1) dominates in both directions (Ganesh 2024, mixtures of Gaussians). With full batches the
-distance is k times as large. For k replaced records in sampled batches we know no dominating pair,
-so this combination is refused.
+  mirror image (proposition 23 of docs/theory.md);
+- groups of k records, added or removed: the mixture of the N(j u, 1), j ~ Binomial(k, tau), against
+  N(0,1), in both directions (Ganesh 2024). For k replaced records in sampled batches we know no
+  dominating pair, so this combination is refused.
 """
 
 import math

@@ -75,39 +75,21 @@ def _parts(event: Any) -> _Parts:
     return read(event)
 
 
-def _gaussian(event: Any) -> _Parts:
-    return [((float(event.noise_multiplier), 1.0), 1)]
-
-
-def _laplace(event: Any) -> _Parts:
-    return [(LaplaceMechanism(event.noise_multiplier), 1)]
-
-
-def _randomised_response(event: Any) -> _Parts:
+def _randomised_response(event: Any) -> Mechanism:
     lie = event.noise_parameter / event.num_buckets
-    return [
-        (
-            RandomisedResponse(
-                math.log((1.0 - event.noise_parameter + lie) / lie), event.num_buckets
-            ),
-            1,
-        )
-    ]
+    truth = 1.0 - event.noise_parameter + lie
+    return RandomisedResponse(math.log(truth / lie), event.num_buckets)
 
 
-def _zcdp(event: Any) -> _Parts:
+def _zcdp(event: Any) -> Mechanism:
     if getattr(event, "xi", 0.0):
         raise InvalidInput(f"event must be zCDP with xi = 0, got {checks.one_line(event)}")
-    return [(ZeroConcentratedDp(event.rho), 1)]
+    return ZeroConcentratedDp(event.rho)
 
 
 def _self_composed(event: Any) -> _Parts:
     count = checks.integer("count", event.count, 0)
     return [(part, times * count) for part, times in _parts(event.event)] if count else []
-
-
-def _composed(event: Any) -> _Parts:
-    return [part for one in event.events for part in _parts(one)]
 
 
 def _sampled(event: Any) -> _Parts:
@@ -141,12 +123,12 @@ def _tuned(event: Any) -> _Parts:
 
 _READERS: dict[str, Callable[[Any], _Parts]] = {
     "NoOpDpEvent": lambda event: [],
-    "GaussianDpEvent": _gaussian,
-    "LaplaceDpEvent": _laplace,
-    "RandomizedResponseDpEvent": _randomised_response,
-    "ZCDpEvent": _zcdp,
+    "GaussianDpEvent": lambda event: [((float(event.noise_multiplier), 1.0), 1)],
+    "LaplaceDpEvent": lambda event: [(LaplaceMechanism(event.noise_multiplier), 1)],
+    "RandomizedResponseDpEvent": lambda event: [(_randomised_response(event), 1)],
+    "ZCDpEvent": lambda event: [(_zcdp(event), 1)],
     "SelfComposedDpEvent": _self_composed,
-    "ComposedDpEvent": _composed,
+    "ComposedDpEvent": lambda event: [part for one in event.events for part in _parts(one)],
     "PoissonSampledDpEvent": _sampled,
     "RepeatAndSelectDpEvent": _tuned,
 }

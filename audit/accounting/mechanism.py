@@ -88,8 +88,10 @@ class Mechanism(ABC):
         return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))), points)
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon at delta by the exact profile, rounded up."""
-        return solve_epsilon(lambda epsilon: float(self.delta(epsilon)), delta)
+        """Smallest epsilon at delta by the exact profile, rounded up; at most `pure_epsilon`."""
+        return solve_epsilon(
+            lambda epsilon: float(self.delta(epsilon)), delta, enough=self.pure_epsilon
+        )
 
     def renyi_epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta by Renyi divergences, as in the papers."""

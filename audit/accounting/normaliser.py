@@ -1,19 +1,10 @@
 """Privacy cost of a normaliser that depends on the number of records.
 
-Accountants of DP-SGD bound noisy sums: clipped gradients plus noise of standard deviation sigma C.
-Opacus releases such a sum divided by B = int(n * rate). If n records give B and n - 1 records give
-B - 1, then the released noise has standard deviation sigma C / B on one data set and
-sigma C / (B - 1) on the other. The sum of squares of N released values distinguishes the two.
-
-With all gradients zero this is the only difference, and its privacy profile is exact. Let S be that
-sum in units of the smaller variance, and r = (B / (B - 1))^2. S is chi-square with N degrees of
-freedom on the larger data set, and r times that on the smaller one. The privacy loss
-S/2 (1 - 1/r) - N/2 log r grows with S, so delta(epsilon) is the larger of
-
-    P[S > c / r] - e^eps P[S > c],    c where the loss is eps, and
-    P[S < c] - e^eps P[S < c / r],    c where the loss is -eps,
-
-with S chi-square in both. The code uses the gamma distribution of S/2, with shape a = N/2.
+Opacus divides a noisy sum by B = int(n * rate). If n records give B and n - 1 records give B - 1,
+the released noise has standard deviation sigma C / B on one data set and sigma C / (B - 1) on the
+other. With all gradients zero, the sum of squares of N released values is a sufficient statistic.
+Its privacy profile is exact (proposition 22 of docs/theory.md), by the gamma distribution of half
+the sum, with shape a = N/2.
 """
 
 import math

@@ -54,7 +54,17 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
     return x, y
 
 
-_BASES = ("gaussian", "laplace", "response", "pure", "approximate", "zcdp", "renyi", "profile")
+_BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
+    "gaussian": (GaussianMechanism, (1,)),
+    "laplace": (LaplaceMechanism, (1,)),
+    "response": (RandomisedResponse, (1, 2)),
+    "pure": (PureDp, (1,)),
+    "approximate": (ApproximateDp, (2,)),
+    "zcdp": (ZeroConcentratedDp, (1,)),
+    "renyi": (RenyiCurve, ()),
+    "profile": (PrivacyProfile, ()),
+}
+"""Kinds of mechanisms, and how many numbers each takes; none if it is read from a file."""
 
 
 def parse_mechanism(spec: str | Mechanism) -> Mechanism:
@@ -78,27 +88,14 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
         raise InvalidInput(f"base must be a mechanism, or one as text, got {checks.one_line(spec)}")
     name, _, text = str(spec).strip().partition(":")
     name = checks.one_of("base", name, _BASES)
-    if name == "renyi":
-        return RenyiCurve(*read_curve(text))
-    if name == "profile":
-        return PrivacyProfile(*read_curve(text))
+    make, allowed = _BASES[name]
+    if not allowed:
+        return make(*read_curve(text))
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    allowed = {"approximate": (2,), "response": (1, 2)}.get(name, (1,))
     if len(numbers) not in allowed:
         count = " or ".join(map(str, allowed))
         raise InvalidInput(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
-    if name == "response":
-        options = checks.integer("options", numbers[1], 2) if len(numbers) > 1 else 2
-        return RandomisedResponse(numbers[0], options)
-    if name == "approximate":
-        return ApproximateDp(numbers[0], numbers[1])
-    kinds: dict[str, Callable[[float], Mechanism]] = {
-        "gaussian": GaussianMechanism,
-        "laplace": LaplaceMechanism,
-        "pure": PureDp,
-        "zcdp": ZeroConcentratedDp,
-    }
-    return kinds[name](numbers[0])
+    return make(*numbers)

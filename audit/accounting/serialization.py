@@ -9,12 +9,7 @@ import numpy as np
 from audit import checks
 from audit.accounting.combinations import Candidates, Composition, Mixture, WorstOf
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
-from audit.accounting.discrete import (
-    ApproximateDp,
-    DiscreteMechanism,
-    PureDp,
-    RandomisedResponse,
-)
+from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism

@@ -5,12 +5,7 @@ The audits in `audit.game` play these attacks.
 """
 
 from audit.attacks.adaptive import AdaptiveAttack, adaptive_attack
-from audit.attacks.orders import (
-    TunedOrder,
-    attack_order,
-    worst_case_order,
-    worst_case_split_order,
-)
+from audit.attacks.orders import TunedOrder, attack_order, worst_case_order, worst_case_split_order
 from audit.attacks.subset import SubsetAttack, subset_attack
 from audit.attacks.tails import AcceptedTails, attack_tails
 

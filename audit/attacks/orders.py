@@ -21,10 +21,7 @@ import numpy as np
 from scipy import special
 
 from audit import checks
-from audit.accounting import (
-    GaussianMechanism,
-    solve_epsilon,
-)
+from audit.accounting import GaussianMechanism, solve_epsilon
 from audit.arrays import FloatArray
 from audit.numerics import PROFILE_ACCURACY, log_complement
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails

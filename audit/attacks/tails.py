@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from audit.accounting import (
-    solve_epsilon,
-)
+from audit.accounting import solve_epsilon
 from audit.arrays import FloatArray
 from audit.attacks.orders import expected_ratio
 from audit.numerics import PROFILE_ACCURACY

@@ -1,12 +1,8 @@
 """Estimators for families of mechanisms with one unknown parameter.
 
-A family gives a privacy profile for each value of its parameter, for instance DP-SGD with Poisson
-sampling (`lambda s: DpSgd(1 / s, steps, rate).delta`), or a tuning with any score by the region
-bound (`lambda mu: RegionCurve(GaussianMechanism(mu).pairs[0], K).delta`). The estimators report the
-largest value of the parameter that the counts refute. The counts refute a value if the upper limits
-of both error rates violate its profile: 1 - FN - e^eps FP > delta(eps) for some epsilon, or the
-same with FP and FN exchanged. If the profile is only an upper bound on the true one, refuting it
-needs more evidence, never less.
+They report the largest value of the parameter that the counts refute: the upper limits of both
+error rates violate its privacy profile. If the profile is only an upper bound on the true one,
+refuting it needs more evidence, never less.
 """
 
 import math
@@ -19,23 +15,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit import repetitions as distributions
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import ThresholdEstimator, default_facts
 from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.result import LowerBound
-from audit.lower_bounds.rules import (
-    ErrorCounts,
-    FixedThreshold,
-    Split,
-    ThresholdRule,
-)
+from audit.lower_bounds.rules import ErrorCounts, FixedThreshold, Split, ThresholdRule
 from audit.numerics import safe_root
 from audit.orders import SplitOrder
 from audit.protocols import RandomSearch
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 
 Profile = Callable[[float], float | FloatArray]
 
@@ -203,9 +193,8 @@ class WorstOrderCurve(CurveOfMu):
     name: ClassVar[str] = "worst-order-curve"
 
     def __post_init__(self) -> None:
-        parsed = distributions.parse_repetitions(self.repetitions)
-        object.__setattr__(self, "repetitions", parsed)
-        object.__setattr__(self, "top", checks.interval("top", self.top))
+        law = parse_repetitions(self.repetitions)
+        checks.store_validated(self, repetitions=law, top=checks.interval("top", self.top))
 
     statistic_claim: ClassVar[Claim] = Claim(
         Kind.BOUND,

@@ -1,17 +1,8 @@
-r"""Lower bounds from one run whose canaries have Gaussian scores, by the values of the scores.
+"""Lower bound from one run whose canaries have Gaussian scores, by the values of the scores.
 
-The other one-run bounds count correct guesses. These use the means and variances of the scores of
-the canaries that were included and of those that were not.
-
-`gaussian_canaries_bound` holds for every number of canaries. Given the coins, let the score of
-canary i be :math:`N(a, s^2)` without and :math:`N(a + \mu_i s, s^2)` with the canary, independent
-of the others, with :math:`\mu_i \le \mu`. Then the two-sample t statistic is at most a noncentral t
-variable in distribution: its numerator has at most the mean of equal sizes :math:`\mu_i = \mu`, and
-different sizes only increase the pooled variance in its denominator, which is independent of the
-numerator. So canaries of unequal size need no correction.
-
-The canaries must not interact. If 1,000 canaries share one random size, each with the Gaussian
-trade-off curve of mu = 1, the bound exceeds the true epsilon in about a quarter of all runs.
+Canaries of unequal size need no correction (proposition 15 of docs/theory.md), but they must not
+interact: if 1,000 canaries share one random size, each with the Gaussian trade-off curve of mu = 1,
+the bound exceeds the true epsilon in about a quarter of all runs.
 """
 
 import math

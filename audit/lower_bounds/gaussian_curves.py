@@ -12,14 +12,14 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from audit import repetitions as distributions
+from audit import checks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import best_of_gaussian_rates
 from audit.numerics import safe_root
 from audit.protocols import RandomSearch
-from audit.repetitions import Fixed, Repetitions
+from audit.repetitions import Fixed, Repetitions, parse_repetitions
 
 # Rounding of the inverse normal and inverse generating functions is about 1e-14.
 _MU_ALLOWANCE = 1e-9
@@ -87,8 +87,7 @@ class _BestOfRunsCurve(GaussianFamily):
     repetitions: Repetitions
 
     def __post_init__(self) -> None:
-        parsed = distributions.parse_repetitions(self.repetitions)
-        object.__setattr__(self, "repetitions", parsed)
+        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
 
     @property
     def protocol_repetitions(self) -> Repetitions:

@@ -1,11 +1,9 @@
 """Lower bounds from one run with many canaries, each included by its own fair coin.
 
 The adversary guesses the coins of some canaries: "included" for the highest scores, "not included"
-for the lowest. Too many correct guesses refute a claim. Their number is evaluated in two ways: by
-the definition of (epsilon, delta)-DP (Steinke, Nasr & Jagielski 2023), and by a trade-off curve
-(Mahloujifar, Melis & Chaudhuri 2024), here the Gaussian one. The number of guesses is fixed before
-the run, chosen on half of the canaries (given their coins, the other half stays private), or taken
-from a short list with a share of the error for each entry.
+for the lowest. Too many correct guesses refute a claim. The number of guesses is fixed before the
+run, chosen on half of the canaries (given their coins, the other half stays private), or taken from
+a short list with a share of the error for each entry.
 """
 
 from collections.abc import Callable

@@ -75,7 +75,8 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
     alpha = TWO_TAILS_SHARE * (1.0 - confidence)
 
     def provable(trials: int) -> float:
-        # For separated scores, the statistic of both tails proves more than either tail alone.
+        # For separated scores and equal numbers of trials, the statistic of both tails proves more
+        # than either tail alone.
         return two_tails.epsilon_lower_limit(trials, trials, delta, alpha, 0)
 
     missing = epsilon - provable(_MAX_COUNTED_TRIALS)

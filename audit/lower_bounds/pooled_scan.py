@@ -1,29 +1,11 @@
 """A scan of single runs at all thresholds, lifted to a tuning by the distribution of K.
 
-The scores of single runs have distribution functions F without and G with the record. The best of
-K, if the score itself is released, has phi(F) and phi(G). (epsilon, delta)-DP of the tuning says
-
-    phi(F) <= e^epsilon phi(G) + delta   and   1 - phi(G) <= e^epsilon (1 - phi(F)) + delta
-
-at every threshold, that is F <= f(G) with one known function f, which increases with epsilon.
-
-The statistic. Suppose that c scores with the record ("ones") are not above the j-th smallest score
-without it ("zero"). Then the (c+1)-th one is above that zero. A small c is evidence, expressed as
-the epsilon at which nominal quantiles of both order statistics satisfy the inequalities. The
-statistic is the largest evidence over a grid of ranks j, with c + 1 rounded up to a grid as well.
-
-Its distribution. Let V and U be independent uniforms, the zeros F^-1(V) and the ones G^-1(U). If
-the k-th one is above the j-th zero, x, then V_(j) <= F(x) <= f(G(x)) <= f(U_(k)). So *for any
-score*, including ties, the evidence is at most that of the audit with F = f and G uniform. Evidence
-of t or more means that the k-th one is above the j-th zero for some pair (j, k) of a known set. In
-that audit this happens at every epsilon above
-
-    min over the pairs of max(log (phi(V) - delta) / phi(U),
-                              log (1 - phi(U) - delta) / (1 - phi(V))),    V = V_(j), U = U_(k).
-
-Each simulated audit has one such number (`monte_carlo`). It covers both tails, and the bound is a
-low quantile of these numbers, so the ranks cost what their joint distribution costs. If the error
-is too small for the number of simulations, each rank is tested with its own share of the error.
+Suppose that c scores with the record ("ones") are not above the j-th smallest score without it
+("zero"). A small c is evidence, expressed as the epsilon at which nominal quantiles of both order
+statistics violate privacy of the tuning. The statistic is the largest evidence over a grid of ranks
+j, with c + 1 rounded up to a grid as well. For any score it is at most that of a known audit
+(proposition 14 of docs/theory.md), whose distribution is simulated (`monte_carlo`). If the error is
+too small for the number of simulations, each rank is tested with its own share of the error.
 """
 
 from dataclasses import dataclass
@@ -34,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from audit import repetitions as distributions
+from audit import checks
 from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import monte_carlo
@@ -43,7 +25,7 @@ from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import Scores
 from audit.numerics import QUANTILE_ACCURACY
 from audit.protocols import RandomSearch
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 
 # These constants affect how much the bound proves, but not its validity. Neighbouring ranks differ
 # by about half a standard deviation of a count, and at least by this share of the distance to the
@@ -74,8 +56,7 @@ class PooledScan(Estimator):
     name: ClassVar[str] = "pooled"
 
     def __post_init__(self) -> None:
-        parsed = distributions.parse_repetitions(self.repetitions)
-        object.__setattr__(self, "repetitions", parsed)
+        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
 
     rule_name: ClassVar[str] = "scan"
 

@@ -1,25 +1,11 @@
 """The rank-sum statistic: it uses all pairs of scores and needs no threshold.
 
-U counts the pairs of a score without and a score with the record in which the score with the record
-is strictly larger (Mann & Whitney 1947). The scores are those of single runs or of the best of K,
-and F and G are their distribution functions without and with the record. If a single run is
-dominated by N(0, 1) against N(mu, 1), no threshold has error rates below those of that pair. So for
-scores of single runs
-
-    G(t) >= Phi(Phi^-1(F(t)) - mu) =: g(F(t)) for every t.
-
-For the best of K by the same score, the inequality holds with phi(Phi) in place of Phi. Let V_i and
-W_j be independent uniforms, so that the scores are F^-1(V_i) and G^-1(W_j). From G >= g(F) follows
-G^-1(w) <= F^-1(g^-1(w)). So if G^-1(W_j) > F^-1(V_i), then g^-1(W_j) > V_i. The latter is the same
-pair in the audit of the Gaussian base itself, where the scores with the record have quantiles
-g^-1(W_j). Hence U is at most its value there, draw by draw and *for any score*, with ties counted
-as not larger: P[U >= u] <= P_mu[U >= u]. The right side increases with mu, and the largest mu at
-which it is at most alpha is a lower limit of mu with error alpha.
-
-The distribution of U at mu is simulated with common random numbers (`monte_carlo`), so that U
-increases with mu in each simulated audit. Scores are stored as counts in cells of the Gaussian
-scale. Pairs within a cell count one half, which changes mu by less than is subtracted at the end.
-If there are few pairs, they count as one, which is safe.
+U counts the pairs in which the score with the record is strictly larger (Mann & Whitney 1947). For
+any score it is at most its value in the audit of the Gaussian base itself, draw by draw
+(proposition 13 of docs/theory.md). The largest mu at which P_mu[U >= u] is at most alpha is a lower
+limit of mu. The distribution of U is simulated with common random numbers (`monte_carlo`), so that
+U increases with mu in each simulated audit. Scores are stored as counts in cells of the Gaussian
+scale.
 
 If alpha is too small for this number of simulations, Hoeffding's inequality for U-statistics
 replaces them: U / (n0 n1) is an average of means of m = min(n0, n1) independent pairs, so that

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
-from audit import repetitions as distributions
 from audit.arrays import FloatArray
 from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.scores import Scores
-from audit.repetitions import Fixed, Repetitions
+from audit.repetitions import Fixed, Repetitions, parse_repetitions
 
 _GRID_SIZE = 200
 _SINGLE_RUN = Fixed(1)
@@ -109,7 +108,7 @@ class FixedThreshold(ThresholdRule):
     words: ClassVar[str] = "threshold fixed in advance"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "threshold", checks.interval("threshold", self.threshold))
+        checks.store_validated(self, threshold=checks.interval("threshold", self.threshold))
 
     @property
     def mirrored(self) -> "FixedThreshold":
@@ -143,9 +142,8 @@ class ThresholdFromTheory(ThresholdRule):
     words: ClassVar[str] = "threshold fixed in advance"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", checks.interval("mu", self.mu, 0.0, 1e4))
-        parsed = distributions.parse_repetitions(self.repetitions)
-        object.__setattr__(self, "repetitions", parsed)
+        law = parse_repetitions(self.repetitions)
+        checks.store_validated(self, mu=checks.interval("mu", self.mu, 0.0, 1e4), repetitions=law)
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         n0, n1 = len(scores.out_scores), len(scores.in_scores)

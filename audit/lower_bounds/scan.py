@@ -1,33 +1,12 @@
 """The recommended lower bound: an exact scan over thresholds that assumes only independent trials.
 
-The test. (epsilon, delta)-DP says for every threshold t that
-
-    P[S <= t | X] <= e^epsilon P[S <= t | X'] + delta,
-
-and the same for {S >= t} with X and X' exchanged. The first inequality is tested by comparing the
-scores without the record in the lower tail ("zeros") with those with the record ("ones"): there are
-too many zeros before the ones. The second is the first with the samples exchanged and negated, so
-one test is enough.
-
-The statistic. Walk up the sorted scores. At the j-th zero, let c_j be the number of ones that are
-not above it. A small c_j is evidence. For ranks j on a fixed grid, express the evidence as a
-nominal lower limit of epsilon, and take the largest over the grid.
-
-Its distribution. Let F and G be the distribution functions of the zeros and the ones, so that
-F <= g(G) with g(u) = min(1, e^epsilon u + delta). Let V_i and U_i be independent uniforms, the
-zeros F^-1(V_i) and the ones G^-1(U_i). At t = the j-th zero, F(t) >= V_(j), hence
-G(t) >= g^-1(V_(j)), hence c_j >= #{i: U_i <= g^-1(V_(j))}. So *for any score*, including ties,
-atoms and infinities, the evidence is at most that of the audit with F = g and G uniform, whose
-distribution is known: Binomial(n0, delta) zeros lie at the very start ("atoms"), and the others are
-uniform on [0, u] with u = (1 - delta) e^-epsilon. An exact recursion gives the distribution of the
-largest evidence over the grid. It increases with epsilon, and the bound is the epsilon at which it
-reaches alpha. Every rank of the grid is tested, at the price of their joint distribution rather
-than of their number.
-
-A part of the error is spent on one more statistic, which sees both tails at once (`two_tails`).
-
-This extends exact confidence bands for one distribution function (Berk & Jones 1979; Noe 1972 for
-the recursion) to a ratio of two. The construction is new in this project.
+Walk up the sorted scores. At the j-th score without the record ("zero"), c_j counts the scores with
+the record ("ones") that are not above it. A small c_j is evidence; the statistic is the largest
+evidence over a grid of ranks. For any score its distribution is at most that of a known audit, and
+an exact recursion gives it (proposition 20 of docs/theory.md). Every rank of the grid is tested, at
+the price of their joint distribution rather than of their number. The other tail is the same test
+with the samples exchanged and negated. A part of the error is spent on one more statistic, which
+sees both tails at once (`two_tails`).
 """
 
 import math

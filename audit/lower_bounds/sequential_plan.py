@@ -28,9 +28,8 @@ class SequentialPlan:
 
     def __post_init__(self) -> None:
         if self.planned is not None:
-            object.__setattr__(self, "planned", checks.integer("planned", self.planned, 1))
-        number = checks.integer("number", self.number, 1, self.planned)
-        object.__setattr__(self, "number", number)
+            checks.store_validated(self, planned=checks.integer("planned", self.planned, 1))
+        checks.store_validated(self, number=checks.integer("number", self.number, 1, self.planned))
 
     @property
     def share(self) -> float:

@@ -1,23 +1,8 @@
 """Lower limit of epsilon from both tails at once: the smallest number of errors of any threshold.
 
 The statistic is M = min over t of #{scores without the record > t} + #{scores with it <= t}. It is
-small if both tails separate the two sides. Two tests of one tail each would pay for this twice.
-
-Its distribution. (epsilon, delta)-DP bounds the distribution functions F without and G with the
-record: F <= f(G), f(u) = min(e^eps u + delta, 1 - e^-eps (1 - delta - u)). Let V_i and W_j be
-independent uniforms, and the scores F^-1(V_i) and G^-1(W_j). At t, with u = G(t), the number of
-errors is
-
-    #{V_i > F(t)} + #{W_j <= G(t)} >= #{V_i > f(u)} + #{W_j <= u},
-
-so M is at least its value in the audit with F = f and G uniform, for any score. In that audit, with
-q = 1 / (1 + e^eps), a score without the record is correct at every threshold with probability
-delta, and otherwise lies above the corner of f with probability q. The same holds with the record,
-below the corner. On each side of the corner, the order of the two kinds of scores is uniformly
-random given their numbers. So given these numbers, with s errors at the corner, M <= m if one of
-two random walks climbs by s - m at any time. Both start at the corner; the first has b steps up and
-a down, the second a' up and b' down. By reflection the first climbs by k = s - m with probability
-C(a + b, b - k) / C(a + b, b). What remains is a sum over binomials, and it increases with epsilon.
+small if both tails separate the two sides. Two tests of one tail each would pay for this twice. Its
+distribution in the worst case is a sum over binomials (proposition 21 of docs/theory.md).
 """
 
 import math

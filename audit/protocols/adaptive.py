@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit import repetitions as laws
-from audit.protocols.base import Protocol
-from audit.repetitions import Repetitions
+from audit.protocols.base import RandomRuns
 
 
 @dataclass(frozen=True)
-class Adaptive(Protocol):
+class Adaptive(RandomRuns):
     """K runs, each with a candidate from a density between low and high times the prior.
 
     The densities may depend on the earlier runs but not on K, which is drawn first. The best run is
@@ -29,7 +27,6 @@ class Adaptive(Protocol):
         'adaptive:0.75,1.33/tnb:0,0.1'
     """
 
-    repetitions: Repetitions
     low: float
     high: float
 
@@ -40,16 +37,11 @@ class Adaptive(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        super().__post_init__()
         low = checks.interval("low", self.low, 0.0, 1.0, closed_high=True)
         high = checks.interval("high", self.high, 1.0, 1e6, closed_low=True, closed_high=True)
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
+        checks.store_validated(self, low=low, high=high)
 
     @property
     def spec(self) -> str:
         return f"adaptive:{self.low!r},{self.high!r}/{self.repetitions.spec}"
-
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean

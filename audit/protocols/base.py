@@ -1,7 +1,11 @@
 """The interface of tuning protocols."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
+
+from audit import checks
+from audit.repetitions import Repetitions, parse_repetitions
 
 
 class Protocol(ABC):
@@ -26,9 +30,27 @@ class Protocol(ABC):
         """The protocol as text; `parse_protocol(protocol.spec) == protocol`."""
 
     @property
-    @abstractmethod
     def mean_runs(self) -> float | None:
         """Expected number of runs without a final run; None if it depends on the data."""
+        return None
 
     def __str__(self) -> str:
         return self.spec
+
+
+@dataclass(frozen=True)
+class RandomRuns(Protocol):
+    """A protocol that draws K, the number of runs.
+
+    Attributes:
+        repetitions: the distribution of K, as an object or as text.
+    """
+
+    repetitions: Repetitions
+
+    def __post_init__(self) -> None:
+        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
+
+    @property
+    def mean_runs(self) -> float:
+        return self.repetitions.mean

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit import repetitions as laws
-from audit.protocols.base import Protocol
-from audit.repetitions import Repetitions
+from audit.protocols.base import RandomRuns
 
 _MAX_RELEASED = 100
 
 
 @dataclass(frozen=True)
-class BestRuns(Protocol):
+class BestRuns(RandomRuns):
     """K independent runs, each candidate drawn anew; the best m are released, in order or as a set.
 
     If there are fewer than m runs, all of them are released.
@@ -26,7 +24,6 @@ class BestRuns(Protocol):
         'best:3/tnb:0,0.1'
     """
 
-    repetitions: Repetitions
     released: int
 
     name: ClassVar[str] = "best"
@@ -35,7 +32,7 @@ class BestRuns(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        super().__post_init__()
         released = checks.integer("released", self.released, 1, _MAX_RELEASED)
         object.__setattr__(self, "released", released)
 
@@ -43,13 +40,9 @@ class BestRuns(Protocol):
     def spec(self) -> str:
         return f"best:{self.released}/{self.repetitions.spec}"
 
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean
-
 
 @dataclass(frozen=True)
-class ParetoFront(Protocol):
+class ParetoFront(RandomRuns):
     """K independent runs, each candidate drawn anew; those that none exceeds in both scores.
 
     A run is on the front if no other run is at least as good in both scores and better in one.
@@ -65,7 +58,6 @@ class ParetoFront(Protocol):
         'pareto:3/tnb:0,0.1'
     """
 
-    repetitions: Repetitions
     most: int
 
     name: ClassVar[str] = "pareto"
@@ -75,14 +67,10 @@ class ParetoFront(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        super().__post_init__()
         most = checks.integer("most", self.most, 1, _MAX_RELEASED)
         object.__setattr__(self, "most", most)
 
     @property
     def spec(self) -> str:
         return f"pareto:{self.most}/{self.repetitions.spec}"
-
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean

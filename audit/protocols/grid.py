@@ -31,11 +31,9 @@ class Grid(Protocol):
     assumption: ClassVar[str] = "a fixed list of candidates, each run once or independently not"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "candidates", checks.integer("candidates", self.candidates, 1, MAX_RUNS)
-        )
+        candidates = checks.integer("candidates", self.candidates, 1, MAX_RUNS)
         inclusion = checks.interval("inclusion", self.inclusion, 0.0, 1.0, closed_high=True)
-        object.__setattr__(self, "inclusion", inclusion)
+        checks.store_validated(self, candidates=candidates, inclusion=inclusion)
 
     @property
     def spec(self) -> str:

@@ -29,10 +29,9 @@ class NoisyMax(Protocol):
     assumption: ClassVar[str] = "the index of the largest of noisy values of sensitivity 1"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "candidates", checks.integer("candidates", self.candidates, 1, MAX_RUNS)
-        )
-        object.__setattr__(self, "rounds", checks.integer("rounds", self.rounds, 1, 10**6))
+        candidates = checks.integer("candidates", self.candidates, 1, MAX_RUNS)
+        rounds = checks.integer("rounds", self.rounds, 1, 10**6)
+        checks.store_validated(self, candidates=candidates, rounds=rounds)
 
     @property
     def spec(self) -> str:

@@ -1,5 +1,6 @@
 """Protocols parsed from text."""
 
+import math
 from collections.abc import Callable
 
 from audit import checks
@@ -20,8 +21,22 @@ from audit.repetitions import Repetitions
 DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The default distribution of K, from the experiments of the papers."""
 
+_FORMATS: dict[str, tuple[Callable[..., Protocol], float, float, str]] = {
+    "search": (RandomSearch, 0, 0, "none; the distribution of K follows after a slash"),
+    "adaptive": (Adaptive, 2, 2, "LOW,HIGH"),
+    "subset": (Subset, 1, 1, "RATE or RATE,rest|all"),
+    "ptr": (ProposeTestRelease, 3, 3, "EPSILON,DELTA,FAILURE"),
+    "best": (BestRuns, 1, 1, "RELEASED"),
+    "pareto": (ParetoFront, 1, 1, "MOST"),
+    "grid": (Grid, 1, 2, "CANDIDATES or CANDIDATES,INCLUSION"),
+    "until": (UntilAccepted, 1, 1, "ACCEPTANCE"),
+    "stopping": (RandomStopping, 1, 1, "STOP"),
+    "schedule": (lambda *noise: BudgetSchedule(noise), 1, math.inf, "FACTOR,FACTOR,..."),
+    "noisy-max": (NoisyMax, 1, 2, "CANDIDATES[,ROUNDS][,monotone]"),
+}
+"""Protocol, smallest and largest number of its numbers, and the parameters in words."""
+
 _WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto")
-_PROTOCOLS = (*_WITH_REPETITIONS, "grid", "until", "stopping", "schedule", "noisy-max")
 
 
 def parse_protocol(
@@ -59,7 +74,7 @@ def parse_protocol(
     name, _, parameters = head.partition(":")
     if not slash and name.strip().lower() in laws.FAMILIES:
         return RandomSearch(laws.parse_repetitions(text))
-    name = checks.one_of("protocol", name.strip().lower(), _PROTOCOLS)
+    name = checks.one_of("protocol", name.strip().lower(), _FORMATS)
     if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
         raise InvalidInput(
             f"repetitions must not be given with protocol {name}, which has no random K, got "
@@ -72,12 +87,18 @@ def parse_protocol(
     )
     words = [word.strip() for word in parameters.split(",")] if parameters else []
     try:
-        return _READERS[name](words, law)
+        return _protocol(name, words, law)
     except ValueError as error:
         raise InvalidInput(f"protocol {' '.join(text.split())}: {error}") from error
 
 
-def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:
+def _protocol(name: str, words: list[str], law: Repetitions) -> Protocol:
+    make, least, most, what = _FORMATS[name]
+    options: dict[str, object] = {}
+    if name == "noisy-max" and words[-1:] == ["monotone"]:
+        words, options = words[:-1], {"monotone": True}
+    if name == "subset" and len(words) == 2:
+        words, options = words[:1], {"final": words[1]}
     try:
         values = [float(word) for word in words]
     except ValueError:
@@ -86,74 +107,6 @@ def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:
         raise InvalidInput(
             f"parameters must be {what}, got {' '.join(','.join(words).split()) or 'none'}"
         )
-    return values
-
-
-def _search(words: list[str], law: Repetitions) -> Protocol:
-    _numbers(words, 0, 0, "none; the distribution of K follows after a slash")
-    return RandomSearch(law)
-
-
-def _grid(words: list[str], law: Repetitions) -> Protocol:
-    values = _numbers(words, 1, 2, "CANDIDATES or CANDIDATES,INCLUSION")
-    return Grid(checks.integer("candidates", values[0], 1), *values[1:])
-
-
-def _adaptive(words: list[str], law: Repetitions) -> Protocol:
-    return Adaptive(law, *_numbers(words, 2, 2, "LOW,HIGH"))
-
-
-def _subset(words: list[str], law: Repetitions) -> Protocol:
-    rate = _numbers(words[:1], 1, 1, "RATE or RATE,rest|all")
-    if len(words) > 2:
-        raise InvalidInput(f"parameters must be RATE or RATE,rest|all, got {','.join(words)}")
-    return Subset(law, rate[0], *words[1:])
-
-
-def _until(words: list[str], law: Repetitions) -> Protocol:
-    return UntilAccepted(*_numbers(words, 1, 1, "ACCEPTANCE"))
-
-
-def _stopping(words: list[str], law: Repetitions) -> Protocol:
-    return RandomStopping(*_numbers(words, 1, 1, "STOP"))
-
-
-def _schedule(words: list[str], law: Repetitions) -> Protocol:
-    return BudgetSchedule(tuple(_numbers(words, 1, len(words), "FACTOR,FACTOR,...")))
-
-
-def _noisy_max(words: list[str], law: Repetitions) -> Protocol:
-    monotone = words[-1:] == ["monotone"]
-    kept = words[:-1] if monotone else words
-    values = _numbers(kept, 1, 2, "CANDIDATES[,ROUNDS][,monotone]")
-    rounds = checks.integer("rounds", values[1], 1) if len(values) > 1 else 1
-    return NoisyMax(checks.integer("candidates", values[0], 1), monotone, rounds)
-
-
-def _ptr(words: list[str], law: Repetitions) -> Protocol:
-    return ProposeTestRelease(law, *_numbers(words, 3, 3, "EPSILON,DELTA,FAILURE"))
-
-
-def _best(words: list[str], law: Repetitions) -> Protocol:
-    (released,) = _numbers(words, 1, 1, "RELEASED")
-    return BestRuns(law, checks.integer("released", released, 1))
-
-
-def _pareto(words: list[str], law: Repetitions) -> Protocol:
-    (most,) = _numbers(words, 1, 1, "MOST")
-    return ParetoFront(law, checks.integer("most", most, 1))
-
-
-_READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
-    "search": _search,
-    "grid": _grid,
-    "adaptive": _adaptive,
-    "subset": _subset,
-    "until": _until,
-    "stopping": _stopping,
-    "schedule": _schedule,
-    "noisy-max": _noisy_max,
-    "ptr": _ptr,
-    "best": _best,
-    "pareto": _pareto,
-}
+    if name == "noisy-max" and len(values) == 2:
+        options["rounds"] = values.pop()
+    return make(*([law] if name in _WITH_REPETITIONS else []), *values, **options)

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit import repetitions as laws
-from audit.protocols.base import Protocol
-from audit.repetitions import Repetitions
+from audit.protocols.base import RandomRuns
 
 
 @dataclass(frozen=True)
-class ProposeTestRelease(Protocol):
+class ProposeTestRelease(RandomRuns):
     """Random search over runs that release an output only if a private test passes.
 
     The base mechanism is the release after a passed test. Sources: Koskela, Redberg & Wang 2024,
@@ -27,7 +25,6 @@ class ProposeTestRelease(Protocol):
         'ptr:1.0,1e-06,1e-07/tnb:0,0.1'
     """
 
-    repetitions: Repetitions
     test_epsilon: float
     test_delta: float
     failure: float
@@ -36,16 +33,12 @@ class ProposeTestRelease(Protocol):
     assumption: ClassVar[str] = "K independent runs, each of which tests before it releases"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        super().__post_init__()
         for name, high in (("test_epsilon", 1e6), ("test_delta", 1.0), ("failure", 1.0)):
             value = checks.interval(name, getattr(self, name), 0.0, high, closed_low=True)
-            object.__setattr__(self, name, value)
+            checks.store_validated(self, **{name: value})
 
     @property
     def spec(self) -> str:
         numbers = f"{self.test_epsilon!r},{self.test_delta!r},{self.failure!r}"
         return f"ptr:{numbers}/{self.repetitions.spec}"
-
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from audit import repetitions as laws
-from audit.protocols.base import Protocol
-from audit.repetitions import Repetitions
+from audit.protocols.base import RandomRuns
 
 
 @dataclass(frozen=True)
-class RandomSearch(Protocol):
+class RandomSearch(RandomRuns):
     """K independent runs, each with a candidate drawn from the same prior; the best is released.
 
     Sources: Liu & Talwar 2019, Papernot & Steinke 2022; algorithm 2 of Xiang, Wang & Wang 2024.
@@ -22,18 +20,9 @@ class RandomSearch(Protocol):
         10.0
     """
 
-    repetitions: Repetitions
-
     name: ClassVar[str] = "search"
     assumption: ClassVar[str] = "K independent runs, each candidate drawn anew"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
 
     @property
     def spec(self) -> str:
         return self.repetitions.spec
-
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean

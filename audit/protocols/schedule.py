@@ -43,7 +43,3 @@ class BudgetSchedule(Protocol):
     @property
     def spec(self) -> str:
         return f"schedule:{','.join(map(repr, self.noise))}"
-
-    @property
-    def mean_runs(self) -> None:
-        return None

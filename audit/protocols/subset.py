@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit import repetitions as laws
-from audit.protocols.base import Protocol
-from audit.repetitions import Repetitions
+from audit.protocols.base import RandomRuns
 
 FINALS = ("rest", "all")
 
 
 @dataclass(frozen=True)
-class Subset(Protocol):
+class Subset(RandomRuns):
     """Random search on a Poisson subset of the records, then one run on the rest or on all.
 
     The chosen candidate and the final run are both released. Source: Koskela & Kulkarni 2023.
@@ -27,7 +25,6 @@ class Subset(Protocol):
         'subset:0.1/tnb:0,0.1'
     """
 
-    repetitions: Repetitions
     sampling_rate: float
     final: str = "rest"
 
@@ -37,18 +34,14 @@ class Subset(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        super().__post_init__()
         rate = checks.interval(
             "sampling_rate", self.sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True
         )
-        object.__setattr__(self, "sampling_rate", rate)
-        object.__setattr__(self, "final", checks.one_of("final", self.final, FINALS))
+        final = checks.one_of("final", self.final, FINALS)
+        checks.store_validated(self, sampling_rate=rate, final=final)
 
     @property
     def spec(self) -> str:
         final = "" if self.final == "rest" else f",{self.final}"
         return f"subset:{self.sampling_rate!r}{final}/{self.repetitions.spec}"
-
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean

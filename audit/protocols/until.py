@@ -37,10 +37,6 @@ class UntilAccepted(Protocol):
     def spec(self) -> str:
         return f"until:{self.acceptance!r}"
 
-    @property
-    def mean_runs(self) -> None:
-        return None
-
 
 @dataclass(frozen=True)
 class RandomStopping(Protocol):
@@ -71,7 +67,3 @@ class RandomStopping(Protocol):
     @property
     def spec(self) -> str:
         return f"stopping:{self.stop!r}"
-
-    @property
-    def mean_runs(self) -> None:
-        return None

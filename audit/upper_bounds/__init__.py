@@ -12,7 +12,7 @@ from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
 from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
-from audit.upper_bounds.composed import AllRuns, TunedMechanism
+from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.conditional import TwoEvents
 from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.grid_of_gaussians import grid_tight
@@ -25,7 +25,6 @@ from audit.upper_bounds.inverse import (
     calibrate_noise,
     calibrate_runs,
 )
-from audit.upper_bounds.noisy_max import noisy_max_composition
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
 from audit.upper_bounds.reduced import LikelihoodOrder, ReducedGame, reduced_exact
 from audit.upper_bounds.region import RegionCurve, region
@@ -41,12 +40,8 @@ from audit.upper_bounds.registry import (
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
-from audit.upper_bounds.until_accepted import (
-    first_accepted,
-    schedule_ex_post,
-    until_accepted,
-    until_accepted_ex_post,
-)
+from audit.upper_bounds.tuned_mechanism import TunedMechanism
+from audit.upper_bounds.until_accepted import first_accepted, schedule_ex_post
 from audit.upper_bounds.worst_order import worst_order
 
 __all__ = [
@@ -83,7 +78,6 @@ __all__ = [
     "grid_log_concave",
     "grid_tight",
     "log_concave_pair",
-    "noisy_max_composition",
     "pareto_front",
     "reduced_exact",
     "region",
@@ -92,8 +86,6 @@ __all__ = [
     "smallest",
     "tight",
     "tuning_cost",
-    "until_accepted",
-    "until_accepted_ex_post",
     "worst_order",
 ]
 

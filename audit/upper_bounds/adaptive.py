@@ -1,10 +1,7 @@
 """Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023): the simple bound.
 
-After every run the density over the hyperparameters may change within [c, C] times the prior. A set
-of probability x for one run then has a probability in [l(x), u(x)], and the region bound holds with
-C phi'(u(1-s)) and c phi'(l(1-s')) as the curve (proposition 10 of docs/theory.md), also if the
-earlier of two equal runs wins. If all K runs are released, the candidates are functions of what was
-released before, so the composition of K runs is another bound.
+The region bound with C phi'(u(1-s)) and c phi'(l(1-s')) as the curve, where [l(x), u(x)] is the
+range of the probability of a set of probability x for one run (proposition 10 of docs/theory.md).
 """
 
 import math
@@ -17,10 +14,8 @@ from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import memoize
 from audit.protocols import Adaptive
-from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.region import RegionCurve
-from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.tight import tight
+from audit.upper_bounds.registry import BoundValue, bound, find
 
 
 @dataclass(frozen=True)
@@ -91,13 +86,7 @@ def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     title=r"$\varepsilon_U$ adaptive (any score)",
 )
 def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Smallest epsilon that the adaptive bound gives at delta, over both directions.
-
-    Args:
-        base: one run with any fixed hyperparameter, or with one drawn from the prior.
-        protocol: the distribution of K, any, and the range of the density relative to the prior.
-        delta: in (0, 1).
-    """
+    """Smallest epsilon that the adaptive bound gives at delta, over both directions."""
     curves = adaptive_curves(base, protocol)
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
@@ -114,47 +103,10 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     title=r"$\varepsilon_U$ adaptive, tight (any score)",
 )
 def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Smallest epsilon where densities cannot move: random search, and its tight bound.
-
-    A density with prior mean 1 that is nowhere above 1, or nowhere below it, is 1 almost
-    everywhere.
-
-    Args:
-        base: one run with any fixed hyperparameter, or with one drawn from the prior.
-        protocol: the distribution of K, any, with c = 1 or C = 1.
-        delta: in (0, 1).
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> protocol = Adaptive("tnb:0,0.01", low=0.5, high=1.0)
-        >>> round(adaptive_tight(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 4)
-        1.4488
-    """
+    """The tight bound of random search: a density that is nowhere above 1, or below, is 1."""
     if protocol.low < 1.0 < protocol.high:
         raise NotApplicable("c or C must be 1, so that the density is the prior")
-    found = tight(base, protocol.repetitions, delta)
-    if not found.applies:
-        raise NotApplicable(found.reason)
-    return BoundValue(found.epsilon, found.error, attains=found.attains)
-
-
-@bound(
-    "composition",
-    50,
-    "composition of all K runs, each released with its candidate",
-    about=("any base",),
-    protocol=Adaptive,
-    title=r"$\varepsilon_U$ composition (any score)",
-)
-def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """The cost of releasing all runs and K.
-
-    Args:
-        base: one run with any fixed hyperparameter, or with one drawn from the prior.
-        protocol: the distribution of K, any.
-        delta: in (0, 1).
-    """
-    return BoundValue(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
+    return find("tight").body(base, protocol.repetitions, delta)
 
 
 def any_fixed(base: Mechanism) -> Mechanism:

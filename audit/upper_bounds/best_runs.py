@@ -1,29 +1,7 @@
-r"""The cost of releasing the best m of K runs: the region bound with the m-th derivative of phi.
+"""The cost of releasing the best m of K runs, or the runs on a Pareto front of at most m.
 
-Runs are independent draws of one distribution. Let s be the probability that one run is preferred
-to y_m, the last of the m that are released. Given K = k >= m, the m best are y_1, ..., y_m in this
-order with density k! / (k-m)! (1-s)^(k-m) q(y_1) ... q(y_m). Averaged over K that is
-
-    phi^(m)(1-s) q(y_1) ... q(y_m),   phi^(m)(x) = E[K (K-1) ... (K-m+1) x^(K-m)].
-
-With the record s' and q' take the place of s and q, and (s, s') is in the region R of one event. So
-the part with K >= m adds to delta at most the integral, over outputs in their order, of
-
-    max_{(s, s') in R} [phi^(m)(1-s) prod q(y_i) - e^eps phi^(m)(1-s') prod q'(y_i)]_+ .
-
-This is a convex function of the product of the ratios q/q', symmetric in the outputs: all orders
-together give m! times as much, and only the privacy loss of m runs composed matters. As in the
-region bound, with the vertices (a_j, b_j) of the lower hull of the origin and the curve
-(phi^(m)(1-s), phi^(m)(1-s')), and u_j the logarithms of its slopes,
-
-    delta(eps) <= sum_{k < m} P[K=k] delta_{k runs}(eps)
-                  + (1/m!) sum_j (a_j - a_{j-1}) delta_{m runs}(eps + u_j).
-
-m = 1 is the region bound, and fixed:m is the composition of m runs, exactly. A set of runs is a
-post-processing of the runs in order.
-
-The runs on a Pareto front, at most m, have such a density, too: all other runs lie in one event. So
-their cost is the sum of the second part over the possible numbers of released runs.
+The region bound with the m-th derivative of phi, phi^(m)(x) = E[K (K-1) ... (K-m+1) x^(K-m)], and
+the profile of m runs composed (propositions 7 and 19 of docs/theory.md).
 """
 
 import math
@@ -46,7 +24,7 @@ from audit.repetitions import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
-from audit.upper_bounds.composed import AllRuns, composed
+from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import RegionCurve, ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 
@@ -225,25 +203,3 @@ def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundV
 
     epsilon = solve_epsilon(reached, delta)
     return BoundValue(epsilon, error=epsilon - min(solve_epsilon(at_least, delta), epsilon))
-
-
-def all_runs(base: Mechanism, protocol: BestRuns | ParetoFront, delta: float) -> BoundValue:
-    """The cost of releasing all runs and K.
-
-    Args:
-        base: one run, its candidate drawn anew.
-        protocol: the distribution of K.
-        delta: in (0, 1).
-    """
-    return BoundValue(AllRuns(base, protocol.repetitions, 1e-3 * delta).epsilon(delta))
-
-
-for _protocol in (BestRuns, ParetoFront):
-    bound(
-        "composition",
-        50,
-        "composition of all K runs, each released",
-        about=("any base",),
-        protocol=_protocol,
-        title=r"$\varepsilon_U$ composition (any score)",
-    )(all_runs)

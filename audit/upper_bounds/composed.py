@@ -1,94 +1,47 @@
-"""The tuning as a mechanism: composed with itself or with a final training run."""
+"""Composition: all runs of a tuning are released, and with them any score and its winner."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from audit import checks
 from audit.accounting import (
+    Candidates,
+    Composition,
     DominatingPair,
     GaussianMechanism,
     Mechanism,
-    PrivacyProfile,
-    parse_mechanism,
-    reach,
+    Mixture,
+    scale_noise,
     solve_epsilon,
 )
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.repetitions import Repetitions, parse_repetitions
-from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
-from audit.upper_bounds.region import region_curve
+from audit.protocols import (
+    Adaptive,
+    BestRuns,
+    BudgetSchedule,
+    Grid,
+    NoisyMax,
+    ParetoFront,
+    Protocol,
+)
+from audit.repetitions import Repetitions
+from audit.upper_bounds.adaptive import any_fixed
+from audit.upper_bounds.grid import kinds_of_candidates
+from audit.upper_bounds.registry import BoundValue, bound
 
-_GRID = 1025
-# Points on the curve of events: with four times as many epsilon falls by less than 1e-6 of itself.
-_POINTS = 1 << 12
 _MAX_RUNS = 1 << 20
 _MAX_MU = 1e3  # of a Gaussian mechanism
 _FEW, _MANY = 6, 400
 # Cells of the privacy loss of all runs: with four times as many, epsilon falls by a relative 1e-5,
 # and by 1e-3 for thousands of runs.
 _CELLS = 1 << 15
-
-
-@dataclass(frozen=True)
-class TunedMechanism(Mechanism):
-    """The best of K runs of a base, released: by the region bound and by lemma 7.
-
-    Put it in a `Composition` to tune several times, or to tune and then train once more.
-
-    Attributes:
-        base: one run.
-        repetitions: the distribution of K, also as text.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> from audit.repetitions import parse_repetitions
-        >>> tuned = TunedMechanism(GaussianMechanism(0.25), parse_repetitions("tnb:0,0.1"))
-        >>> round(tuned.epsilon(1e-5), 3)
-        1.191
-    """
-
-    base: Mechanism
-    repetitions: Repetitions
-
-    def __post_init__(self) -> None:
-        checks.store_validated(
-            self,
-            base=parse_mechanism(self.base),
-            repetitions=parse_repetitions(self.repetitions),
-        )
-
-    @cached_property
-    def _profile(self) -> PrivacyProfile:
-        curves = [region_curve(pair, self.repetitions, _POINTS) for pair in self.base.pairs]
-
-        def delta(epsilon: float) -> float:
-            return max(curve.delta(epsilon) for curve in curves)
-
-        epsilons = np.linspace(0.0, reach(delta) or 1.0, _GRID)
-        return PrivacyProfile(epsilons, np.array([delta(epsilon) for epsilon in epsilons]))
-
-    @property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        return self._profile.pairs
-
-    def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = np.asarray(alpha, dtype=np.float64)
-        return self._lemma_7(orders.ravel()).reshape(orders.shape)
-
-    @cached_property
-    def _lemma_7(self) -> Curve:
-        return lemma_7_curve(self.base, self.repetitions)
-
-    @property
-    def description(self) -> str:
-        return f"the best of K ~ {self.repetitions.spec} runs of ({self.base.description})"
 
 
 def composed(base: Mechanism, runs: int) -> Mechanism:
@@ -117,6 +70,10 @@ class _Together(Mechanism):
     def pairs(self) -> tuple[DominatingPair, ...]:
         pair = compose([(self.base.pairs[0], self.runs)], _CELLS)
         return (pair,) if self.base.is_symmetric else (pair, pair.mirrored)
+
+    @property
+    def pure_epsilon(self) -> float:
+        return self.runs * self.base.pure_epsilon
 
 
 @dataclass(frozen=True)
@@ -161,18 +118,21 @@ class AllRuns:
         while most <= _MAX_RUNS:
             chances = self.repetitions.pmf(np.arange(most + 1))
             if 1.0 - chances.sum() <= self.negligible:
-                return most, chances
+                most = int(np.flatnonzero(chances)[-1])
+                return most, chances[: most + 1]
             most *= 2
         raise NotApplicable(f"K must be at most {_MAX_RUNS} but for a negligible chance")
 
     def delta(self, epsilon: float) -> float:
         """The profile at epsilon >= 0, rounded up."""
-        _, chances = self._chances
-        beyond = max(1.0 - float(chances.sum()), 0.0) + 1e-15
         if self._gaussian is not None:
             weights, mu = self._gaussian
-            return beyond + float(weights @ gaussian_profile(epsilon, mu))
-        return beyond + sum(c * float(one.delta(epsilon)) for c, one in self.parts)
+            return self._beyond + float(weights @ gaussian_profile(epsilon, mu))
+        return self._beyond + sum(c * float(one.delta(epsilon)) for c, one in self.parts)
+
+    @property
+    def _beyond(self) -> float:
+        return max(1.0 - float(self._chances[1].sum()), 0.0) + 1e-15
 
     @cached_property
     def _gaussian(self) -> tuple[FloatArray, FloatArray] | None:
@@ -184,4 +144,84 @@ class AllRuns:
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta, rounded up."""
-        return solve_epsilon(self.delta, delta)
+        pure = max((one.pure_epsilon for _, one in self.parts), default=0.0)
+        return solve_epsilon(self.delta, delta, enough=pure if self._beyond <= delta else math.inf)
+
+
+def together(runs: Sequence[Mechanism]) -> Mechanism:
+    """Different runs, all released."""
+    return runs[0] if len(runs) == 1 else Composition(tuple(runs))
+
+
+def scheduled_runs(base: Mechanism, protocol: BudgetSchedule) -> list[Mechanism]:
+    """The runs of all steps of a schedule."""
+    return [scale_noise(base, factor) for factor in protocol.noise]
+
+
+def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
+    """All runs of a grid, and which candidates were run."""
+
+    def by_chance(one: Mechanism) -> Mechanism:
+        return one if protocol.inclusion == 1.0 else Mixture((one,), (protocol.inclusion,))
+
+    _check_few(protocol.candidates)
+    several = kinds_of_candidates(base, protocol)
+    if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
+        # One mechanism has one direction in all runs.
+        return composed(by_chance(base), protocol.candidates)
+    return Composition(tuple(by_chance(part) for part, count in several for _ in range(count)))
+
+
+def _noisy_values(base: Mechanism, protocol: NoisyMax, delta: float) -> Mechanism:
+    runs = protocol.candidates * protocol.rounds
+    _check_few(runs)
+    return together([base] * runs)
+
+
+def _check_few(runs: int) -> None:
+    if runs > _MAX_RUNS:
+        raise NotApplicable(f"there must be at most {_MAX_RUNS} runs to compose")
+
+
+def _register(
+    protocol: type[Protocol],
+    released: str,
+    about: str,
+    all_runs: Callable[[Mechanism, Any, float], Mechanism | AllRuns],
+) -> None:
+    """Registers the composition of all runs of a protocol."""
+
+    @bound(
+        "composition",
+        50,
+        f"composition of all {released}",
+        about=(about,),
+        protocol=protocol,
+        title="" if protocol is NoisyMax else r"$\varepsilon_U$ composition (any score)",
+    )
+    def composition(base: Mechanism, protocol: Protocol, delta: float) -> BoundValue:
+        """The cost of releasing all runs."""
+        return BoundValue(all_runs(base, protocol, delta).epsilon(delta))
+
+
+_register(Grid, "runs, each released", "any base, each candidate its own", _candidates)
+_register(NoisyMax, "noisy values, each released", "any noise", _noisy_values)
+_register(
+    BudgetSchedule,
+    "steps, each released",
+    "any base",
+    lambda base, protocol, delta: together(scheduled_runs(base, protocol)),
+)
+_register(
+    Adaptive,
+    "K runs, each released with its candidate",
+    "any base",
+    lambda base, protocol, delta: AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta),
+)
+for _protocol in (BestRuns, ParetoFront):
+    _register(
+        _protocol,
+        "K runs, each released",
+        "any base",
+        lambda base, protocol, delta: AllRuns(base, protocol.repetitions, 1e-3 * delta),
+    )

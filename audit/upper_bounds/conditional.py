@@ -2,8 +2,7 @@
 
 The worst case is two disjoint extreme events, E and the rest of the accepted set, with
 probabilities e and f (proposition 8 of docs/theory.md). The search over (e, f) replaces the curve
-of events by straight pieces, which lie outside it for a bound. The value is then a sum of
-logarithms of linear functions, and the pieces where it may be largest are divided further.
+of events by straight pieces, which lie outside it for a bound, and divides the best of them.
 """
 
 from dataclasses import dataclass
@@ -11,11 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit import checks
-from audit.accounting import (
-    DeltaUnreachable,
-    DominatingPair,
-    Mechanism,
-)
+from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism
 from audit.arrays import FloatArray, IntArray
 from audit.numerics import equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
@@ -212,13 +207,7 @@ def _within(
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
-    """The largest epsilon of any acceptable set and any part of it, over both directions.
-
-    Args:
-        base: one run, any with dominating pairs.
-        protocol: rerunning until a run is accepted.
-        delta: in (0, 1).
-    """
+    """The largest epsilon of any acceptable set and any part of it, over both directions."""
     chance = Chance(_TARGET_EVENT, (0.0, 1.0, 1.0), protocol.acceptance)
     return _largest(base, (chance,), delta)
 
@@ -232,13 +221,7 @@ def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> BoundValue:
-    """The largest epsilon of any acceptable set, any part of it, with or without no output.
-
-    Args:
-        base: one run, any with dominating pairs.
-        protocol: rerunning until a run is accepted or one stops.
-        delta: in (0, 1).
-    """
+    """The largest epsilon of any acceptable set, any part of it, with or without no output."""
     g = protocol.stop
     if g == 1.0:
         return BoundValue(base.epsilon(delta))

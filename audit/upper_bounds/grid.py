@@ -1,10 +1,9 @@
 """The cost of a grid for any base: every candidate of a list runs once, or by chance.
 
 The region bound with a curve of products over the other candidates (proposition 3 of
-docs/theory.md). In logarithms this curve is a sum of sets, one for each other candidate, so its
-lower boundary consists of all pieces of their hulls, ordered by slope. Where s_j' = 1 is reached
-before s_j = 1, as for a base with a delta of its own, the curve is cut where h(1-s_j) falls below a
-small probability, and what is below counts as a full leak.
+docs/theory.md). In logarithms this curve is a sum of sets, so its lower boundary consists of all
+pieces of their hulls, ordered by slope. Where s_j' = 1 is reached before s_j = 1, the curve is cut
+where h(1-s_j) falls below a small probability, and what is below counts as a full leak.
 """
 
 import math
@@ -15,30 +14,18 @@ from functools import cached_property
 import numpy as np
 
 from audit import numerics
-from audit.accounting import (
-    Candidates,
-    Composition,
-    DominatingPair,
-    Mechanism,
-    Mixture,
-    solve_epsilon,
-)
+from audit.accounting import Candidates, DominatingPair, Mechanism, solve_epsilon
 from audit.accounting.combinations import arrangements, kinds
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput, NotApplicable
+from audit.errors import InvalidInput
 from audit.protocols import Grid
-from audit.upper_bounds.composed import composed
-from audit.upper_bounds.region import (
-    ShiftedProfiles,
-    corner_events,
-    dense_events,
-    mixture,
-)
+from audit.upper_bounds.region import ShiftedProfiles, corner_events, dense_events, mixture
 from audit.upper_bounds.registry import BoundValue, bound
 
 _MAX_POINTS = 1 << 16
-_MAX_COMPOSED = 1 << 20
 _SHARES = (1e-6, 1e-2, 0.3)
+# Change of log(b/a) beyond which a piece of the curve of products is divided; its most parts.
+_LARGEST_BEND, _MAX_PARTS = 0.01, 1024
 
 
 @dataclass(frozen=True)
@@ -105,7 +92,7 @@ class GridCurve:
         mixtures = []
         for winner, pair in enumerate(self.pairs):
             others = [count - (kind == winner) for kind, count in enumerate(self.counts)]
-            log_a, log_b = _sum_of_boundaries(steps, others)
+            log_a, log_b = _sum_of_boundaries(steps, others, math.log(self.least))
             weight = self.counts[winner] * self.inclusion
             a, b = _points(log_a, log_b, rounded)
             if cut > 0.0 and sum(others) > 0:
@@ -166,14 +153,22 @@ class GridCurve:
 
 
 def _sum_of_boundaries(
-    steps: list[tuple[FloatArray, FloatArray]], counts: list[int]
+    steps: list[tuple[FloatArray, FloatArray]], counts: list[int], floor: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Vertices [n] of the sum of `counts` times each boundary, from (0, 0) on."""
+    """Points [n] of the sum of `counts` times each boundary, from (0, 0) on.
+
+    A long piece above the floor of log a is divided: b is a power of a, and no straight line.
+    """
     dx = np.concatenate([count * x for (x, _), count in zip(steps, counts, strict=True)])
     dy = np.concatenate([count * y for (_, y), count in zip(steps, counts, strict=True)])
     dx, dy = dx[dy < 0.0], dy[dy < 0.0]
     order = np.argsort(dx / dy, kind="stable")
-    return np.append(0.0, np.cumsum(dx[order])), np.append(0.0, np.cumsum(dy[order]))
+    dx, dy = dx[order], dy[order]
+    inner = (np.append(0.0, np.cumsum(dx)[:-1]) > floor) & np.isfinite(dy)
+    bends = np.subtract(dx, dy, out=np.zeros(len(dx)), where=inner)
+    parts = np.clip(np.ceil(bends / _LARGEST_BEND), 1.0, _MAX_PARTS).astype(np.int64)
+    dx, dy = np.repeat(dx / parts, parts), np.repeat(dy / parts, parts)
+    return np.append(0.0, np.cumsum(dx)), np.append(0.0, np.cumsum(dy))
 
 
 def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatArray, FloatArray]:
@@ -230,13 +225,7 @@ def _sides(
     title=r"$\varepsilon_U$ grid (any score)",
 )
 def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
-    """Smallest epsilon that the grid bound gives at delta, over both directions.
-
-    Args:
-        base: one run of any candidate, or `Candidates`, one for each.
-        protocol: the number of candidates, and the probability that each is run.
-        delta: in (0, 1).
-    """
+    """Smallest epsilon that the grid bound gives at delta, over both directions."""
     inclusion = protocol.inclusion
     if protocol.candidates * inclusion <= delta:
         return BoundValue(0.0)  # with chance 1 - delta nothing is run, whatever the data
@@ -251,37 +240,3 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         if all(curve.cut < 2.0 * curve.least for curve in curves):
             break  # nothing to gain by a larger cut
     return BoundValue(epsilon, error=error)
-
-
-@bound(
-    "composition",
-    50,
-    "composition of all runs, each released",
-    about=("any base, each candidate its own",),
-    protocol=Grid,
-    title=r"$\varepsilon_U$ composition (any score)",
-)
-def composition(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
-    """The cost of releasing all runs, and which candidates were run.
-
-    Args:
-        base: one run of any candidate, or `Candidates`, one for each.
-        protocol: the number of candidates, and the probability that each is run.
-        delta: in (0, 1).
-    """
-    if protocol.candidates > _MAX_COMPOSED:
-        raise NotApplicable(f"there must be at most {_MAX_COMPOSED} candidates to compose")
-    return BoundValue(all_candidates(base, protocol).epsilon(delta))
-
-
-def all_candidates(base: Mechanism, protocol: Grid) -> Mechanism:
-    """All runs of a grid, released, and which candidates were run."""
-    several = kinds_of_candidates(base, protocol)
-    if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
-        one = base if protocol.inclusion == 1.0 else Mixture((base,), (protocol.inclusion,))
-        return composed(one, protocol.candidates)  # one mechanism has one direction in all runs
-    parts: list[Mechanism] = []
-    for part, count in several:
-        one = part if protocol.inclusion == 1.0 else Mixture((part,), (protocol.inclusion,))
-        parts += [one] * count
-    return Composition(tuple(parts))

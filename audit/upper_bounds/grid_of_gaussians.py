@@ -1,12 +1,11 @@
 """The cost of a grid on a Gaussian base: that of as many draws of one distribution.
 
-Proposition 4 of docs/theory.md proves that it is exact; propositions 5 and 18 cover candidates
-that are left out by chance, and proposition 17 candidates with different noise. None holds for
-other bases: with three candidates of two outputs each, a grid leaks up to 1.64 times the delta of
-fixed:3.
+Proposition 4 of docs/theory.md; propositions 5 and 18 cover candidates that are left out by chance,
+and proposition 17 candidates with different noise. None holds for every other base.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import special
@@ -20,7 +19,7 @@ from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_kinds import kinds_epsilon
-from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.tight import TightCurve, tight
 
 _SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
@@ -59,10 +58,8 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     several = kinds_of_candidates(base, protocol)
     worst = max((one for one, _ in several), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates == 2:
-        two = tight(worst, Binomial(2, protocol.inclusion), delta)
-        if not two.applies:
-            raise NotApplicable(two.reason)
-        return BoundValue(two.epsilon, two.error, source=_OF_TWO, attains=two.attains)
+        two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
+        return replace(two, source=_OF_TWO)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
     found = tight(worst, Fixed(protocol.candidates), delta)

@@ -1,18 +1,10 @@
-"""The cost of a grid whose candidates have different Gaussian noise (proposition 17).
+"""The cost of a grid whose candidates have different Gaussian noise.
 
-Candidates of equal mu form a kind. The bound adds up what each kind contributes if it wins:
-
-    sum_k n_k int_0^1 G_k(e) de,
-
-    G_k(e) = max over f and s_j of (1-e-f)^(n_k-1) prod_j (1-s_j)^n_j
-        - e^eps L_k'(e) (1-L_k(e)-U_k(f))^(n_k-1) prod_j (1-U_j(s_j))^n_j.
-
-The product is over the other kinds. Within its own kind, the winner is treated as in `tight`, and
-between kinds as in the region bound.
-
-Numerical errors only raise the result. G_k decreases, so its value at the smaller end of each cell
-bounds the integral. In G_k, let X be the product under P and X' the one under P'. The smallest X'
-is a convex function of X in logarithms. So every slope sigma > 1 gives a line below it,
+Candidates of equal mu form a kind; the bound adds up what each kind contributes if it wins, the
+integral of G_k(e) over e (proposition 17 of docs/theory.md). Numerical errors only raise it. G_k
+decreases, so its value at the smaller end of each cell bounds the integral. In G_k, let X be the
+product of the other candidates under P and X' the one under P'. The smallest X' is a convex
+function of X in logarithms. So every slope sigma > 1 gives a line below it,
 log X' >= sigma log X - k(sigma), and the maximum of X - e^eps L' X^sigma e^-k(sigma) bounds G_k.
 Every sigma is safe, and the one of the true maximum is exact.
 """

@@ -1,30 +1,19 @@
 """The cost of a grid on a base whose privacy loss almost has a log-concave density.
 
-Proposition 6 of docs/theory.md: if, apart from outputs that reveal the data set, the privacy loss
-of one run has a log-concave density, a grid of m costs what `tight` says of fixed:m. The loss of
-composed sampled batches is log-concave except in far tails, and known on a lattice. So each
-direction is replaced by a pair that dominates it and meets the condition:
-
-1. The right tail, of a small probability, is moved to an infinite loss.
-2. The masses of the rest, in bins, give a density at the middles of the bins. The least concave
-   majorant of its logarithm is interpolated linearly. Left tails that are not concave are cut off.
-3. The density is cut or scaled to the right total, and shifted to the right until the loss is
-   stochastically at least as large as before. This only raises the privacy profile, because the
-   profile is E[(1 - e^(epsilon - loss))_+], and it lowers P', whose lost mass gets the loss -inf.
-4. Each piece is spread over its ends such that its mass under P and P' is preserved.
+If, apart from outputs that reveal the data set, the loss of one run has a log-concave density, a
+grid of m costs what `tight` says of fixed:m (proposition 6 of docs/theory.md). The loss of composed
+sampled batches is log-concave except in far tails, and known on a lattice. So each direction is
+replaced by a pair that meets the condition and dominates it: the right tail is moved to an infinite
+loss, left tails that are not concave are cut off, and the density is shifted to the right until the
+loss is stochastically at least as large as before. This only raises the privacy profile,
+E[(1 - e^(epsilon - loss))_+], and lowers P', whose lost mass gets the loss -inf.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from audit.accounting import (
-    DeltaUnreachable,
-    LossPair,
-    Mechanism,
-    compose,
-    solve_epsilon,
-)
+from audit.accounting import DeltaUnreachable, LossPair, Mechanism, compose, solve_epsilon
 from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,12 +14,7 @@ from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechani
 from audit.errors import InvalidInput
 from audit.numerics import TINY, bracket_near, safe_root
 from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
-from audit.repetitions import (
-    Poisson,
-    Repetitions,
-    TruncatedNegativeBinomial,
-    parse_repetitions,
-)
+from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial, parse_repetitions
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, find, row, tuning_cost
 from audit.upper_bounds.result import UpperBound
@@ -81,39 +77,46 @@ def excess(
     return math.log(max(answer.epsilon, TINY) / target)
 
 
-def _solve_by_smallest_bound(
-    solve: Callable[[Bound], float],
-    base_at: Callable[[float], Mechanism],
-    guess: float,
-    protocol: Protocol,
+T = TypeVar("T", float, Repetitions)
+
+
+def _solve(
+    solve: Callable[[Bound | None], T],
+    base_and_protocol: Callable[[T], tuple[Mechanism, Protocol]],
+    guess: T,
+    target: float,
     delta: float,
-) -> float:
-    """The answer by the smallest bound of a protocol, from solutions for one bound at a time.
+) -> T:
+    """The answer by the smallest bound, from solutions for one bound at a time; None is `region`.
 
-    It is enough to solve for the bound that is smallest near the answer: bounds that are larger
-    there afford less.
+    For random search `tight` is the smallest bound, unless its numbers fail. For other protocols it
+    is enough to solve for the bound that is smallest near the answer: bounds that are larger there
+    afford less.
     """
+    base, protocol = base_and_protocol(guess)
+    if isinstance(protocol, RandomSearch):
+        answer = solve(tight)
+        reported = row(find("tight"), *base_and_protocol(answer), delta)
+        return answer if reported.epsilon <= target else solve(None)
     solved, answer = set(), guess
-    while (name := tuning_cost(base_at(answer), protocol, delta).name) not in solved:
+    while (name := tuning_cost(base, protocol, delta).name) not in solved:
         solved.add(name)
-        entry = find(name, type(protocol))
-
-        def bound(
-            base: Mechanism, _: ProtocolLike, delta: float, entry: Entry = entry
-        ) -> UpperBound:
-            found = row(entry, base, protocol, delta)
-            if not found.applies:
-                raise DeltaUnreachable(found.reason)
-            return found
-
-        answer = solve(bound)
+        answer = solve(_only(find(name, type(protocol))))
+        base, protocol = base_and_protocol(answer)
     return answer
 
 
-def _tight_meets(base: Mechanism, protocol: Protocol, target: float, delta: float) -> bool:
-    """Whether the tight bound, as `tuning_cost` reports it, meets the target."""
-    found = row(find("tight"), base, protocol, delta)
-    return found.epsilon <= target
+def _only(entry: Entry) -> Bound:
+    """A bound whose reason, where it does not apply, is that it does not reach delta."""
+
+    def bound(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
+        assert isinstance(protocol, Protocol)
+        found = row(entry, base, protocol, delta)
+        if not found.applies:
+            raise DeltaUnreachable(found.reason)
+        return found
+
+    return bound
 
 
 def _bracket(
@@ -143,7 +146,6 @@ def calibrate_mu_for_tuning(
     target_epsilon: float,
     target_delta: float,
     bound: Bound | None = None,
-    name: str = "",
 ) -> float:
     """The largest mu of a Gaussian base for which the whole tuning meets the target.
 
@@ -152,7 +154,6 @@ def calibrate_mu_for_tuning(
         target_epsilon: epsilon allowed for the tuning, > 0.
         target_delta: delta allowed for the tuning, in (0, 1).
         bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
-        name: the name of the bound in an error.
 
     Returns:
         mu, rounded down so that the bound meets the target.
@@ -169,29 +170,22 @@ def calibrate_mu_for_tuning(
         parse_protocol(protocol),
         _checked_target(target_epsilon, target_delta),
     )
-    return _largest_mu(protocol, target, delta, bound, name)
+    return _largest_mu(protocol, target, delta, bound)
 
 
-def _largest_mu(
-    protocol: Protocol, target: float, delta: float, bound: Bound | None, name: str = ""
-) -> float:
+def _largest_mu(protocol: Protocol, target: float, delta: float, bound: Bound | None) -> float:
     guess = 0.0
     if isinstance(protocol, RandomSearch | Adaptive):
         # The region bound's answer is near the others and costs little.
         with contextlib.suppress(ValueError):
             guess = math.log(_mu_by(None, target, RandomSearch(protocol.repetitions), delta))
     if bound is not None:
-        return _mu_by(bound, target, protocol, delta, guess, name)
-    if isinstance(protocol, RandomSearch):
-        mu = _mu_by(tight, target, protocol, delta, guess)
-        if _tight_meets(GaussianMechanism(mu), protocol, target, delta):
-            return mu
-        return _mu_by(None, target, protocol, delta, guess)
-    return _solve_by_smallest_bound(
+        return _mu_by(bound, target, protocol, delta, guess)
+    return _solve(
         lambda one: _mu_by(one, target, protocol, delta, guess),
-        GaussianMechanism,
+        lambda mu: (GaussianMechanism(mu), protocol),
         math.exp(guess),
-        protocol,
+        target,
         delta,
     )
 
@@ -202,7 +196,6 @@ def _mu_by(
     protocol: Protocol,
     delta: float,
     guess: float | None = None,
-    name: str = "",
 ) -> float:
     """The largest mu that one bound affords; `guess` is near its logarithm."""
 
@@ -216,8 +209,7 @@ def _mu_by(
     if missed(low) > 0.0 or missed(high) <= 0.0:
         raise InvalidInput(
             f"target_epsilon must be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives "
-            f"by {name or 'the bound'} at delta={delta:g} with {protocol}, "
-            f"got {checks.one_line(target)}"
+            f"by the bound at delta={delta:g} with {protocol}, got {checks.one_line(target)}"
         )
     return math.exp(safe_root(missed, low, high, _tolerance(bound, _MU_TOLERANCE)))
 
@@ -291,7 +283,9 @@ def calibrate_noise(
         ratio = _largest_mu(full_batch, target, delta, None) / (rate * root)
         guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
 
-    def solve(bound: Bound) -> float:
+    def solve(bound: Bound | None) -> float:
+        if bound is None:
+            return guess
         missed = misses(bound)
         most, least = -math.log(1e3 * guess), -math.log(min(guess, MIN_NOISE))
         low, high = _bracket(missed, -math.log(guess), most, least)
@@ -304,10 +298,7 @@ def calibrate_noise(
 
     if bound is not None:
         return solve(bound)
-    if isinstance(protocol, RandomSearch):
-        noise = solve(tight)
-        return noise if _tight_meets(base_at(noise), protocol, target, delta) else guess
-    return _solve_by_smallest_bound(solve, base_at, guess, protocol, delta)
+    return _solve(solve, lambda noise: (base_at(noise), protocol), guess, target, delta)
 
 
 def calibrate_runs(
@@ -349,10 +340,13 @@ def _most_runs(
 ) -> Repetitions:
     if bound is not None:
         return _runs_by(bound, target, base, repetitions, delta)
-    found = _runs_by(tight, target, base, repetitions, delta)
-    if _tight_meets(base, RandomSearch(found), target, delta):
-        return found
-    return _runs_by(None, target, base, repetitions, delta)
+    return _solve(
+        lambda one: _runs_by(one, target, base, repetitions, delta),
+        lambda found: (base, RandomSearch(found)),
+        repetitions,
+        target,
+        delta,
+    )
 
 
 def _runs_by(

@@ -21,8 +21,8 @@ from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
-from audit.upper_bounds.composed import TunedMechanism
 from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.tuned_mechanism import TunedMechanism
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,7 @@ class SubsetCurve:
     title=r"$\varepsilon_U$ subset (any score)",
 )
 def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
-    """Smallest epsilon of tuning on a subset and a final run, over both directions.
-
-    Args:
-        base: one run of the tuning, and the final run.
-        protocol: the distribution of K, the share of records used for tuning, and the records of
-            the final run.
-        delta: in (0, 1).
-    """
+    """Smallest epsilon of tuning on a subset and a final run, over both directions."""
     check_add_remove(base)
     curves = subset_curves(base, base, protocol)
     return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))

@@ -209,7 +209,7 @@ class TightCurve:
         Raises:
             DeltaUnreachable: no epsilon reaches delta.
         """
-        enough = solve_epsilon(self._region.delta, delta, guess)
+        enough = solve_epsilon(self._region.delta, delta)  # exactly what `region` reports
         if self._by_lines(enough) > delta * (1.0 - PROFILE_ACCURACY):
             return enough
         return min(solve_epsilon(self._by_lines, delta, guess), enough)

@@ -1,24 +1,12 @@
-r"""Exact cost of a schedule of Gaussian budgets whose first accepted model is released.
+"""Exact cost of a schedule of Gaussian budgets whose first accepted model is released.
 
-Step i trains a model that is mu_i-Gaussian DP. A rule that depends on this model alone accepts it
-or discards it. The first accepted model is released together with its step, and all others are
-discarded. The setting is that of Ghazi et al. 2025 (arXiv 2508.15183); the exact cost is new.
+Backward induction over the steps (proposition 9 of docs/theory.md): with the profile H_i of step i,
 
-Let V_i(p, q) be the largest value of P(E) - Q(E), over acceptance rules and events E, of the steps
-from i on, if the first i - 1 steps were all rejected with weights p and q. Then
+    V_i(1, theta) = sup_(a,b)  a H_i(theta b/a) + (1-a) H_i(theta (1-b)/(1-a))
 
-    V_i(p, q) = sup_A  int_A (p f_P - q f_Q)_+  +  V_{i+1}(p P(A^c), q Q(A^c)),
-
-and the cost is delta(eps) = V_1(1, e^eps). V_{i+1} is convex and homogeneous: it is the supremum of
-a p - b q over the points (a, b) of a trade-off curve. For one such point, an output is accepted
-where this has the larger integrand. With the profile H_i(theta) = E_Q[(f_P/f_Q - theta)_+],
-
-    V_i(1, theta) = sup_(a,b)  a H_i(theta b/a) + (1-a) H_i(theta (1-b)/(1-a)).
-
-The right side is convex in (a, b), so its supremum over a curve is at most its maximum over the
-vertices of a polygon around the curve. The vertices are chords of the profile V_{i+1}(1, .) on a
-grid of theta. Every grid gives an upper bound; the grid is refined where the maximum lies. If only
-the outputs of one later step count, the second term is absent.
+over the trade-off curve of the later steps. The right side is convex in (a, b), so the vertices of
+a polygon around the curve bound it: chords of V_{i+1}(1, .) on a grid of theta. Every grid gives an
+upper bound; the grid is refined where the maximum lies.
 """
 
 from collections.abc import Sequence
@@ -27,19 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit import checks
-from audit.accounting import (
-    Composition,
-    DominatingPair,
-    GaussianMechanism,
-    Mechanism,
-    scale_noise,
-    solve_epsilon,
-)
+from audit.accounting import DominatingPair, GaussianMechanism, Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import BudgetSchedule
+from audit.upper_bounds.composed import scheduled_runs, together
 from audit.upper_bounds.registry import BoundValue, bound
 
 _POINTS = 200
@@ -55,54 +37,16 @@ _SMALLEST_MU, _LARGEST_MU = 1e-4, 25.0
 
 
 def until_accepted(steps: Sequence[float], delta: float) -> float:
-    """Cost of training along a schedule of budgets until a model is accepted, which is released.
+    """Cost of a schedule of budgets mu: the first accepted model and its step are released.
 
-    The schedule is fixed in advance. Each rule of acceptance depends only on the model of its own
-    step, and may use public data or randomness of its own. The released model, its step, or the
-    fact that no model was accepted is the only output. The cost is exact up to numerical error,
-    which only raises it: some rules attain it.
-
-    Args:
-        steps: mu of every step, in order; a step is dominated by N(0, 1) against N(mu, 1), as is
-            full-batch DP-SGD with mu = sqrt(iterations) / noise_multiplier.
-        delta: in (0, 1).
-
-    Returns:
-        The smallest epsilon at which the whole procedure is (epsilon, delta)-DP, rounded up.
-
-    Raises:
-        InvalidInput: steps is empty, a mu is out of range, or delta is not in (0, 1).
-
-    Example:
-        >>> round(until_accepted([0.25, 0.5, 1.0], 1e-5), 3)  # the composition costs 5.127
-        4.838
+    It is exact up to numerical error, which only raises it: some rules attain it.
     """
     pairs, reach = _schedule(steps, delta)
     return _smallest_epsilon(pairs, reach, delta, released=True)
 
 
 def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float, ...]:
-    """Ex-post cost of a schedule: one epsilon for each step at which it can end.
-
-    With the results eps_1, ..., eps_k, every event E of released models (with their steps) has
-    P(E) <= sum_i e^eps_i Q(E and the schedule ends at step i) + delta on neighbouring data sets.
-    Every step gets the same share delta / k, and eps_i is exact for this share. This is no
-    (epsilon, delta)-DP guarantee for an epsilon that depends on the outcome.
-
-    Args:
-        steps: as for `until_accepted`.
-        delta: in (0, 1).
-
-    Returns:
-        The epsilon of each step, rounded up.
-
-    Raises:
-        InvalidInput: as for `until_accepted`.
-
-    Example:
-        >>> [round(one, 2) for one in until_accepted_ex_post([0.25, 0.5, 1.0], 1e-5)]
-        [0.99, 2.31, 5.12]
-    """
+    """The epsilon of each step; the step of index i is exact for its share delta / k."""
     steps = checks.items("steps", steps, "values of mu")
     share = checks.interval("delta", delta, 0.0, 1.0) / max(len(steps), 1)
     pairs, reach = _schedule(steps, share)
@@ -110,25 +54,6 @@ def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float,
         _smallest_epsilon(pairs[: last + 1], reach, share, released=False)
         for last in range(len(pairs))
     )
-
-
-@bound(
-    "composition",
-    50,
-    "composition of all steps, each released",
-    about=("any base",),
-    protocol=BudgetSchedule,
-    title=r"$\varepsilon_U$ composition (any score)",
-)
-def all_steps(base: Mechanism, protocol: BudgetSchedule, delta: float) -> BoundValue:
-    """The cost of releasing the runs of all steps.
-
-    Args:
-        base: one run, whose noise the schedule scales.
-        protocol: the schedule.
-        delta: in (0, 1).
-    """
-    return BoundValue(_together(_runs(base, protocol)).epsilon(delta))
 
 
 @bound(
@@ -152,7 +77,7 @@ def first_accepted(base: Mechanism, protocol: BudgetSchedule, delta: float) -> B
         >>> round(first_accepted(GaussianMechanism(1.0), schedule, 1e-5).epsilon, 3)
         4.838
     """
-    budgets = _gaussian_budgets(_runs(base, protocol))
+    budgets = _gaussian_budgets(scheduled_runs(base, protocol))
     if budgets is None:
         raise NotApplicable("base must be Gaussian, such as full-batch DP-SGD")
     return BoundValue(until_accepted(budgets, delta))
@@ -161,8 +86,11 @@ def first_accepted(base: Mechanism, protocol: BudgetSchedule, delta: float) -> B
 def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) -> tuple[float, ...]:
     """Ex-post cost of a schedule: one epsilon for each step at which it can end.
 
-    The meaning of the values is that of `until_accepted_ex_post`. Each step may use the composition
-    of the runs up to it, at its share of delta, where this is smaller or the base is not Gaussian.
+    With the results eps_1, ..., eps_k, every event E of released models (with their steps) has
+    P(E) <= sum_i e^eps_i Q(E and the schedule ends at step i) + delta on neighbouring data sets.
+    Every step gets the same share delta / k. A Gaussian step is exact for this share, or costs the
+    composition of the runs up to it, where this is smaller. This is no (epsilon, delta)-DP
+    guarantee for an epsilon that depends on the outcome.
 
     Args:
         base: one run, whose noise the schedule scales.
@@ -178,21 +106,13 @@ def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) ->
         [0.99, 2.31, 5.12]
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    runs = _runs(base, protocol)
+    runs = scheduled_runs(base, protocol)
     share = delta / len(runs)
-    found = [_together(runs[: last + 1]).epsilon(share) for last in range(len(runs))]
+    found = [together(runs[: last + 1]).epsilon(share) for last in range(len(runs))]
     budgets = _gaussian_budgets(runs)
     if budgets is not None:
         found = list(map(min, found, until_accepted_ex_post(budgets, delta)))
     return tuple(found)
-
-
-def _runs(base: Mechanism, protocol: BudgetSchedule) -> list[Mechanism]:
-    return [scale_noise(base, factor) for factor in protocol.noise]
-
-
-def _together(runs: Sequence[Mechanism]) -> Mechanism:
-    return runs[0] if len(runs) == 1 else Composition(tuple(runs))
 
 
 def _gaussian_budgets(runs: Sequence[Mechanism]) -> list[float] | None:

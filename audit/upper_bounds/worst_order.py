@@ -2,11 +2,7 @@
 
 from collections.abc import Sequence
 
-from audit.accounting import (
-    DominatingPair,
-    Mechanism,
-    compose,
-)
+from audit.accounting import DominatingPair, Mechanism, compose
 from audit.accounting.composition import COARSE_CELLS
 from audit.claims import Kind
 from audit.errors import NotApplicable

@@ -19,3 +19,8 @@ def tnb_with_mean(eta: float, mean: float) -> TruncatedNegativeBinomial:
     found = TruncatedNegativeBinomial(eta, 0.5).with_mean(mean)
     assert isinstance(found, TruncatedNegativeBinomial)
     return found
+
+
+def cost_ratio(mean_runs: float, sampling_rate: float) -> float:
+    """How many times cheaper tuning on a subset is than on everything, E[K] / (E[K] q + 1)."""
+    return mean_runs / (mean_runs * sampling_rate + 1.0)

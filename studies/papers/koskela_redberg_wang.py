@@ -1,5 +1,6 @@
 """Koskela, Redberg & Wang 2024: figures 1 to 4 and 6 to 8; `regression` has figure 5."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -7,19 +8,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from audit.accounting import DpSgd, GaussianMechanism, Mechanism, RenyiCurve
+from audit.accounting import (
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    RenyiCurve,
+    WorstOf,
+    renyi_to_epsilon,
+)
 from audit.arrays import FloatArray
 from audit.numerics import last_integer
+from audit.protocols import NoisyMax
 from audit.repetitions import Binomial, Poisson, Repetitions
 from audit.upper_bounds import UpperBound, region
-from audit.upper_bounds.published import (
-    many_candidates,
-    noisy_max,
-    noisy_max_closed_form,
-    noisy_max_renyi,
-    profile,
-    renyi,
-)
+from audit.upper_bounds.published import noisy_max, profile, renyi
 from studies.papers.distributions import Bound, tnb_with_mean
 from studies.papers.result import (
     Comparison,
@@ -54,6 +56,19 @@ def _label(delta: float) -> str:
     return rf"$\varepsilon$ at $\delta$ = {delta:g}"
 
 
+def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:
+    """Epsilon for Gaussian noise, 2/sigma^2 + (2/sigma) sqrt(2 log(m/delta)) (corollary 3.4)."""
+    return 2.0 / scale**2 + 2.0 / scale * math.sqrt(2.0 * math.log(candidates / delta))
+
+
+def noisy_max_renyi(candidates: int, scale: float, delta: float) -> float:
+    """Epsilon for Gaussian noise by Renyi divergences, D_alpha + log(m)/(alpha-1) (theorem 3.1)."""
+    base = GaussianMechanism(2.0 / scale)
+    return renyi_to_epsilon(
+        lambda alpha: base.renyi(alpha) + np.log(candidates) / (alpha - 1.0), delta
+    )
+
+
 def figure_1(
     sigma: float = 4.0, delta: float = 1e-6, largest: float = 1e5, points: int = 41
 ) -> Result:
@@ -65,7 +80,8 @@ def figure_1(
     curves.add(
         f"{_RENYI}, theorem 3.1", queries, [noisy_max_renyi(m, sigma, delta) for m in queries]
     )
-    tight = [noisy_max(m, sigma, delta).epsilon for m in queries]
+    base = GaussianMechanism(1.0 / sigma)
+    tight = [noisy_max(base, NoisyMax(m), delta).epsilon for m in queries]
     curves.add(f"{_PROFILE}, theorem 3.2", queries, tight)
     title = rf"Report noisy max, Gaussian noise $\sigma$ = {sigma:g}"
     picture = draw(curves, title, "number of queries m", _label(delta), x_scale="log")
@@ -236,7 +252,7 @@ def figure_8(
     ]
     means = np.geomspace(10.0, largest, points)
     curves = Curves("mean", "epsilon")
-    together = [many_candidates(candidates, tnb_with_mean(1.0, m), delta).epsilon for m in means]
+    together = [profile(WorstOf(tuple(candidates)), _geometric(m), delta).epsilon for m in means]
     curves.add("all candidates, corollary 6.2", means, together)
     for candidate in candidates:
         own = [profile(candidate, _geometric(mean), delta).epsilon for mean in means]

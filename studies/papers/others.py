@@ -8,8 +8,8 @@ import numpy as np
 from audit.accounting import DpSgd
 from audit.protocols import Adaptive, Subset
 from audit.repetitions import Poisson
-from audit.upper_bounds.published import cost_ratio, hypo, koskela_kulkarni, lemma_7
-from studies.papers.distributions import tnb_with_mean
+from audit.upper_bounds.published import hypo, koskela_kulkarni, lemma_7
+from studies.papers.distributions import cost_ratio, tnb_with_mean
 from studies.papers.result import Comparison, Curves, Result, draw, figure, plot, style
 
 _AT_BUDGET = "E[K] at which theorem 1 gives the budget"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import optimize
 
-from audit.accounting import DiscreteMechanism, ZeroConcentratedDp
+from audit.accounting import DiscreteMechanism, Mechanism, ZeroConcentratedDp
 from audit.arrays import FloatArray
 from audit.repetitions import Fixed, Poisson, Repetitions
-from audit.upper_bounds.published import corollary_4_curve, corollary_16, renyi, renyi_curve
+from audit.upper_bounds.published import corollary_4_curve, renyi, renyi_curve
 from studies.papers.distributions import tnb_with_mean
 from studies.papers.result import Curves, Result, draw
 
@@ -202,6 +202,20 @@ def _root(function: Callable[[float, float], float], target: float, other: float
     return float(
         optimize.brentq(lambda v: function(v, other) - target, 0.0, 300.0, xtol=_ROOT_TOLERANCE)
     )
+
+
+def corollary_16(base: Mechanism, acceptance: float) -> Callable[[FloatArray], FloatArray]:
+    """Proposition 15 at p = q = infinity, by order; Q(S) = `acceptance`.
+
+    D_alpha + (alpha-2)/(alpha-1) D'_{alpha-1} + 2 log(1/Q(S))/(alpha-1).
+    """
+
+    def curve(alpha: FloatArray) -> FloatArray:
+        rest = alpha - 1.0
+        second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(rest, 1.0 + 1e-12))
+        return base.renyi(alpha) + (second - 2.0 * math.log(acceptance)) / rest
+
+    return curve
 
 
 def figure_8(

@@ -22,9 +22,8 @@ from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
 from audit.tuning.on_run_batches import tune
 from audit.tuning.winners import GameContext
-from audit.upper_bounds.published import cost_ratio
 from audit.upper_bounds.registry import find
-from studies.papers.distributions import tnb_with_mean
+from studies.papers.distributions import cost_ratio, tnb_with_mean
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
 from studies.papers.tunings import DELTA, Arm, mean_and_error
 from threat_models import Observation, ThreatModel, UserScore, build

@@ -14,7 +14,8 @@ from audit import accounting, tuning
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.gaussian import GaussianMechanism
 from audit.certificate import Certificate
-from audit.upper_bounds import schedule_ex_post, until_accepted_ex_post
+from audit.upper_bounds import schedule_ex_post
+from audit.upper_bounds.until_accepted import until_accepted_ex_post
 
 ONE = accounting.GaussianMechanism(1.0)
 SAMPLED = accounting.DpSgd(4.0, 100, 0.1)

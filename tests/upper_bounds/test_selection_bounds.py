@@ -18,23 +18,28 @@ from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
+    LaplaceMechanism,
     PureDp,
     WorstOf,
     ZeroConcentratedDp,
 )
-from audit.protocols import Adaptive, Subset
+from audit.protocols import Adaptive, NoisyMax, Subset
 from audit.upper_bounds import LikelihoodOrder, RegionCurve, TunedMechanism
 from audit.upper_bounds.published import (
     conditional_curve,
-    corollary_16,
     hypo,
     hypo_curve,
+    hypo_theorem_2,
     koskela_kulkarni,
     lemma_7_curve,
+    noisy_max,
     proposition_15,
     renyi_curve,
     subset_divergences,
 )
+from studies.papers.distributions import cost_ratio
+from studies.papers.koskela_redberg_wang import noisy_max_closed_form, noisy_max_renyi
+from studies.papers.papernot_steinke import corollary_16
 
 DELTA = 1e-5
 LAWS = ["tnb:0,0.05", "tnb:1,0.1", "tnb:-0.5,0.2", "poisson:8", "binomial:20,0.4", "fixed:4"]
@@ -200,7 +205,7 @@ def test_corollary_4_is_theorem_2_in_closed_form() -> None:
     for base in (ZeroConcentratedDp(0.1), GaussianMechanism(math.sqrt(0.2))):
         closed = upper_bounds.published.corollary_4_curve(base, law)(orders)
         assert closed == pytest.approx(renyi_curve(base, law)(orders), rel=1e-6)
-    with pytest.raises(ValueError, match="rho must be at most"):
+    with pytest.raises(ValueError, match="must be at least rho"):
         upper_bounds.published.corollary_4_curve(ZeroConcentratedDp(9.0), law)
 
 
@@ -273,14 +278,6 @@ def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec: str) -> Non
     assert tight <= claimed * (1 + 1e-9)
     exact = hockey_stick(tuned(p, range(4), law), tuned(q, range(4), law), tight)
     assert law.phi_survival(leak) * 0.9 < exact <= total
-    alpha, divergence, failure = upper_bounds.published.corollary_21(
-        epsilon_0, leak, repetitions.Poisson(8.0)
-    )
-    assert failure == pytest.approx(-math.expm1(-8e-4))
-    assert divergence == pytest.approx(epsilon_0 + math.expm1(epsilon_0) * math.log(8.0), rel=1e-3)
-    assert upper_bounds.published.approximate_to_delta(
-        alpha, divergence, failure, 50.0
-    ) == pytest.approx(failure, rel=1e-3)
 
 
 def test_example_1_of_xiang_wang_and_wang() -> None:
@@ -360,18 +357,17 @@ def test_noisy_max_against_its_exact_law() -> None:
 
     p, q = wins([0.5, -0.5, -0.5]), wins([-0.5, 0.5, 0.5])
     for delta in (0.05, 0.01):
-        claimed = upper_bounds.published.noisy_max(3, sigma, delta).epsilon
+        claimed = noisy_max(GaussianMechanism(1 / sigma), "noisy-max:3", delta).epsilon
         assert hockey_stick(p, q, claimed) <= delta
         assert hockey_stick(q, p, claimed) <= delta
-    one = upper_bounds.published.noisy_max(1, sigma, DELTA).epsilon
-    assert one == pytest.approx(GaussianMechanism(2 / sigma).epsilon(DELTA))
+    base = GaussianMechanism(0.25)
     for m in (10, 1000):
-        ours = upper_bounds.published.noisy_max(m, 4.0, 1e-6).epsilon
-        assert upper_bounds.published.noisy_max(m, 4.0, 1e-6, monotone=True).epsilon < ours
-        assert ours < upper_bounds.published.noisy_max_renyi(m, 4.0, 1e-6)
-        assert ours < upper_bounds.published.noisy_max_closed_form(m, 4.0, 1e-6)
-        assert ours < upper_bounds.published.noisy_max(m, 4.0, 1e-6, rounds=2).epsilon < 2.5 * ours
-    laplace = upper_bounds.published.noisy_max(5, 4.0, 1e-9, "laplace").epsilon
+        ours = noisy_max(base, NoisyMax(m), 1e-6).epsilon
+        assert noisy_max(base, NoisyMax(m, monotone=True), 1e-6).epsilon < ours
+        assert ours < noisy_max_renyi(m, 4.0, 1e-6)
+        assert ours < noisy_max_closed_form(m, 4.0, 1e-6)
+        assert ours < noisy_max(base, NoisyMax(m, rounds=2), 1e-6).epsilon < 2.5 * ours
+    laplace = noisy_max(LaplaceMechanism(4.0), "noisy-max:5", 1e-9).epsilon
     assert laplace <= 0.5 * (1 + 1e-9)
 
 
@@ -379,19 +375,11 @@ def test_candidates_of_different_cost() -> None:
     law = repetitions.parse_repetitions("tnb:1,0.1")
     several = [DpSgd(2.0, 100, 0.01), DpSgd(3.0, 250, 0.01)]
     alone = [upper_bounds.published.profile(one, law, 1e-6).epsilon for one in several]
-    together = upper_bounds.published.many_candidates(several, law, 1e-6).epsilon
+    # Corollary 6.2 is theorem 5.2 for the worst of the candidates.
+    together = upper_bounds.published.profile(WorstOf(tuple(several)), law, 1e-6).epsilon
     assert max(alone) <= together * (1 + 1e-9)
     assert together <= 1.1 * max(alone)
     assert upper_bounds.region(WorstOf(tuple(several)), law, 1e-6).epsilon < together
-    epsilon_1, base = 0.3, several[0]
-    by_formula = upper_bounds.published.corollary_6_2(
-        epsilon_1, float(base.delta(epsilon_1)), base.epsilon(1e-6 / law.mean), law
-    )
-    assert alone[0] <= by_formula * (1 + 1e-9)
-    steps = upper_bounds.published.largest_steps(2.0, 0.1, [(1.0, 1e-6)])
-    assert float(DpSgd(2.0, steps, 0.1).delta(1.0)) <= 1e-6
-    assert float(DpSgd(2.0, steps + 1, 0.1).delta(1.0)) > 1e-6
-    assert upper_bounds.published.largest_steps(0.5, 0.5, [(0.1, 1e-6)]) == 0
 
 
 def test_propose_test_release_shifts_the_profile() -> None:
@@ -411,7 +399,7 @@ def test_adaptive_sampling_costs_the_density_ratio() -> None:
     costs = [hypo(base, Adaptive(law, 1.0, ratio), DELTA).epsilon for ratio in (1.1, 2.0, 4.0)]
     assert plain < costs[0] < costs[1] < costs[2]
     # Theorem 2 is theorem 1 at infinite orders.
-    pure = upper_bounds.published.hypo_pure(0.1, law, 1.5)
+    pure = hypo_theorem_2(PureDp(0.1), Adaptive(law, 1.0, 1.5), DELTA).epsilon
     assert pure == pytest.approx(3 * (0.1 + math.log(1.5)))
     assert hypo(PureDp(0.1), Adaptive(law, 1.0, 1.5), 1e-300).epsilon == pytest.approx(
         pure, rel=1e-2
@@ -465,7 +453,7 @@ def test_tuning_on_a_subset_at_its_ends() -> None:
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(base.renyi_epsilon(DELTA), rel=1e-4)
     assert costs[-1] == pytest.approx(value("lemma-7", base, spec), rel=1e-3)
-    assert upper_bounds.published.cost_ratio(20.0, 0.1) == pytest.approx(20.0 / 3.0)
+    assert cost_ratio(20.0, 0.1) == pytest.approx(20.0 / 3.0)
 
 
 @pytest.mark.thin(2)
@@ -562,11 +550,10 @@ def test_what_is_refused() -> None:
         hypo_curve(base, law, 0.5)
     with pytest.raises(ValueError, match="acceptance must be in"):
         conditional_curve(base, 0.0)
-    with pytest.raises(ValueError, match="noise must be one of"):
-        upper_bounds.published.noisy_max(3, 1.0, DELTA, "cauchy")
+    assert "Gaussian or Laplace" in noisy_max(PureDp(1.0), "noisy-max:3", DELTA).reason
     with pytest.raises(ValueError, match="sampling_rate must be in"):
         subset_divergences(base.renyi, base.renyi, 1.5, np.array([2.0]))
-    with pytest.raises(ValueError, match="repetitions must be truncated"):
+    with pytest.raises(ValueError, match="K must be truncated"):
         renyi_curve(base, repetitions.parse_repetitions("fixed:2"))
     assert issubclass(accounting.DeltaUnreachable, ValueError)
 

@@ -224,3 +224,9 @@ def test_the_best_column_of_every_row_is_found_in_whatever_order_epsilons_are_as
         np.testing.assert_array_equal(columns, rows.table(epsilon).argmax(axis=1))
         np.testing.assert_array_equal(values, rows.table(epsilon).max(axis=1))
     assert rows.most(40.0) < 1e-9 * rows.most(-3.0)  # a row that gains nothing adds nothing
+
+
+def test_tight_is_never_above_region_by_the_tolerance_of_a_root() -> None:
+    base, delta = GaussianMechanism(1e-4), 1e-30
+    tight = upper_bounds.tight(base, "tnb:0,1e-9", delta).epsilon
+    assert tight <= upper_bounds.region(base, "tnb:0,1e-9", delta).epsilon

@@ -11,8 +11,11 @@ from scipy.special import log_ndtr, ndtr
 from audit.accounting import Composition, GaussianMechanism
 from audit.accounting.pairs import DiscretePair, gaussian_profile
 from audit.errors import InvalidInput
-from audit.upper_bounds import until_accepted, until_accepted_ex_post
-from audit.upper_bounds.until_accepted import _smallest_epsilon
+from audit.upper_bounds.until_accepted import (
+    _smallest_epsilon,
+    until_accepted,
+    until_accepted_ex_post,
+)
 
 DELTA = 1e-5
 

@@ -4,37 +4,19 @@ Functions are named after their theorem in the paper, or after what they bound. 
 are functions of (base, protocol, delta), like the bounds of `audit.upper_bounds`.
 """
 
-from audit.upper_bounds.published.hypo import (
-    hypo,
-    hypo_curve,
-    hypo_pure,
-    hypo_theorem_2,
-    project_density,
-)
-from audit.upper_bounds.published.koskela_kulkarni import (
-    cost_ratio,
-    koskela_kulkarni,
-    subset_divergences,
-)
+from audit.upper_bounds.published.hypo import hypo, hypo_curve, hypo_theorem_2, project_density
+from audit.upper_bounds.published.koskela_kulkarni import koskela_kulkarni, subset_divergences
 from audit.upper_bounds.published.koskela_redberg_wang import (
-    corollary_6_2,
-    largest_steps,
-    many_candidates,
     noisy_max,
-    noisy_max_closed_form,
-    noisy_max_renyi,
     profile,
     propose_test_release,
 )
 from audit.upper_bounds.published.liu_talwar import liu_talwar
 from audit.upper_bounds.published.papernot_steinke import (
     approximate,
-    approximate_to_delta,
     conditional_curve,
     corollary_4,
     corollary_4_curve,
-    corollary_16,
-    corollary_21,
     lemma_7,
     lemma_7_curve,
     lemma_22,
@@ -53,29 +35,19 @@ from audit.upper_bounds.published.xiang import (
 __all__ = [
     "ReducedGameRenyi",
     "approximate",
-    "approximate_to_delta",
     "conditional_curve",
     "corollary_4",
     "corollary_4_curve",
-    "corollary_6_2",
-    "corollary_16",
-    "corollary_21",
-    "cost_ratio",
     "hypo",
     "hypo_curve",
-    "hypo_pure",
     "hypo_theorem_2",
     "koskela_kulkarni",
-    "largest_steps",
     "lemma_7",
     "lemma_7_curve",
     "lemma_22",
     "lemma_22_curve",
     "liu_talwar",
-    "many_candidates",
     "noisy_max",
-    "noisy_max_closed_form",
-    "noisy_max_renyi",
     "profile",
     "project_density",
     "propose_test_release",

@@ -75,10 +75,7 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
         >>> round(hypo(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
         2.774
     """
-    law = protocol.repetitions
-    if law.power_law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    curve = hypo_curve(any_fixed(base), law, protocol.high / protocol.low)
+    curve = hypo_curve(any_fixed(base), protocol.repetitions, protocol.high / protocol.low)
     return BoundValue(renyi_to_epsilon(curve, delta))
 
 
@@ -90,7 +87,7 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     protocol=Adaptive,
 )
 def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Theorem 2, whatever delta.
+    """Theorem 2, (2 + theta) (epsilon_0 + log(C/c)), whatever delta.
 
     Args:
         base: one run with any fixed hyperparameter.
@@ -103,24 +100,10 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
         >>> round(hypo_theorem_2(PureDp(0.5), protocol, 1e-5).epsilon, 3)
         2.386
     """
-    law, epsilon_0 = protocol.repetitions, base.pure_epsilon
-    if law.power_law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    if not math.isfinite(epsilon_0):
+    eta = power_law(protocol.repetitions).eta
+    if not math.isfinite(base.pure_epsilon):
         raise NotApplicable("the base must be of pure DP")
-    return BoundValue(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
-
-
-def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
-    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2).
-
-    Example:
-        >>> round(hypo_pure(0.5, "tnb:0,0.1", ratio=2.0), 3)
-        2.386
-    """
-    epsilon_0 = checks.interval("epsilon_0", epsilon_0, 0.0)
-    ratio = checks.interval("ratio", ratio, 1.0, closed_low=True)
-    return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
+    return BoundValue((2.0 + eta) * (base.pure_epsilon + math.log(protocol.high / protocol.low)))
 
 
 def project_density(

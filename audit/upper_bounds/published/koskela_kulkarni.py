@@ -10,7 +10,6 @@ from audit.accounting import Mechanism
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import Subset
-from audit.repetitions import Repetitions
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.subset import check_add_remove
@@ -65,22 +64,6 @@ def subset_divergences(
     return np.maximum(with_record, 0.0), np.maximum(without_record, 0.0)
 
 
-def _renyi_epsilon(
-    tuning: Mechanism,
-    final: Mechanism,
-    repetitions: Repetitions,
-    sampling_rate: float,
-    delta: float,
-) -> float:
-    orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
-    both = subset_divergences(
-        lemma_7_curve(tuning, repetitions), final.renyi, sampling_rate, orders
-    )
-    rest = orders - 1.0
-    added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / rest
-    return max(0.0, *(float(np.min(curve + added)) for curve in both))
-
-
 @bound(
     "koskela-kulkarni",
     10,
@@ -106,15 +89,8 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
     check_add_remove(base)
     if protocol.final != "rest":
         raise NotApplicable("the final run must take the rest of the records")
-    law, rate = protocol.repetitions, protocol.sampling_rate
-    return BoundValue(_renyi_epsilon(base, base, law, rate, delta))
-
-
-def cost_ratio(mean_runs: float, sampling_rate: float) -> float:
-    """How many times cheaper it is than tuning on everything, E[K] / (E[K] q + 1).
-
-    Example:
-        >>> round(cost_ratio(mean_runs=20.0, sampling_rate=0.1), 3)
-        6.667
-    """
-    return mean_runs / (mean_runs * sampling_rate + 1.0)
+    orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
+    tuned = lemma_7_curve(base, protocol.repetitions)
+    both = subset_divergences(tuned, base.renyi, protocol.sampling_rate, orders)
+    added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
+    return BoundValue(max(0.0, *(float(np.min(curve + added)) for curve in both)))

@@ -1,14 +1,10 @@
-"""Liu & Talwar 2019: a bound through pure DP, for a base that fails with a small probability.
-
-An (epsilon_0, delta_0)-DP pair is, but for an event of probability delta_0, a pair of pure DP. Some
-run fails with probability 1 - phi(1 - delta_0). Given that none does, K has another distribution.
-So a delta inside the base grows with E[K], whatever bound is used for the rest.
-"""
+"""Liu & Talwar 2019: a bound through pure DP, for a base that fails with a small probability."""
 
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.errors import NotApplicable
 from audit.numerics import QUANTILE_ACCURACY
 from audit.repetitions import Repetitions
+from audit.upper_bounds.published.papernot_steinke import power_law
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import FAILURE_TOO_LIKELY
 
@@ -36,9 +32,7 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Bound
         >>> round(liu_talwar(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
         2.015
     """
-    law = repetitions.power_law
-    if law is None:
-        raise NotApplicable("K must be truncated negative binomial")
+    law = power_law(repetitions)
     delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - QUANTILE_ACCURACY)
     try:
         epsilon = (2.0 + law.eta) * base.epsilon(delta_0)

@@ -14,10 +14,10 @@ from audit.accounting import (
     renyi_to_epsilon,
 )
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput, NotApplicable
+from audit.errors import NotApplicable
 from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.protocols import UntilAccepted
-from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
+from audit.repetitions import PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import FAILURE_TOO_LIKELY
@@ -50,10 +50,9 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
         >>> round(renyi(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
         1.597
     """
+    curve = renyi_curve(base, repetitions)
     theorem = repetitions.renyi_theorem
-    if theorem is None:
-        raise NotApplicable("K must be truncated negative binomial or Poisson")
-    return _converted(base, renyi_curve, repetitions, delta, theorem.source)
+    return _converted(curve, delta, theorem.source if theorem else None)
 
 
 @bound("lemma-7", 50, "Papernot & Steinke 2022, lemma 7", about=_ANY_BASE)
@@ -70,7 +69,8 @@ def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVal
         >>> round(lemma_7(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
         1.272
     """
-    return _converted(base, lemma_7_curve, repetitions, delta)
+    check_finite(base)
+    return _converted(lemma_7_curve(base, repetitions), delta)
 
 
 @bound("lemma-22", 45, "Papernot & Steinke 2022, lemma 22", about=_ANY_BASE, is_special=True)
@@ -89,7 +89,8 @@ def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVa
     """
     if repetitions.untruncated is repetitions:
         raise NotApplicable("K must be conditioned on K <= most")
-    return _converted(base, lemma_22_curve, repetitions, delta)
+    check_finite(base)
+    return _converted(lemma_22_curve(base, repetitions), delta)
 
 
 @bound("corollary-4", 30, "Papernot & Steinke 2022, corollary 4", about=_ANY_BASE)
@@ -106,27 +107,17 @@ def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
         >>> round(corollary_4(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
         1.597
     """
-    rho = zero_concentrated(base)
-    if rho is None:
-        raise NotApplicable("the base must be Gaussian or zero-concentrated")
-    law = repetitions.power_law
-    if law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    if -math.log(law.gamma) < rho:
-        raise NotApplicable("log(1/gamma) must be at least rho")
-    return _converted(base, corollary_4_curve, repetitions, delta)
+    return _converted(corollary_4_curve(base, repetitions), delta)
 
 
-def _converted(
-    base: Mechanism,
-    curve_of: Callable[[Mechanism, Repetitions], Curve],
-    repetitions: Repetitions,
-    delta: float,
-    source: str | None = None,
-) -> BoundValue:
+def check_finite(base: Mechanism) -> None:
+    """Refuses a base that no Renyi bound applies to."""
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
-    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta, refined=COARSE_ORDERS)
+
+
+def _converted(curve: Curve, delta: float, source: str | None = None) -> BoundValue:
+    epsilon = renyi_to_epsilon(curve, delta, refined=COARSE_ORDERS)
     if not math.isfinite(epsilon):
         raise NotApplicable("the divergence is too large for a number")
     return BoundValue(epsilon, source=source)
@@ -136,7 +127,8 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Theorem 2 or 6 as a function of the order: maps orders [n] > 1 to divergences [n].
 
     Raises:
-        InvalidInput: K is neither truncated negative binomial nor Poisson.
+        NotApplicable: K is neither truncated negative binomial nor Poisson, or all divergences of
+            the base are infinite.
 
     Example:
         >>> import numpy as np
@@ -148,9 +140,8 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     repetitions = parse_repetitions(repetitions)
     theorem = repetitions.renyi_theorem
     if theorem is None:
-        raise InvalidInput(
-            f"repetitions must be truncated negative binomial or Poisson, got {repetitions.spec}"
-        )
+        raise NotApplicable("K must be truncated negative binomial or Poisson")
+    check_finite(base)
     penalty = theorem.penalty(base.renyi, base.delta)
     log_none = _log_none(repetitions)
     log_mean = math.log(repetitions.mean)
@@ -248,33 +239,23 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     return lambda alpha: curve(alpha) + added - log_kept / (alpha - 1.0)
 
 
-def power_law(repetitions: str | Repetitions) -> PowerLaw:
+def power_law(repetitions: Repetitions) -> PowerLaw:
     """The parameters of a truncated negative binomial distribution.
 
     Raises:
-        InvalidInput: K has another distribution.
+        NotApplicable: K has another distribution.
     """
-    repetitions = parse_repetitions(repetitions)
     law = repetitions.power_law
     if law is None:
-        raise InvalidInput(
-            f"repetitions must be truncated negative binomial, got {repetitions.spec}"
-        )
+        raise NotApplicable("K must be truncated negative binomial")
     return law
-
-
-def zero_concentrated(base: Mechanism) -> float | None:
-    """The rho for which D_alpha = rho alpha, where the base is of that kind."""
-    if isinstance(base, ZeroConcentratedDp):
-        return base.rho
-    return None if base.gaussian_mu is None else base.gaussian_mu**2 / 2.0
 
 
 def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
 
     Raises:
-        InvalidInput: the base is not zero-concentrated, K is not truncated negative binomial, or
+        NotApplicable: the base is not zero-concentrated, K is not truncated negative binomial, or
             rho > log(1/gamma).
 
     Example:
@@ -284,13 +265,16 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.95, 1.096]
     """
+    rho = base.rho if isinstance(base, ZeroConcentratedDp) else None
+    if base.gaussian_mu is not None:
+        rho = base.gaussian_mu**2 / 2.0
+    if rho is None:
+        raise NotApplicable("the base must be Gaussian or zero-concentrated")
     repetitions = parse_repetitions(repetitions)
     law = power_law(repetitions)
-    rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
-    if rho is None or rho > log_inverse_gamma:
-        raise InvalidInput(
-            f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {checks.one_line(rho)}"
-        )
+    log_inverse_gamma = -math.log(law.gamma)
+    if log_inverse_gamma < rho:
+        raise NotApplicable("log(1/gamma) must be at least rho")
     eta, log_mean = law.eta, math.log(repetitions.mean)
     constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
     best = math.sqrt(log_mean / rho)
@@ -335,46 +319,6 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     if math.isinf(best):
         raise NotApplicable(FAILURE_TOO_LIKELY)
     return BoundValue(best)
-
-
-def corollary_21(
-    epsilon_0: float, delta_0: float, repetitions: Poisson
-) -> tuple[float, float, float]:
-    """Papernot & Steinke's corollary 21: Poisson repetitions of an (epsilon_0, delta_0)-DP base.
-
-    Args:
-        epsilon_0: > 0.
-        delta_0: in [0, 1).
-        repetitions: Poisson.
-
-    Returns:
-        alpha, epsilon' and delta': the tuned mechanism is delta'-approximately (alpha,
-        epsilon')-RDP, at every smaller order too; `approximate_to_delta` converts it.
-
-    Example:
-        >>> from audit.repetitions import Poisson
-        >>> tuple(round(value, 6) for value in corollary_21(1.0, 1e-6, Poisson(10.0)))
-        (1.581977, 4.956493, 1e-05)
-    """
-    epsilon_0 = checks.interval("epsilon_0", epsilon_0, 0.0)
-    delta_0 = checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
-    growth = math.expm1(epsilon_0)
-    # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
-    mu = repetitions.mu * (1.0 - delta_0)
-    log_sum = float(np.logaddexp(-mu, epsilon_0 / growth + math.log(mu)))
-    return 1.0 + 1.0 / growth, growth * log_sum, float(repetitions.phi_survival(delta_0))
-
-
-def approximate_to_delta(alpha: float, divergence: float, failure: float, epsilon: float) -> float:
-    """delta at epsilon of a failure-approximately (alpha, divergence)-RDP mechanism.
-
-    failure + e^((alpha-1)(divergence-epsilon)) (Papernot & Steinke 2022, section E).
-
-    Example:
-        >>> round(approximate_to_delta(alpha=10.0, divergence=0.3, failure=1e-6, epsilon=2.0), 9)
-        1.227e-06
-    """
-    return min(failure + math.exp(min((alpha - 1.0) * (divergence - epsilon), 0.0)), 1.0)
 
 
 _PARTS = 13
@@ -438,30 +382,6 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
         >>> round(proposition_15(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
         1.762
     """
-    if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
-        raise NotApplicable("the base has no finite Renyi divergence")
-    return BoundValue(
-        renyi_to_epsilon(
-            conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7, COARSE_ORDERS
-        )
-    )
-
-
-def corollary_16(base: Mechanism, acceptance: float) -> Curve:
-    """p = q = infinity: D_alpha + (alpha-2)/(alpha-1) D'_{alpha-1} + 2 log(1/Q(S))/(alpha-1).
-
-    Example:
-        >>> import numpy as np
-        >>> from audit.accounting import GaussianMechanism
-        >>> curve = corollary_16(GaussianMechanism(0.25), acceptance=0.1)
-        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
-        [1.095, 1.245]
-    """
-    cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
-
-    def curve(alpha: FloatArray) -> FloatArray:
-        rest = alpha - 1.0
-        second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(rest, 1.0 + 1e-12))
-        return base.renyi(alpha) + (second + 2.0 * cost) / rest
-
-    return curve
+    check_finite(base)
+    curve = conditional_curve(base, protocol.acceptance)
+    return BoundValue(renyi_to_epsilon(curve, delta, 1e-3, 1e7, COARSE_ORDERS))

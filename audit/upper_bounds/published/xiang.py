@@ -7,24 +7,12 @@ from functools import partial
 import numpy as np
 from scipy import special
 
-from audit.accounting import (
-    DpSgd,
-    GaussianMechanism,
-    Mechanism,
-    gdp_limit_mu,
-    mean_inclusion_mu,
-)
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism, gdp_limit_mu, mean_inclusion_mu
 from audit.accounting.conversion import best_conversion, epsilon_of_order
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Kind
 from audit.errors import NotApplicable
-from audit.numerics import (
-    FLOAT_ROUNDING,
-    PROFILE_ACCURACY,
-    SUM_ROUNDING,
-    safe_log,
-    safe_root,
-)
+from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY, SUM_ROUNDING, safe_log, safe_root
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses
 from audit.upper_bounds.reduced import log_density
@@ -32,7 +20,6 @@ from audit.upper_bounds.registry import BoundValue, bound
 
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
-_NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
 # Orders above shift / mu are never best, and their integrand peaks that far from the origin.
 _LARGEST_SHIFT = 200.0
 _RULES = tuple(np.polynomial.legendre.leggauss(nodes) for nodes in (8, 6))
@@ -308,7 +295,7 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
     """eps_U-O: algorithm 3 for a Gaussian of mu "O" = tau sqrt(N) / sigma.
 
     Args:
-        base: DP-SGD.
+        base: DP-SGD on sampled batches.
         repetitions: the distribution of K.
         delta: in (0, 1).
 
@@ -317,10 +304,9 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
         >>> round(reduced_mean_inclusion(DpSgd(1.0, 500, 0.01), "tnb:0,0.1", 1e-5).epsilon, 3)
         0.966
     """
-    if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
-        raise NotApplicable(_NEEDS_STEPS)
-    mu = base.distance * mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return _approximation(mu, repetitions, delta)
+    run = _sampled(base)
+    mu = mean_inclusion_mu(run.noise_multiplier, run.steps, run.sampling_rate)
+    return _approximation(run.distance * mu, repetitions, delta)
 
 
 @bound(
@@ -344,12 +330,17 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
         >>> round(reduced_gdp_limit(DpSgd(1.0, 500, 0.01), "tnb:0,0.1", 1e-5).epsilon, 3)
         1.727
     """
-    if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
-        raise NotApplicable(_NEEDS_STEPS)
-    if base.distance != 1.0:
+    run = _sampled(base)
+    if run.distance != 1.0:
         raise NotApplicable("neighbours must be add-remove or zero-out, and groups of one record")
-    mu = gdp_limit_mu(base.noise_multiplier, base.steps, base.sampling_rate)
+    mu = gdp_limit_mu(run.noise_multiplier, run.steps, run.sampling_rate)
     return _approximation(mu, repetitions, delta)
+
+
+def _sampled(base: Mechanism) -> DpSgd:
+    if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
+        raise NotApplicable("the base must be DP-SGD with sampling rate < 1")
+    return base
 
 
 def _approximation(mu: float, repetitions: Repetitions, delta: float) -> BoundValue:
