@@ -11,6 +11,9 @@ from unittest import mock
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from numpy.typing import ArrayLike
+from sphinx.util.osutil import relative_uri
+from sphinx.util.typing import stringify_annotation
 
 import audit
 from audit import console
@@ -48,6 +51,7 @@ html_search_scorer = str(Path(__file__).with_name("_static") / "scorer.js")
 html_css_files = ["site.css"]
 html_copy_source = False
 html_extra_path = ["which_protocol.csv"]
+highlight_language = "none"  # of blocks that name no language, such as commands
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output of examples
 html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
@@ -96,14 +100,20 @@ def _escape_formulas(
             lines[index] = "".join(parts)
 
 
-_ARRAY = re.compile(r"ndarray\[(?:tuple\[[^\]]*\]|[\w.]+), dtype\[(\w+)\]\]")
+_ARRAY = re.compile(
+    r"~numpy\.ndarray\[(?:tuple\[[^\]]*\]|[~\w.]+), ~numpy\.dtype\[[~\w.]+(?:\[[^\]]*\])?\]\]"
+)
+_ARRAY_LIKE = stringify_annotation(ArrayLike, "smart")
 
 
 def _short_types(
     app: Any, what: str, name: str, found: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str]:
-    """Shortens the types of arrays in signatures to `Array`."""
-    shortened = [_ARRAY.sub("Array", part) if part else part for part in (signature, returns)]
+    """Shortens the types of arrays in signatures to `Array` and `ArrayLike`."""
+    shortened = [
+        _ARRAY.sub("Array", part.replace(_ARRAY_LIKE, "ArrayLike")) if part else part
+        for part in (signature, returns)
+    ]
     return shortened[0], shortened[1]
 
 
@@ -146,13 +156,27 @@ _EVERYDAY |= {"audit", "attained"}
 _NOT_TEXT = (nodes.reference, nodes.literal, nodes.math, nodes.image)
 
 
+_SYMBOLS = {
+    r"\varepsilon": "ε", r"\delta": "δ", r"\lambda": "λ", r"\mu": "μ",
+    r"\sigma": "\N{GREEK SMALL LETTER SIGMA}", r"\sqrt ": "√", r"\dots": "…",
+}  # fmt: skip
+
+
+def _plain_text(node: nodes.Element) -> str:
+    """The text of a node, with formulas in Unicode, for a hover text."""
+    text = node.astext()
+    for name, symbol in _SYMBOLS.items():
+        text = text.replace(name, symbol)
+    return text
+
+
 def _link_terms(app: Any, tree: nodes.document, name: str) -> None:
     """Links the first use of each term on a page to the glossary; its meaning is the hover text."""
     if name == "glossary" or name.startswith("reference/"):
         return
     terms = {}
     for item in app.env.get_doctree("glossary").findall(nodes.definition_list_item):
-        meaning = next(item.findall(nodes.definition)).astext()
+        meaning = _plain_text(next(item.findall(nodes.definition)))
         for term in item.findall(nodes.term):
             terms[term.astext()] = (term["ids"][0], meaning)
     left = set(terms) - _EVERYDAY
@@ -175,6 +199,18 @@ def _link_terms(app: Any, tree: nodes.document, name: str) -> None:
             text.parent.replace(text, parts)
 
 
+def _link_figures(app: Any, tree: nodes.document, name: str) -> None:
+    """Links each figure to its file, which a phone can enlarge."""
+    for image in list(tree.findall(nodes.image)):
+        if image["uri"] in app.env.images and not isinstance(image.parent, nodes.reference):
+            file = f"_images/{app.env.images[image['uri']][1]}"
+            page = app.builder.get_target_uri(name)
+            link = nodes.reference("", "", internal=True, refuri=relative_uri(page, file))
+            link["classes"].append("figure-link")
+            image.parent.replace(image, link)
+            link.append(image)
+
+
 def _shorten_diffs(app: Any, tree: nodes.document) -> None:
     """Removes the names of the compared files, which are paths of this machine, from diffs."""
     for block in tree.findall(nodes.literal_block):
@@ -195,5 +231,6 @@ def setup(app: Any) -> None:
     app.connect("env-before-read-docs", _interleave)
     app.connect("doctree-read", _shorten_diffs)
     app.connect("doctree-resolved", _link_terms)
+    app.connect("doctree-resolved", _link_figures)
     app.connect("autodoc-process-docstring", _escape_formulas, priority=400)
     app.connect("autodoc-process-signature", _short_types)

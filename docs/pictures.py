@@ -23,6 +23,10 @@ BASE = DpSgd(noise_multiplier=70.0, steps=300)
 DELTA = 1e-5
 RUNS = (2, 5, 10, 20, 50, 100, 200, 500)
 
+# Inches. A phone shows a figure of this width with letters of ten pixels.
+_SIZE_OF_OVERVIEW = (6.2, 3.6)
+_SIZE_OF_PANELS = (6.2, 8.2)
+
 
 def _quantile(protocol: Protocol) -> float:
     """Expected quantile of the best candidate, in closed form; all are drawn from one prior."""
@@ -92,8 +96,8 @@ _OVERVIEW = (
 
 def draw_overview(found: list[Point], one_run: float, folder: Path) -> None:
     """Draws the cost of four protocols with direct labels, for the first page."""
-    with sns.axes_style("ticks"), sns.plotting_context("notebook", font_scale=1.15):
-        figure = Figure(figsize=(8.6, 4.3), layout="constrained")
+    with sns.axes_style("ticks"), sns.plotting_context("notebook"):
+        figure = Figure(figsize=_SIZE_OF_OVERVIEW, layout="constrained")
         axes = figure.subplots()
         colours = sns.color_palette("colorblind")
         for label, title, colour in _OVERVIEW:
@@ -116,7 +120,7 @@ def draw_overview(found: list[Point], one_run: float, folder: Path) -> None:
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.xaxis.minorticks_off()
         sns.despine(fig=figure)
-        figure.savefig(folder / "overview.png", dpi=130)
+        figure.savefig(folder / "overview.png", dpi=200)
 
 
 def draw(found: list[Point], one_run: float, folder: Path) -> None:
@@ -130,8 +134,8 @@ def draw(found: list[Point], one_run: float, folder: Path) -> None:
         ("worth", "epsilon", "quantile"),
     ):
         with sns.axes_style("ticks"), sns.plotting_context("notebook"):
-            figure = Figure(figsize=(9.2, 6.6), layout="constrained")
-            panels = figure.subplots(3, 3, sharex=True, sharey=True).ravel()
+            figure = Figure(figsize=_SIZE_OF_PANELS, layout="constrained")
+            panels = figure.subplots(4, 2, sharex=True, sharey=True).ravel()
             palette = sns.color_palette("colorblind")
             colours = [palette[index] for index in (0, 1, 2, 3, 4, 5, 9)]
             for axes, title, colour in zip(panels, PROTOCOLS, colours, strict=False):
@@ -147,12 +151,11 @@ def draw(found: list[Point], one_run: float, folder: Path) -> None:
                 _set_axes(axes, x, y)
             for empty in panels[len(PROTOCOLS) :]:
                 empty.set_visible(False)
-            for above in panels[len(PROTOCOLS) - 3 : 6]:
-                above.tick_params(labelbottom=True)
+            panels[len(PROTOCOLS) - 2].tick_params(labelbottom=True)
             figure.supxlabel(_LABELS[x])
             figure.supylabel(_LABELS[y])
             sns.despine(fig=figure)
-            figure.savefig(folder / f"which_protocol-{name}.png", dpi=110)
+            figure.savefig(folder / f"which_protocol-{name}.png", dpi=150)
 
 
 _LABELS = {

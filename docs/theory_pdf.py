@@ -27,6 +27,10 @@ def main(out: str) -> None:
     text = (DOCS / "theory.md").read_text().replace("# Theory\n", "", 1)
     text = re.sub(r"It is also\s+available \[as a PDF\]\(theory.pdf\)\. ", "", text)
     text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)  # pages of the site
+    text = re.sub(r" \(\[Data\]\([\w.-]+\)\)", "", text)
+    # Typst sets pandoc's translation of these three differently from TeX.
+    text = text.replace(r"\big\|", r"\parallel").replace(r"\!", "").replace(r"\;", r"\quad")
+    text = text.replace("his page", "his paper")
     text = re.sub(r"^(#+)#", r"\1", text, flags=re.MULTILINE)
     body = pypandoc.convert_text(text, "typst", format="markdown-smart-auto_identifiers")
     title = f"""
