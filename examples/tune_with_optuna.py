@@ -1,4 +1,4 @@
-"""An Optuna objective in a private study: the whole tuning is (2, 1e-5)-DP."""
+"""An Optuna objective in a private study: the whole tuning is (3, 1e-5)-DP."""
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -10,13 +10,13 @@ images = images / np.linalg.norm(images, axis=1, keepdims=True)
 train, public = slice(0, 1200), slice(1200, None)  # the other 597 play the role of public records
 
 study = PrivateStudy(
-    protocol="tnb:0,0.2", direction="maximize", epsilon=2.0, delta=1e-5, steps=30, folder=None
+    protocol="geometric:0.2", direction="maximize", epsilon=3.0, delta=1e-5, steps=30, folder=None
 )
 
 
 def objective(trial):
     """Noisy full-batch gradient descent on softmax regression with gradients clipped to norm 1."""
-    rate = trial.suggest_float("learning_rate", 0.1, 10.0, log=True)
+    rate = trial.suggest_float("learning_rate", 5.0, 20.0, log=True)
     rng = np.random.default_rng(trial.user_attrs["seed"])
     x, y = images[train], labels[train]
     weights = np.zeros((x.shape[1], 10))

@@ -1,6 +1,7 @@
 """The site's own tools; `make docs` builds the site with warnings as errors."""
 
 import ast
+import csv
 import importlib
 import importlib.util
 import inspect
@@ -64,6 +65,32 @@ def test_pictures_of_protocols(tmp_path: Path) -> None:
     pictures.draw(found, base.epsilon(1e-5), tmp_path)
     assert len(list(tmp_path.glob("which_protocol-*.png"))) == 3
     assert pictures.table(found).count("\n") == 1 + len(pictures.PROTOCOLS)
+
+
+def test_every_figure_has_a_caption_and_its_data() -> None:
+    figures = 0
+    for page in DOCS.glob("*.md"):
+        for caption in re.findall(
+            r"^!\[[^\n]*\]\([^\n]+\.png\)\n\n(.*?)(?:\n\n|\n\Z)", page.read_text(), re.M | re.S
+        ):
+            figures += 1
+            assert caption.startswith("*"), page
+            assert caption.endswith("*"), page
+            files = re.findall(r"\]\(([\w.-]+\.csv)\)", caption)
+            assert files, caption
+            assert all(len((DOCS / file).read_text().splitlines()) > 2 for file in files)
+    assert figures == sum(page.read_text().count(".png)") for page in DOCS.glob("*.md"))
+
+
+def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
+    for path, page in [(path, "reproductions.md") for path in DOCS.glob("training-*.csv")] + [
+        (DOCS / "attacks.csv", "attacks.md")
+    ]:
+        text = (DOCS / page).read_text()
+        numbers = set(re.findall(r"\d+(?:\.\d+)?", text)) | {"1e-05"}
+        for row in csv.DictReader(path.read_text().splitlines()):
+            for value in row.values():
+                assert value in numbers or (not value[:1].isdigit() and value in text), row
 
 
 def test_code_in_pages_is_python() -> None:

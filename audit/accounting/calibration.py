@@ -111,10 +111,11 @@ def calibrate_noise_multiplier(
 
 
 def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
-    """Approximate mu of sampled DP-SGD, "O" in Xiang et al. 2024, eq. 19: tau sqrt(N) / sigma.
+    r"""Approximate mu of sampled DP-SGD, "O" in Xiang et al. 2024, eq. 19.
 
-    At sampling rate 1 it is exact. Below 1, the mean replaces the random number of times that the
-    record is sampled, so it is an approximation and not a bound.
+    It is :math:`\tau \sqrt{N} / \sigma` for :math:`N` steps at sampling rate :math:`\tau` and noise
+    multiplier :math:`\sigma`. At sampling rate 1 it is exact. Below 1, the mean replaces the random
+    number of times that the record is sampled, so it is an approximation and not a bound.
 
     Example:
         >>> round(mean_inclusion_mu(1.0, steps=500, sampling_rate=0.01), 4)
@@ -126,10 +127,14 @@ def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float 
 
 
 def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
-    """Asymptotic mu of sampled DP-SGD, "G" in the paper (Dong, Roth & Su; Xiang et al., cor. 2).
+    r"""Asymptotic mu of sampled DP-SGD, "G" in the paper (Dong, Roth & Su; Xiang et al., cor. 2).
 
-    mu = sqrt(2) tau sqrt(N) sqrt(e^(1/sigma^2) Phi(1.5/sigma) + 3 Phi(-0.5/sigma) - 2). It is
-    asymptotic in the number of steps and not a bound.
+    For :math:`N` steps at sampling rate :math:`\tau` and noise multiplier :math:`\sigma`,
+
+    .. math:: \mu = \sqrt{2 N}\, \tau
+        \sqrt{e^{1/\sigma^2} \Phi(1.5/\sigma) + 3 \Phi(-0.5/\sigma) - 2}.
+
+    It is asymptotic in the number of steps and not a bound.
 
     Example:
         >>> round(gdp_limit_mu(1.0, steps=500, sampling_rate=0.01), 4)

@@ -44,10 +44,12 @@ def renyi_to_epsilon(
     high: float = 1e9,
     refined: int = 97,
 ) -> float:
-    """Smallest epsilon that a Renyi curve gives at delta.
+    r"""Smallest epsilon that a Renyi curve gives at delta.
 
-    Uses epsilon = D_alpha + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha - 1), minimised
-    over alpha (Balle et al. 2020, theorem 20; Xiang, Wang & Wang 2024, theorem 6).
+    .. math:: \varepsilon = D_\alpha + \log\frac{\alpha - 1}{\alpha}
+        - \frac{\log \delta + \log \alpha}{\alpha - 1},
+
+    minimised over alpha (Balle et al. 2020, theorem 20; Xiang, Wang & Wang 2024, theorem 6).
 
     Args:
         renyi: maps orders [n] > 1 to upper bounds [n] on the Renyi divergence.

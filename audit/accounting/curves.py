@@ -143,7 +143,9 @@ class RenyiChords:
 
 @dataclass(frozen=True)
 class ZeroConcentratedDp(Mechanism):
-    """Any rho-zCDP mechanism: D_alpha <= rho alpha for every order (Bun & Steinke 2016).
+    r"""Any rho-zCDP mechanism (Bun & Steinke 2016).
+
+    Its Renyi divergences satisfy :math:`D_\alpha \le \rho \alpha` for every order :math:`\alpha`.
 
     Attributes:
         rho: in (0, 1e5].

@@ -10,7 +10,10 @@ from audit.accounting.pairs import DominatingPair, GaussianPair
 
 @dataclass(frozen=True)
 class GaussianMechanism(Mechanism):
-    """Mu-Gaussian DP: full-batch DP-SGD has mu = sqrt(steps) / noise_multiplier.
+    r"""Mu-Gaussian DP: as hard to attack as N(0, 1) against N(mu, 1).
+
+    Full-batch DP-SGD has :math:`\mu = \sqrt{T} / \sigma` for :math:`T` steps with noise multiplier
+    :math:`\sigma`.
 
     Attributes:
         mu: distance of the two means in standard deviations, in [1e-12, 1000].

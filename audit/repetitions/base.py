@@ -52,7 +52,9 @@ def format_spec(name: str, *numbers: float) -> str:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """phi'(x) = E[K] (1 + (1/gamma - 1) (1 - x))^-(1 + eta): K is truncated negative binomial.
+    r"""The derivative of the generating function, where K is truncated negative binomial.
+
+    :math:`\varphi'(x) = \mathbb{E}[K]\, (1 + (1/\gamma - 1)(1 - x))^{-(1 + \eta)}`.
 
     Attributes:
         eta: > -1.
@@ -70,7 +72,9 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class ProfileTheorem:
-    """delta_A(eps) <= E[K] delta(eps - penalty), for every eps_1 >= 0.
+    r"""A bound on the profile of the best run, for every eps_1 >= 0.
+
+    :math:`\delta_A(\varepsilon) \le \mathbb{E}[K]\, \delta(\varepsilon - \text{penalty})`.
 
     Attributes:
         source: the theorem.
@@ -89,7 +93,10 @@ class ProfileTheorem:
 
 @dataclass(frozen=True)
 class RenyiTheorem:
-    """(alpha-1) D_alpha(A || A') <= log(P[K=0] + E[K] e^((alpha-1) (D_alpha + penalty))).
+    r"""A bound on the Renyi divergence of the best run, by order.
+
+    .. math:: (\alpha - 1)\, D_\alpha(A \,\|\, A') \le
+        \log\big(P[K = 0] + \mathbb{E}[K]\, e^{(\alpha - 1)(D_\alpha + \text{penalty})}\big).
 
     Attributes:
         source: the theorem.

@@ -78,7 +78,10 @@ class _Together(Mechanism):
 
 @dataclass(frozen=True)
 class AllRuns:
-    """All K runs released, and K: sum_k P[K = k] delta_k(eps), k runs composed.
+    r"""All K runs released, and K.
+
+    The profile is :math:`\sum_k P[K = k]\, \delta_k(\varepsilon)`, where :math:`\delta_k` is the
+    profile of k runs composed.
 
     Attributes:
         base: one run.

@@ -18,10 +18,13 @@ from audit.upper_bounds.registry import BoundValue, bound
 
 
 def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
-    """Theorem 1 as a function of the order alpha.
+    r"""Theorem 1 as a function of the order alpha.
 
-    e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
-    + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
+    .. math:: \varepsilon' = \varepsilon + (1 + \theta)(1 - 1/b)\, \varepsilon_b
+        + \Big(\frac{\alpha}{\alpha - 1} + 1 + \theta\Big) \log \frac{C}{c}
+        + \frac{1 + \theta}{b} \log \frac{1}{\gamma} + \frac{\log \mathbb{E}[T]}{\alpha - 1},
+
+    minimised over b.
 
     Args:
         base: one run with any fixed hyperparameter.

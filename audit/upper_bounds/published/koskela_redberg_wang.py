@@ -32,10 +32,13 @@ _SOURCE = "Koskela, Redberg & Wang 2024"
     title=r"$\varepsilon_U$ profile (any score)",
 )
 def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """delta_A(eps) <= E[K] delta(eps - penalty), the penalty minimised over epsilon_1 >= 0.
+    r"""Smallest epsilon that the generic profile bound gives at delta.
 
-    Theorem 5.2 for truncated negative binomial K, 5.7 for binomial, corollary 5.8 for Poisson. The
-    penalty does not depend on epsilon, so it is minimised once.
+    .. math:: \delta_A(\varepsilon) \le \mathbb{E}[K]\, \delta(\varepsilon - \text{penalty}),
+
+    with the penalty minimised over :math:`\varepsilon_1 \ge 0`: theorem 5.2 for truncated negative
+    binomial K, 5.7 for binomial, corollary 5.8 for Poisson. The penalty does not depend on epsilon,
+    so it is minimised once.
 
     Args:
         base: the base mechanism, through its privacy profile.

@@ -172,10 +172,14 @@ def _monotone(curve: Curve) -> Curve:
 
 
 def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int = _POINTS) -> Curve:
-    """D_alpha + log max phi'(q)^alpha phi'(q')^(1-alpha) / (alpha-1) over the events of the base.
+    r"""Lemma 7 as a function of the order.
 
-    The maximum is over the hull of the region bound: a^alpha b^(1-alpha) is convex, grows with a
-    and falls with b, so it is largest at a vertex.
+    .. math:: D_\alpha + \frac{1}{\alpha - 1}
+        \log \max_{(q, q')} \varphi'(q)^\alpha\, \varphi'(q')^{1 - \alpha}
+
+    over the events of the base. The maximum is over the hull of the region bound:
+    :math:`a^\alpha b^{1 - \alpha}` is convex, grows with a and falls with b, so it is largest at a
+    vertex.
 
     Args:
         base: the base mechanism.
@@ -220,9 +224,11 @@ def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArr
 
 
 def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
-    """Lemma 7 for K before truncation, and the most that truncation adds.
+    r"""Lemma 7 for K before truncation, and the most that truncation adds.
 
-    log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
+    The addition is
+    :math:`\log(1 / P[K \le m]) / (\alpha - 1) + \log(1 + T / (\mathbb{E}[K] - T))` with
+    :math:`T = \mathbb{E}[K; K > m]`.
 
     Example:
         >>> import numpy as np
@@ -252,7 +258,9 @@ def power_law(repetitions: Repetitions) -> PowerLaw:
 
 
 def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
-    """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
+    r"""Corollary 4 as a function of the order.
+
+    The curve is flat up to the order :math:`1 + \sqrt{\log \mathbb{E}[K] / \rho}`.
 
     Raises:
         NotApplicable: the base is not zero-concentrated, K is not truncated negative binomial, or
@@ -325,11 +333,15 @@ _PARTS = 13
 
 
 def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
-    """Proposition 15: the divergence of the output given that it lies in a set S, by order.
+    r"""Proposition 15: the divergence of the output given that it lies in a set S, by order.
 
-    With u = 1/p, v = 1/q, w = 1/r summing to 1, (alpha-1) times the bound is
-    (alpha-u-w) D_{(alpha-u)/w} + (alpha+v-2) D'_{alpha+v-1} + (w+1) log(1/Q(S)), minimised over a
-    grid of (u, v, w). Orders alpha+v-1 below 1 give a moment of at most 1, that is 0.
+    With u = 1/p, v = 1/q, w = 1/r summing to 1, :math:`\alpha - 1` times the bound is
+
+    .. math:: (\alpha - u - w) D_{(\alpha - u)/w} + (\alpha + v - 2) D'_{\alpha + v - 1}
+        + (w + 1) \log(1 / Q(S)),
+
+    minimised over a grid of (u, v, w). Orders alpha+v-1 below 1 give a moment of at most 1, that is
+    0.
 
     Args:
         base: one run.
