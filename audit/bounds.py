@@ -64,128 +64,110 @@ def make_parser() -> console.Parser:
         description="Bounds on the privacy cost of releasing the best of K runs.",
         examples=_EXAMPLES,
     )
-    one = parser.add_argument_group("one run: DP-SGD, or another mechanism")
-    one.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="as in Opacus")
-    one.add_argument(
-        "--sampling-rate", type=float, metavar="TAU", help="of Poisson sampling (default: 1)"
-    )
-    one.add_argument("--steps", type=int, metavar="N", help="iterations of one run")
-    one.add_argument(
-        "--batch-size", type=int, metavar="B", help="expected; with --records, for the rate"
-    )
-    one.add_argument("--records", type=int, metavar="N", help="of the data set; also checks delta")
-    one.add_argument("--epochs", type=float, metavar="E", help="instead of --steps, rounded up")
-    one.add_argument("--mu", type=float, metavar="MU", help="Gaussian DP, such as full batches")
-    one.add_argument(
-        "--gaussian-epsilon",
-        type=float,
-        metavar="E",
-        help="epsilon of a Gaussian mechanism: full batches only",
-    )
-    one.add_argument(
-        "--base",
-        metavar="SPEC",
-        help="laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
-        "renyi:FILE or profile:FILE (csv of two columns)",
-    )
-    how = parser.add_argument_group("how the best run was chosen")
-    how.add_argument(
-        "--protocol",
-        metavar="SPEC",
-        help="search (default), best:M, pareto:M, grid:N[,CHANCE], adaptive:LOW,HIGH, "
-        "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
-        "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
-    )
-    how.add_argument(
-        "--repetitions",
-        metavar="SPEC",
-        help="distribution of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
-        f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
-    )
-    how.add_argument("--delta", type=float, metavar="D", help="of the whole (default 1e-5)")
-    solve = parser.add_argument_group("what a budget allows")
-    solve.add_argument(
-        "--target-epsilon", type=float, metavar="E", help="budget of the whole tuning"
-    )
-    solve.add_argument(
-        "--solve",
-        metavar="WHAT",
-        help="noise (default; with --steps), runs (the largest number) or "
-        "distribution (of K, with the best quantile)",
-    )
-    done = parser.add_argument_group("a finished tuning, instead of --protocol and one run")
-    done.add_argument(
-        "--trials",
-        metavar="FILE",
-        help="csv: noise_multiplier, sampling_rate and steps, or mu, or rho",
-    )
-    done.add_argument("--optuna", nargs=2, metavar=("STORAGE", "NAME"), help="an Optuna study")
-    done.add_argument(
-        "--chosen",
-        metavar="HOW",
-        help="grid, random or sequential (any choice that uses earlier results)",
-    )
-    done.add_argument(
-        "--cap",
-        type=float,
-        metavar="E",
-        help="sequential: the epsilon that all trials may spend, fixed in advance",
-    )
-    shown = parser.add_argument_group("output")
-    shown.add_argument(
-        "--compare",
-        type=float,
-        metavar="RUNS",
-        help="also compare all protocols at this mean number of runs",
-    )
-    shown.add_argument("--plot", metavar="FILE", help="plot epsilon over runs by protocol")
-    shown.add_argument("--json", action="store_true", help="json instead of a table")
-    rarely = parser.add_rare_group()
-    rarely.add_argument(
-        "--neighbours",
-        metavar="NAME",
-        help="add-remove (default), zero-out (the number of records is public; default with "
-        "--batch-size) or replace-one",
-    )
-    rarely.add_argument(
-        "--group-size",
-        type=int,
-        metavar="K",
-        help="records of one person, protected together (default 1)",
-    )
-    rarely.add_argument(
-        "--epsilon-base",
-        type=float,
-        metavar="E",
-        help="if only this is known: one run is (E, D)-DP, with --delta-base D",
-    )
-    rarely.add_argument(
-        "--delta-base", type=float, metavar="D", help="far below --delta (default: --delta)"
-    )
-    rarely.add_argument(
-        "--bound",
-        metavar="NAME",
-        help="bound to solve with, a row of the table (default: region, or the smallest)",
-    )
-    rarely.add_argument(
-        "--prior",
-        metavar="FILE",
-        help="csv as for --trials, of all candidates; column chance if not equally likely",
-    )
-    rarely.add_argument(
-        "--budgets",
-        metavar="HOW",
-        help="sequential: number and budgets of trials were planned (fixed in advance) or adaptive",
-    )
-    rarely.add_argument(
-        "--accounting",
-        metavar="NAME",
-        help="accounting of eps_B: rdp, as in the papers (default), or exact",
-    )
-    rarely.add_argument("--tunings", type=int, metavar="N", help="number of tunings")
-    rarely.add_argument("--final-run", action="store_true", help="a final run is released as well")
+    parser.add_options(_OPTIONS)
     return parser
 
+
+_OPTIONS: dict[str, dict[str, console.Option]] = {
+    "one run: DP-SGD, or another mechanism": {
+        "noise-multiplier": (float, "SIGMA", "as in Opacus"),
+        "sampling-rate": (float, "TAU", "of Poisson sampling (default: 1)"),
+        "steps": (int, "N", "iterations of one run"),
+        "batch-size": (int, "B", "expected; with --records, for the rate"),
+        "records": (int, "N", "of the data set; also checks delta"),
+        "epochs": (float, "E", "instead of --steps, rounded up"),
+        "mu": (float, "MU", "Gaussian DP, such as full batches"),
+        "gaussian-epsilon": (float, "E", "epsilon of a Gaussian mechanism: full batches only"),
+        "base": (
+            str,
+            "SPEC",
+            "laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
+            "renyi:FILE or profile:FILE (csv of two columns)",
+        ),
+    },
+    "how the best run was chosen": {
+        "protocol": (
+            str,
+            "SPEC",
+            "search (default), best:M, pareto:M, grid:N[,CHANCE], adaptive:LOW,HIGH, "
+            "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
+            "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
+        ),
+        "repetitions": (
+            str,
+            "SPEC",
+            "distribution of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
+            f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
+        ),
+        "delta": (float, "D", "of the whole (default 1e-5)"),
+    },
+    "what a budget allows": {
+        "target-epsilon": (float, "E", "budget of the whole tuning"),
+        "solve": (
+            str,
+            "WHAT",
+            "noise (default; with --steps), runs (the largest number) or distribution (of K, with "
+            "the best quantile)",
+        ),
+    },
+    "a finished tuning, instead of --protocol and one run": {
+        "trials": (str, "FILE", "csv: noise_multiplier, sampling_rate and steps, or mu, or rho"),
+        "optuna": (str, ("STORAGE", "NAME"), "an Optuna study"),
+        "chosen": (
+            str,
+            "HOW",
+            "grid, random or sequential (any choice that uses earlier results)",
+        ),
+        "cap": (
+            float,
+            "E",
+            "sequential: the epsilon that all trials may spend, fixed in advance",
+        ),
+    },
+    "output": {
+        "compare": (float, "RUNS", "also compare all protocols at this mean number of runs"),
+        "plot": (str, "FILE", "plot epsilon over runs by protocol"),
+        "json": (bool, "", "json instead of a table"),
+    },
+    console.RARE: {
+        "neighbours": (
+            str,
+            "NAME",
+            "add-remove (default), zero-out (the number of records is public; default with "
+            "--batch-size) or replace-one",
+        ),
+        "group-size": (int, "K", "records of one person, protected together (default 1)"),
+        "epsilon-base": (
+            float,
+            "E",
+            "if only this is known: one run is (E, D)-DP, with --delta-base D",
+        ),
+        "delta-base": (float, "D", "far below --delta (default: --delta)"),
+        "bound": (
+            str,
+            "NAME",
+            "bound to solve with, a row of the table (default: region, or the smallest)",
+        ),
+        "prior": (
+            str,
+            "FILE",
+            "csv as for --trials, of all candidates; column chance if not equally likely",
+        ),
+        "budgets": (
+            str,
+            "HOW",
+            "sequential: number and budgets of trials were planned (fixed in advance) or adaptive",
+        ),
+        "accounting": (
+            str,
+            "NAME",
+            "accounting of eps_B: rdp, as in the papers (default), or exact",
+        ),
+        "tunings": (int, "N", "number of tunings"),
+        "final-run": (bool, "", "a final run is released as well"),
+    },
+}
+"""The options, in groups; see `console.Parser.add_options`."""
 
 _DEFAULTS = {
     "protocol": "search",
@@ -637,21 +619,9 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
             "base": asdict(report),
             "bounds": [row.as_dict() for row in rows],
             "cost": None if recommended is None else recommended.as_dict(),
-            "compared": [
-                {
-                    "title": one.title,
-                    "protocol": one.protocol.spec,
-                    "epsilon": one.epsilon,
-                    "bound": one.bound,
-                    "expected_quantile": one.expected_quantile,
-                }
-                for one in compared
-            ],
+            "compared": [vars(one) | {"protocol": one.protocol.spec} for one in compared],
             "notes": notes,
-            "affordable": [
-                {"repetitions": one.repetitions.spec, "expected_quantile": one.expected_quantile}
-                for one in affordable
-            ],
+            "affordable": [vars(one) | {"repetitions": one.repetitions.spec} for one in affordable],
         }
         print(json.dumps(answer, indent=2))
     else:

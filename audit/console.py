@@ -31,6 +31,13 @@ WIDTH = 100
 """Largest number of columns of a help text; with it, most options take one line."""
 
 
+RARE = "rarely changed"
+"""Title of the group of options that only `--help-all` shows."""
+
+Option = tuple[type, str | tuple[str, ...], str]
+"""Type of an option's value (bool: a flag without one), its placeholders, and its meaning."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of options with one-line errors and a short help.
 
@@ -69,8 +76,21 @@ class Parser(argparse.ArgumentParser):
     def add_rare_group(self) -> argparse._ArgumentGroup:
         """A group of options that only `--help-all` shows."""
         self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
-        self._rare = self.add_argument_group("rarely changed")
+        self._rare = self.add_argument_group(RARE)
         return self._rare
+
+    def add_options(self, groups: Mapping[str, Mapping[str, Option]]) -> None:
+        """Adds options by name, in groups by title."""
+        for title, options in groups.items():
+            group = self.add_rare_group() if title == RARE else self.add_argument_group(title)
+            for name, (kind, metavar, meaning) in options.items():
+                if kind is bool:
+                    group.add_argument(f"--{name}", action="store_true", help=meaning)
+                    continue
+                several = len(metavar) if isinstance(metavar, tuple) else None
+                group.add_argument(
+                    f"--{name}", type=kind, nargs=several, metavar=metavar, help=meaning
+                )
 
     def format_help(self) -> str:
         """The help text without the rare options."""

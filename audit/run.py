@@ -89,7 +89,6 @@ class _ListPresets(argparse.Action):
 
 
 def _add(group: Any, field: Any) -> None:
-    """Adds the option of one setting."""
     several = isinstance(field.default, tuple)
     kind = type(field.default[0]) if several else type(field.default)
     given = field.default if several else (field.default,)
@@ -220,7 +219,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_all(options: dict[str, Any]) -> int:
-    """Runs the audits of a command line, prints their reports, and compares several."""
     as_json = options.pop("json")
     configs = _configs(options)
     # With --json, only the json goes to stdout.
@@ -238,7 +236,6 @@ def _run_all(options: dict[str, Any]) -> int:
 
 
 def _audited(configs: Sequence[AuditConfig], *, prints: bool) -> "list[Report]":
-    """Runs the audits one by one, and prints each report if `prints`."""
     found = []
     for config in configs:
         reports = run(config)

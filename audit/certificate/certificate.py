@@ -16,7 +16,7 @@ from audit.accounting import Mechanism, mechanism_from_dict
 from audit.certificate import conditions as derived
 from audit.certificate import deployment, page, text
 from audit.certificate.conditions import Private, StudyFacts
-from audit.certificate.contents import FORMAT, NAMESPACE, CertificateContents
+from audit.certificate.contents import FORMAT, NAMESPACE, CertificateContents, Made
 from audit.certificate.declaration import Declaration
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, compute
@@ -26,8 +26,6 @@ from audit.typed_json import read_typed
 
 _OLD = (f"{NAMESPACE}/1",)
 _LIBRARIES = ("numpy", "scipy", "opacus", "torch")
-_MAX_TEXT = 1_000_000  # a prior lists all candidates of a grid
-_MAX_NAMES = 10_000
 _MAX_ROWS = 100
 
 
@@ -169,7 +167,7 @@ class Certificate(CertificateContents):
                 numbers=_numbers(values["numbers"]),
                 score=read_typed(Private | None, values["score"], "score"),
                 study=_facts(values["study"]),
-                made=_made(values["made"]),
+                made=read_typed(Made, values["made"], "made"),
                 model_hash=_digits("model_hash", values["model_hash"]),
                 declaration=Declaration.from_dict(values["declaration"]),
                 evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
@@ -183,40 +181,23 @@ class Certificate(CertificateContents):
             ) from None
 
 
-def _made_now() -> dict[str, Any]:
+def _made_now() -> Made:
     libraries = {}
     for name in _LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             libraries[name] = metadata.version(name)
-    return {
-        "version": __version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "libraries": libraries,
-    }
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise InvalidInput(f"{name} must be a text, got {checks.one_line(value)}")
-    return value
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return Made(__version__, today, platform.python_version(), libraries)
 
 
 def _protocol(value: Any) -> Protocol:
-    found = protocols.parse_protocol(_text("protocol", value))
+    found = protocols.parse_protocol(read_typed(str, value, "protocol"))
     if not isinstance(found, derived.PROTOCOLS):
         names = ", ".join(kind.name for kind in derived.PROTOCOLS)
         raise InvalidInput(
             f"protocol must be one whose conditions are known ({names}), got {found}"
         )
     return found
-
-
-def _texts(name: str, values: Any) -> dict[str, str]:
-    """Validates a mapping from names to texts."""
-    if not isinstance(values, Mapping) or len(values) > _MAX_NAMES:
-        raise InvalidInput(f"{name} must be texts by name, got {checks.one_line(values)}")
-    return {_text(name, key): _text(f"{name}.{key}", one) for key, one in values.items()}
 
 
 def _digits(name: str, value: Any) -> str | None:
@@ -226,7 +207,6 @@ def _digits(name: str, value: Any) -> str | None:
 
 
 def _facts(values: Mapping[str, Any]) -> StudyFacts:
-    _texts("study.prior", values["prior"])
     found: StudyFacts = read_typed(StudyFacts, values, "study")
     if _digits("study.settings", found.settings) is None:
         raise InvalidInput("study.settings must be 64 hexadecimal digits, got none")
@@ -234,18 +214,6 @@ def _facts(values: Mapping[str, Any]) -> StudyFacts:
         checks.interval("study.expected_batch_size", found.expected_batch_size, 0.0)
     checks.one_of("study.tested_on", found.tested_on, ("", *derived.TESTED_ON))
     return found
-
-
-def _made(values: Any) -> dict[str, Any]:
-    if not isinstance(values, Mapping) or set(values) != {"version", "date", "python", "libraries"}:
-        raise InvalidInput(
-            "made must have version, date, python and libraries, got "
-            f"{checks.one_line(list(values) if isinstance(values, Mapping) else values)}"
-        )
-    found: dict[str, Any] = _texts(
-        "made", {name: one for name, one in values.items() if name != "libraries"}
-    )
-    return found | {"libraries": _texts("made.libraries", values["libraries"])}
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:

@@ -28,6 +28,16 @@ _N_IS_PUBLIC = ("zero-out", "replace-one")
 
 
 @dataclass(frozen=True)
+class Made:
+    """The origin of a certificate: its date, and the versions of the software that issued it."""
+
+    version: str
+    date: str
+    python: str
+    libraries: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class CertificateContents:
     """The fields of a `Certificate`, and the conditions, scope and claim computed from them."""
 
@@ -38,7 +48,7 @@ class CertificateContents:
     numbers: Numbers
     score: Private | None
     study: StudyFacts
-    made: Mapping[str, Any] = field(default_factory=dict)
+    made: Made
     model_hash: str | None = None
     declaration: Declaration = field(default_factory=Declaration)
     evidence: Evidence | None = None
@@ -150,10 +160,10 @@ class CertificateContents:
             ],
             "void_if": self.void_if,
             "model_hash": self.model_hash,
-            "declaration": self.declaration.as_dict(),
+            "declaration": asdict(self.declaration),
             "not_stated": self.not_stated,
             "total": None if total is None else {"epsilon": total[0], "delta": total[1]},
-            "made": dict(self.made),
+            "made": asdict(self.made),
             "evidence": None
             if self.evidence is None
             else asdict(self.evidence) | {"ceiling": self.evidence.ceiling(self.delta)},

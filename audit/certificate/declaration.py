@@ -3,7 +3,7 @@
 import decimal
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from audit import checks
@@ -81,14 +81,8 @@ class Declaration:
     earlier_spending: Sequence[Spending] | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "responsible",
-            "dataset",
-            "unit",
-            "normalizer",
-            "pretraining",
-            "preprocessing",
-        ):
+        texts = "responsible", "dataset", "unit", "normalizer", "pretraining", "preprocessing"
+        for name in texts:
             if name == "unit" or getattr(self, name) is not None:
                 checks.store_validated(self, **{name: _text(name, getattr(self, name))})
         if isinstance(self.records, str):
@@ -125,16 +119,9 @@ class Declaration:
             min(_sum([delta, *(one.delta for one in self.earlier_spending)]), 1.0),
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """All statements as plain values."""
-        values = asdict(self)
-        if self.earlier_spending is not None:
-            values["earlier_spending"] = [asdict(one) for one in self.earlier_spending]
-        return values
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads the values that `as_dict` returned.
+        """Reads the values that `dataclasses.asdict` returned.
 
         Raises:
             InvalidInput: a statement has the wrong type.
@@ -151,30 +138,27 @@ class Declaration:
         def own(text: str | None) -> str:
             return NOT_STATED if text is None else checks.quoted(text)
 
-        many = self.records_per_person
-        count = NOT_STATED if self.records is None else str(self.records)
+        def number(value: float | str | None) -> str:
+            if value is None:
+                return NOT_STATED
+            return format_exact(value) if isinstance(value, float) else str(value)
+
         # One row each, with the numbers first: text written from right to left would move them.
         title = "Earlier spending on the same records"
         earlier = [(title, NOT_STATED if self.earlier_spending is None else "none")]
         if self.earlier_spending:
-            earlier = [
-                (
-                    title,
-                    f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: "
-                    f"{own(one.release)}",
-                )
+            spent = [
+                f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: {own(one.release)}"
                 for one in self.earlier_spending
             ]
+            earlier = [(title, words) for words in spent]
         return (
             ("Responsible person", own(self.responsible)),
             ("Data set", own(self.dataset)),
-            ("Number of records", count),
+            ("Number of records", number(self.records)),
             ("Unit of privacy", own(self.unit)),
-            ("Records per person, at most", NOT_STATED if many is None else str(many)),
-            (
-                "Clipping norm",
-                NOT_STATED if self.max_grad_norm is None else format_exact(self.max_grad_norm),
-            ),
+            ("Records per person, at most", number(self.records_per_person)),
+            ("Clipping norm", number(self.max_grad_norm)),
             ("Divisor of the noisy sum", own(self.normalizer)),
             ("Pre-training", own(self.pretraining)),
             ("Preprocessing that read private data", own(self.preprocessing)),

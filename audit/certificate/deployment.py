@@ -108,12 +108,12 @@ def _fields(certificate: CertificateContents) -> list[tuple[int, str, _Value | N
     )
     norm = stated.max_grad_norm
     made = certificate.made
-    libraries = ", ".join(f"{name} {version}" for name, version in made["libraries"].items())
+    libraries = ", ".join(f"{name} {version}" for name, version in made.libraries.items())
     mechanisms = (
         f"One run is {certificate.base.description}. "
         f"Clipping norm: {'not stated' if norm is None else format_exact(norm)}. "
         f"Normalizer: {stated.normalizer or 'not stated'}. Implementation: dp-tuning-audit "
-        f"{made['version']}, Python {made['python']}, {libraries}. "
+        f"{made.version}, Python {made.python}, {libraries}. "
         f"Random draws of the tuning: {text.draws_in_words(certificate)}."
     )
     evidence = text.evidence_in_words(certificate)

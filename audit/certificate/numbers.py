@@ -223,7 +223,6 @@ class TradeOff:
         return 1.0 - 2.0 * equal
 
     def _vertices(self) -> FloatArray:
-        """Rates of false positives [n] at the vertices of the curve."""
         lines = []
         for point in self.points:
             kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)

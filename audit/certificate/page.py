@@ -170,7 +170,7 @@ def html(certificate: CertificateContents) -> str:
         ]
     plain = certificate.as_dict()
     made = [
-        *((name, words_of(value)) for name, value in certificate.made.items()),
+        *((name, words_of(value)) for name, value in vars(certificate.made).items()),
         ("random draws", draws_in_words(certificate)),
         ("hash of the settings", certificate.study.settings or NOT_STATED),
     ]

@@ -48,12 +48,10 @@ def paragraph(certificate: CertificateContents) -> str:
     if (total := total_in_words(certificate)) is not None:
         sentences.append(f"{total}.")
     sentences.append(f"SHA-256 of the released model: {certificate.model_hash or 'not stated'}.")
-    made = certificate.made
-    if {"date", "version"} <= made.keys():
-        sentences.append(
-            f"Made on {made['date']} by dp-tuning-audit {made['version']}. "
-            f"Random draws: {draws_in_words(certificate)}."
-        )
+    sentences.append(
+        f"Made on {certificate.made.date} by dp-tuning-audit {certificate.made.version}. "
+        f"Random draws: {draws_in_words(certificate)}."
+    )
     sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
     text = checks.printable(" ".join(sentences))
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"

@@ -19,7 +19,7 @@ from audit import checks
 from audit.accounting import DeltaUnreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Ground, bases_of, checkable, testable
-from audit.certificate.contents import hash_of
+from audit.certificate.contents import Made, hash_of
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.errors import InvalidInput
@@ -65,23 +65,13 @@ class Verdict:
         certificate: the verified certificate; None if it is wrong.
 
     Example:
-        >>> Verdict(Finding.WRONG, ("wrong: the hash differs",)).line
-        'wrong: the hash differs'
+        >>> Verdict(Finding.WRONG, ("wrong: the hash differs",)).finding.value
+        'wrong'
     """
 
     finding: Finding
     lines: tuple[str, ...]
     certificate: Certificate | None = None
-
-    @property
-    def right(self) -> bool:
-        """Whether the certificate is correct, and not void."""
-        return self.finding is Finding.CORRECT
-
-    @property
-    def line(self) -> str:
-        """The first line."""
-        return self.lines[0]
 
 
 def schema() -> dict[str, Any]:
@@ -264,12 +254,11 @@ def _lines(right: Certificate) -> Iterator[str]:
     for title, words in right.declaration.in_words():
         if words != NOT_STATED:
             yield f"stated by the author, not verified: {title.lower()}: {words}"
-    made = right.made
     for name, words in right.study.prior.items():
         yield f"stated by the author, not verified: candidates: {checks.quoted(f'{name}: {words}')}"
     yield (
-        f"stated by the author, not verified: made on {made['date']} with dp-tuning-audit "
-        f"{made['version']}"
+        f"stated by the author, not verified: made on {right.made.date} with "
+        f"dp-tuning-audit {right.made.version}"
     )
     if right.evidence is not None:
         yield (
@@ -294,7 +283,6 @@ def _wrong(reason: str) -> Verdict:
 def _problem(
     values: Mapping[str, Any], right: Certificate, but: tuple[str, ...] = ("hash",)
 ) -> str | None:
-    """Describes the first field that differs from its recomputed value."""
     came, expected = (
         {name: one for name, one in each.items() if name not in but}
         for each in (values, right.as_dict())
@@ -305,7 +293,6 @@ def _problem(
 
 
 def _problem_of_test(certificate: Certificate) -> str | None:
-    """Describes impossible statements about the differential test."""
     study = certificate.study
     allowed = testable(certificate.training, certificate.score)
     if study.tested != tuple(name for name in allowed if name in study.tested):
@@ -319,18 +306,17 @@ def _problem_of_test(certificate: Certificate) -> str | None:
     return None
 
 
-def _problem_of_making(made: Mapping[str, Any]) -> str | None:
-    """Describes an impossible date or version."""
+def _problem_of_making(made: Made) -> str | None:
     try:
-        day = datetime.date.fromisoformat(made["date"])
+        day = datetime.date.fromisoformat(made.date)
     except ValueError:
-        return f"made.date is {_shown(made['date'])}, must be a date such as 2026-11-22"
+        return f"made.date is {_shown(made.date)}, must be a date such as 2026-11-22"
     # One more day, for clocks in other time zones.
     last = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
-    if day.isoformat() != made["date"] or not _FIRST_DAY <= day <= last:
-        return f"made.date is {_shown(made['date'])}, must be from {_FIRST_DAY} to {last}"
-    versions = {"version": made["version"], "python": made["python"]}
-    for name, version in {**versions, **made["libraries"]}.items():
+    if day.isoformat() != made.date or not _FIRST_DAY <= day <= last:
+        return f"made.date is {_shown(made.date)}, must be from {_FIRST_DAY} to {last}"
+    versions = {"version": made.version, "python": made.python, **made.libraries}
+    for name, version in versions.items():
         if not _VERSION.fullmatch(version):
             return f"made.{_name(name)} is {_shown(version)}, must be a version"
     return None
@@ -389,11 +375,9 @@ def _name(key: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value from a file in one line of printable ASCII."""
     text = ascii(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _ascii(text: str) -> str:
-    """Escapes control characters and letters outside ASCII."""
     return checks.printable(text).encode("ascii", "backslashreplace").decode("ascii")

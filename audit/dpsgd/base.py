@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from threat_models import ThreatModel
+from audit.errors import InvalidInput
+from threat_models import Observation, ThreatModel
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,35 @@ class RunOutcomes:
         """Arrays of NaN for `size` runs."""
         numbers = {each.name: np.full(size, np.nan) for each in fields(cls)}
         return cls(**numbers | {"finite": np.zeros(size, np.bool_)})
+
+    @classmethod
+    def of_models(
+        cls,
+        threat_model: ThreatModel,
+        observation: Observation,
+        finite: NDArray[np.bool_],
+        **proxies: NDArray[np.float64],
+    ) -> "RunOutcomes":
+        """The outcomes of R trained models under one threat model.
+
+        Args:
+            threat_model: its score evaluates the observation.
+            observation: the final models.
+            finite: [R], whether the final weights are finite.
+            proxies: the proxies of the threat model's canary by name, [R] each.
+
+        Raises:
+            InvalidInput: the score does not give one number per run.
+        """
+        values = np.asarray(threat_model.score(observation), dtype=np.float64)
+        if values.shape != finite.shape:
+            raise InvalidInput(
+                f"score {threat_model.score.name} must give one number per run, "
+                f"[{len(finite)}], got shape {list(values.shape)}"
+            )
+        kept = finite & np.isfinite(proxies["lambda_a"]) & np.isfinite(values)
+        of_kept = {name: np.where(kept, each, 0.0) for name, each in proxies.items()}
+        return cls(**of_kept, scores=np.where(kept, values, -np.inf), finite=kept)
 
     def put(self, rows: slice | NDArray[np.bool_], part: "RunOutcomes") -> None:
         """Writes the outcomes of the selected runs."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from audit.dpsgd import noise
 from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
-from audit.dpsgd.gradients import ClippedSums, clipped_record, clipped_sums, stacked
+from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
 from audit.dpsgd.memory import MemoryPolicy
 from audit.dpsgd.observation import ModelObservation
 from audit.dpsgd.parameters import Parameters, flat, shaped, to_numpy
@@ -20,7 +20,6 @@ from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.proxies import Proxies
 from audit.dpsgd.record_gradients import ClippedRecord, DiracGradient
 from audit.dpsgd.settings import DpSgdSettings
-from audit.errors import InvalidInput
 from canaries import Canary, InputCanary
 from threat_models import ThreatModel
 from threat_models.scores import Features
@@ -75,7 +74,7 @@ class BatchedEngine:
         self, canary: InputCanary
     ) -> Callable[[Parameters, Tensor], ClippedRecord]:
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
-        return clipped_record(self._model, x, y, self._precision)
+        return clipped_sums(self._model, x, y, self._precision).single_record
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
@@ -134,7 +133,6 @@ class BatchedEngine:
     def _run_pack(
         self, batch: RunBatch, threat_models: Sequence[ThreatModel], chunk_floats: int
     ) -> list[RunOutcomes]:
-        """Trains a pack and evaluates it under every threat model."""
         s = self._settings
         canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
         theta, proxies, residual = self._train(batch, canaries, chunk_floats)
@@ -153,8 +151,18 @@ class BatchedEngine:
         outcomes = []
         for threat_model in threat_models:
             own = canaries.index(threat_model.canary)
+            lambda_start, lambda_end = final_weights[own]
             outcomes.append(
-                evaluate_runs(threat_model, observation, proxies[own], final_weights[own], finite)
+                RunOutcomes.of_models(
+                    threat_model,
+                    observation,
+                    finite,
+                    lambda_a=proxies[own].lambda_a(),
+                    lambda_c=proxies[own].lambda_c(),
+                    lambda_known=proxies[own].lambda_known(),
+                    lambda_start=lambda_start,
+                    lambda_end=lambda_end,
+                )
             )
         return outcomes
 
@@ -247,7 +255,6 @@ class BatchedEngine:
             yield list(torch.split(drawn, sizes, dim=1))
 
     def _noise_scales(self, batch: RunBatch) -> NDArray[np.float64]:
-        """The standard deviation of every run's noise, sigma C, [R]."""
         _, clip, _ = self._settings.hyperparameters_of(batch.candidate)
         return clip * self._settings.noise_multiplier
 
@@ -272,34 +279,3 @@ class BatchedEngine:
         ):
             records = taken[:, :-1] if members is None else taken[:, :-1] & members
             yield records, taken[:, -1]
-
-
-def evaluate_runs(
-    threat_model: ThreatModel,
-    observation: ModelObservation,
-    proxies: Proxies,
-    final_weights: tuple[NDArray[np.float64], NDArray[np.float64]],
-    finite: NDArray[np.bool_],
-) -> RunOutcomes:
-    """The outcomes of R runs under one threat model.
-
-    `proxies` and `final_weights` (lambda_start and lambda_end, [R] each) are those of its canary,
-    and `finite`, [R], says whether the final weights are finite.
-    """
-    lambda_a = proxies.lambda_a()
-    values = np.asarray(threat_model.score(observation), dtype=np.float64)
-    if values.shape != finite.shape:
-        raise InvalidInput(
-            f"score {threat_model.score.name} must give one number per run, "
-            f"[{len(finite)}], got shape {list(values.shape)}"
-        )
-    kept = finite & np.isfinite(lambda_a) & np.isfinite(values)
-    return RunOutcomes(
-        lambda_a=np.where(kept, lambda_a, 0.0),
-        lambda_c=np.where(kept, proxies.lambda_c(), 0.0),
-        lambda_known=np.where(kept, proxies.lambda_known(), 0.0),
-        lambda_start=np.where(kept, final_weights[0], 0.0),
-        lambda_end=np.where(kept, final_weights[1], 0.0),
-        scores=np.where(kept, values, -np.inf),
-        finite=kept,
-    )

@@ -108,7 +108,6 @@ class CompiledSums:
     def __call__(
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
-        """See `gradients.ClippedSums`; the chunk size is ignored."""
         return self._compiled.sums(theta, clip, self._records, self._labels, taken)[0]
 
     def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:

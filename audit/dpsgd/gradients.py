@@ -1,7 +1,6 @@
 """Sums of clipped per-record gradients of R stacked models."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -116,7 +115,6 @@ class BookkeepingModel:
         return y, tape
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
-        """One forward and one backward pass; see `StackedModel`."""
         y, tape = self._forward(theta, x)
         # The gradient of the cross-entropy with respect to the logits. The transposed layout is
         # faster: torch's softmax is slow on short rows.
@@ -156,7 +154,6 @@ class VmapModel:
             ) from error
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Returns the records unchanged."""
         return features
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
@@ -165,20 +162,17 @@ class VmapModel:
         return y
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
-        """Explicit per-record gradients; see `StackedModel`."""
         by_run = 0 if x.dim() > self._record_dims + 1 else None
         of_records = vmap(grad(self._loss), in_dims=(None, 0, 0))
         of_runs = vmap(of_records, in_dims=(0, by_run, by_run))
         return [ExplicitGradients(of_runs(theta, x, labels))]
 
     def _apply(self, theta: Parameters, x: Tensor) -> Tensor:
-        """Logits of one run's model for records [m, ...]."""
         named = dict(zip(self._names, theta, strict=True)) | self._fixed
         y: Tensor = functional_call(self._model, named, (x,))
         return y
 
     def _loss(self, theta: Parameters, x: Tensor, label: Tensor) -> Tensor:
-        """Loss of one run's model on one record."""
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
 
 
@@ -196,13 +190,6 @@ def clipped_sums(
             with contextlib.suppress(NotImplementedError):
                 tail = CompiledTail(model.network, model.prepare(features))
     return ClippedSums(model, features, labels, precision, tail)
-
-
-def clipped_record(
-    model: StackedModel, features: Tensor, label: Tensor, precision: Precision = FLOAT32
-) -> Callable[[Parameters, Tensor], ClippedRecord]:
-    """A function from the parameters and C of R runs to the clipped gradient of one record."""
-    return clipped_sums(model, features, label, precision).single_record
 
 
 class ClippedSums:

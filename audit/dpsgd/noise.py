@@ -9,7 +9,7 @@ compiler, numpy computes them at a thirtieth of the speed. A normal number has 3
 A GPU uses one torch generator per run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,7 +46,12 @@ def gaussian_steps(
     drawn in float32. A GPU draws the noise of `steps_at_once` steps together.
     """
     if like.device.type not in _DEVICES:
-        yield from _by_generators(seeds, scales, steps, like, size, steps_at_once)
+        generators, stds = streams.generators(seeds, _NOISE, str(like.device)), scales.tolist()
+
+        def fill(run: int, rows: Tensor) -> None:
+            rows.normal_(0, stds[run], generator=generators[run])
+
+        yield from _in_blocks(like.new_empty(len(seeds), steps_at_once, size), steps, fill)
         return
     numbers = torch.empty(len(seeds), size)
     is_single = like.dtype == torch.float32
@@ -72,12 +77,11 @@ def poisson_steps(
     if device.type not in _DEVICES:
         generators = streams.generators(seeds, _BATCHES, str(device))
         buffer = torch.empty(len(seeds), steps_at_once, size, dtype=torch.float64, device=device)
-        for start in range(0, steps, steps_at_once):
-            rows = min(steps_at_once, steps - start)
-            for run, generator in zip(buffer, generators, strict=True):
-                run[:rows].uniform_(generator=generator)
-            for row in range(rows):
-                yield buffer[:, row] < rate
+
+        def fill(run: int, rows: Tensor) -> None:
+            rows.uniform_(generator=generators[run])
+
+        yield from (drawn < rate for drawn in _in_blocks(buffer, steps, fill))
         return
     for step in range(steps):
         taken = torch.empty(len(seeds), size, dtype=torch.bool)
@@ -221,7 +225,6 @@ def normals(words: Words, scale: np.float32) -> Floats:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
-    """The polynomial by Horner's rule; each operation is rounded to float32."""
     y = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         y = y * x + np.float32(coefficient)
@@ -232,20 +235,14 @@ def _key(seed: int) -> tuple[int, int]:
     return seed % 2**32, seed >> 32
 
 
-def _by_generators(
-    seeds: NDArray[np.uint64],
-    scales: NDArray[np.float64],
-    steps: int,
-    like: Tensor,
-    size: int,
-    steps_at_once: int,
+def _in_blocks(
+    buffer: Tensor, steps: int, fill: Callable[[int, Tensor], object]
 ) -> Iterator[Tensor]:
-    """The noise of `gaussian_steps` from one torch generator per run."""
-    generators = streams.generators(seeds, _NOISE, str(like.device))
-    buffer = like.new_empty(len(seeds), steps_at_once, size)
-    for start in range(0, steps, steps_at_once):
-        rows = min(steps_at_once, steps - start)
-        for run, generator, scale in zip(buffer, generators, scales.tolist(), strict=True):
-            run[:rows].normal_(0, scale, generator=generator)
+    """Yields [R, size] for every step from a buffer [R, steps at once, size], filled run by run."""
+    at_once = buffer.shape[1]
+    for start in range(0, steps, at_once):
+        rows = min(at_once, steps - start)
+        for run, numbers in enumerate(buffer):
+            fill(run, numbers[:rows])
         for row in range(rows):
             yield buffer[:, row]

@@ -50,7 +50,6 @@ class OuterProducts:
 
     @property
     def parameters(self) -> int:
-        """The weight and, if any, the bias."""
         return 1 + self.has_bias
 
     def squared_norms(self) -> Tensor:
@@ -85,11 +84,9 @@ class ExplicitGradients:
 
     @property
     def parameters(self) -> int:
-        """One per gradient."""
         return len(self.gradients)
 
     def squared_norms(self) -> Tensor:
-        """Sums of squares."""
         return sum(
             (torch.linalg.vector_norm(g.flatten(2), dim=2).square() for g in self.gradients),
             start=torch.zeros((), dtype=self.gradients[0].dtype, device=self.gradients[0].device),

@@ -20,7 +20,6 @@ from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
 from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.settings import DpSgdSettings
-from audit.errors import InvalidInput
 from canaries import DiracCanary, InputCanary
 from threat_models import Observation, ThreatModel
 from threat_models.scores import Features
@@ -109,16 +108,9 @@ class OpacusEngine:
         return found
 
     def _run(self, batch: RunBatch) -> RunOutcomes:
-        """Trains and evaluates one run."""
         s = self._settings
         rate, clip, _ = s.candidates[int(batch.candidate[0])]
         trained = self._train(batch)
-        score = np.asarray(self._threat_model.score(trained.observation), dtype=np.float64)
-        if score.shape != (1,):
-            raise InvalidInput(
-                f"score {self._threat_model.score.name} must give one number per run, [1], "
-                f"got shape {list(score.shape)}"
-            )
         lambda_a = np.array([trained.product / (s.steps * clip**2)])
         lambda_c = lambda_a
         lambda_known = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.known_log_ratio])
@@ -128,19 +120,18 @@ class OpacusEngine:
             lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.log_ratio])
             lambda_known = lambda_c
         weights = trained.observation.parameters()
-        finite = np.isfinite(weights).all(1) & np.isfinite(lambda_a) & np.isfinite(score)
-        return RunOutcomes(
-            lambda_a=np.where(finite, lambda_a, 0.0),
-            lambda_c=np.where(finite, lambda_c, 0.0),
-            lambda_known=np.where(finite, lambda_known, 0.0),
-            lambda_start=np.where(finite, at_start, 0.0),
-            lambda_end=np.where(finite, at_end, 0.0),
-            scores=np.where(finite, score, -np.inf),
-            finite=finite,
+        return RunOutcomes.of_models(
+            self._threat_model,
+            trained.observation,
+            np.asarray(np.isfinite(weights).all(1)),
+            lambda_a=lambda_a,
+            lambda_c=lambda_c,
+            lambda_known=lambda_known,
+            lambda_start=at_start,
+            lambda_end=at_end,
         )
 
     def _train(self, batch: RunBatch) -> TrainedRun:
-        """All steps of one run."""
         s = self._settings
         rate, clip, momentum = s.candidates[int(batch.candidate[0])]
         model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
@@ -240,5 +231,4 @@ class OpacusEngine:
 
 
 def _inner(a: list[Tensor], b: list[Tensor]) -> float:
-    """The inner product of two lists of tensors."""
     return sum(float((x * y).sum()) for x, y in zip(a, b, strict=True))

@@ -75,7 +75,6 @@ def all_blocks(workload: Workload, engine: str) -> list[Block]:
 
 
 def _work_of_run(workload: Workload, engine: str) -> int:
-    """Work of one trained run, in gradients of a small network."""
     steps = 1 if engine == "collapsed" else workload.steps
     gradients = workload.records * _WORK_OF_GRADIENT.get(workload.model, 1)
     return steps * (gradients + _WORK_OF_NOISE)

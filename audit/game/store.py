@@ -190,7 +190,6 @@ class RunFolder:
 
 
 def _differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """The parts of a binding that differ, as text."""
     changed = [name for name in current if stored.get(name) != current[name]]
     plug_ins = stored.get("plug_ins")
     named = [

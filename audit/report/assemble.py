@@ -1,7 +1,8 @@
 """Computes the report of an audit: every lower and upper bound, and whether it is valid."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from audit.upper_bounds import UpperBound
 _MAX_EPSILON = 500.0
 # This estimator assumes only independent trials.
 _RECOMMENDED = "scan:scan"
+
+_Result = TypeVar("_Result", LowerResult, LowerValue)
 
 
 def assemble(
@@ -178,7 +181,6 @@ def _lower_bounds(
 
 
 def _of_all_runs(view: View, trials: Trials, proxy: str, confidence: float) -> list[LowerBound]:
-    """The lower bounds from all runs, not only from the winners."""
     evaluation, repetitions = view.config.evaluation, view.config.runs_distribution
     values = getattr(trials, f"run_{proxy}")
     with_canary = np.repeat(trials.bit, trials.runs)
@@ -200,31 +202,20 @@ def _of_proxy(
     by_repeat = [pooled] if repeats is None else repeats
     by_key = [{bound.key: bound for bound in found} for found in by_repeat]
     return {
-        bound.key: LowerResult(
-            name=bound.name,
-            rule=bound.rule,
-            valid=bound.valid,
-            label=bound.label,
-            assumes=bound.assumes,
-            source=bound.source,
-            confidence=bound.confidence,
-            pooled=_lower_value(bound),
-            repeats=tuple(_lower_value(found[bound.key]) for found in by_key),
+        bound.key: _copied(
+            LowerResult,
+            bound,
+            pooled=_copied(LowerValue, bound),
+            repeats=tuple(_copied(LowerValue, found[bound.key]) for found in by_key),
         )
         for bound in pooled
     }
 
 
-def _lower_value(bound: LowerBound) -> LowerValue:
-    return LowerValue(
-        bound.epsilon,
-        bound.threshold,
-        bound.direction,
-        bound.false_positives,
-        bound.false_negatives,
-        bound.trials_without,
-        bound.trials_with,
-    )
+def _copied(kind: type[_Result], bound: LowerBound, **own: Any) -> _Result:
+    """A part of a report from the attributes of a bound, and from its own fields."""
+    shared = {each.name: getattr(bound, each.name) for each in fields(kind) if each.name not in own}
+    return kind(**shared, **own)
 
 
 def _upper(bound: UpperBound, view: View) -> UpperResult:

@@ -353,7 +353,6 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
 
 
 def _common_tuning(audits: Sequence[Audit]) -> list[str]:
-    """The protocol, if all audits have the same."""
     return [audits[0].tuning] if len(_by_tuning(audits)) == 1 else []
 
 
@@ -401,7 +400,6 @@ def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 
 def _by_tuning(audits: Sequence[Audit]) -> list[list[Audit]]:
-    """The audits of each protocol, in order of appearance."""
     ways = dict.fromkeys(audit.tuning for audit in audits)
     return [[audit for audit in audits if audit.tuning == way] for way in ways]
 

@@ -66,7 +66,6 @@ def html(report: Report, folder: Path) -> str:
 
 
 def _answer(report: Report, result: BudgetResult) -> str:
-    """The result at one budget, in two sentences."""
     recommended = report.recommended
     bound = result.lower_bounds[recommended.proxy][recommended.key]
     shown = (
@@ -87,7 +86,6 @@ def _answer(report: Report, result: BudgetResult) -> str:
 
 
 def _contradiction(result: BudgetResult) -> Iterator[str]:
-    """The contradiction to announce, if there is one."""
     one = result.contradiction
     if one is not None:
         yield (

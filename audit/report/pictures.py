@@ -167,14 +167,14 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
     return figure
 
 
-def save(figure: Figure, path: Path, dpi: int = 150) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes a figure completely or not at all; the same numbers give the same bytes.
 
     Raises:
         InvalidInput: the file cannot be written.
     """
     with written_completely(path) as temporary:
-        figure.savefig(temporary, dpi=dpi, format=path.suffix[1:], metadata={"Software": None})
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata={"Software": None})
 
 
 def _of_the_tuning(config: Mapping[str, Any]) -> str:

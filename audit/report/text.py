@@ -279,7 +279,6 @@ def _parts(texts: Sequence[str] | Iterator[str]) -> list[str]:
 
 
 def _remarks(report: Report) -> Iterator[str]:
-    """How the audit was played, and remarks on its results."""
     config = report.config
     yield from _wrapped(f"Engine {report.engine.name}: {report.engine.reason}.")
     for line in (*_records(report), *_candidates(report.candidates)):
@@ -324,7 +323,6 @@ def _records(report: Report) -> Iterator[str]:
 
 
 def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """A line about the candidates, if there are several."""
     if len(candidates) > 1:
         values = {
             name: dict.fromkeys(point[name] for point in candidates) for name in candidates[0]

@@ -50,34 +50,46 @@ PLANS = ("planned", "adaptive")
 _ALL = "composition of all"
 # Without the bound by composition, which takes long for many different trials and is known already.
 _OF_GRIDS = grid, grid_tight, grid_log_concave
-_ASSUMED = {
-    "grid": "the list of trials was fixed beforehand, each was run once and to its end, and none "
-    "depended on another's outcome",
-    "random": "the number of trials was fixed beforehand, each candidate was drawn anew (with "
-    "replacement) from one prior, and every trial ran to its end",
-    "law": "K was drawn from its distribution beforehand and stayed secret, each candidate was "
-    "drawn anew (with replacement) from one prior, and every trial ran to its end",
-    "sequential": "the number of trials and the budget of each (noise, rate, steps) were fixed "
-    "beforehand; candidates may depend on what earlier trials released, in any way",
-    "cap": "the cap, and how it is counted, were fixed before the first trial; each trial was "
-    "charged before it ran, and none that would have exceeded the cap would have run; all else "
-    "may depend on earlier outputs",
-    "odometer": "each trial ran with the noise, rate and steps that are stated here",
+_WORDS = {
+    "grid": (
+        "the list of trials was fixed beforehand, each was run once and to its end, and none "
+        "depended on another's outcome",
+        "a grid costs less than releasing all its trials, because losing trials stay secret",
+    ),
+    "random": (
+        "the number of trials was fixed beforehand, each candidate was drawn anew (with "
+        "replacement) from one prior, and every trial ran to its end",
+        "a fixed number of trials costs more than a random, secret number",
+    ),
+    "law": (
+        "K was drawn from its distribution beforehand and stayed secret, each candidate was "
+        "drawn anew (with replacement) from one prior, and every trial ran to its end",
+        "the number of trials is random and secret",
+    ),
+    "sequential": (
+        "the number of trials and the budget of each (noise, rate, steps) were fixed "
+        "beforehand; candidates may depend on what earlier trials released, in any way",
+        "later candidates depend on earlier outputs, so the winner reveals information "
+        "about the losing trials: only the composition of all is proved",
+    ),
+    "cap": (
+        "the cap, and how it is counted, were fixed before the first trial; each trial was "
+        "charged before it ran, and none that would have exceeded the cap would have run; all else "
+        "may depend on earlier outputs",
+        "a privacy filter keeps its cap, whatever is decided by earlier outputs",
+    ),
+    "odometer": (
+        "each trial ran with the noise, rate and steps that are stated here",
+        "the number of trials or their budgets may depend on earlier outputs, so no "
+        "epsilon is proved; if they were fixed beforehand, say so (budgets planned), or name the "
+        "cap that was",
+    ),
 }
+"""The assumptions and the reason of a cost, by how the trials were chosen."""
+
 _OF_THE_PRIOR = {
     True: "each trial was drawn from the given prior",
     False: "no trial of the prior is less private than the least private of these",
-}
-_WHY = {
-    "grid": "a grid costs less than releasing all its trials, because losing trials stay secret",
-    "random": "a fixed number of trials costs more than a random, secret number",
-    "law": "the number of trials is random and secret",
-    "sequential": "later candidates depend on earlier outputs, so the winner reveals information "
-    "about the losing trials: only the composition of all is proved",
-    "cap": "a privacy filter keeps its cap, whatever is decided by earlier outputs",
-    "odometer": "the number of trials or their budgets may depend on earlier outputs, so no "
-    "epsilon is proved; if they were fixed beforehand, say so (budgets planned), or name the cap "
-    "that was",
 }
 
 
@@ -242,17 +254,16 @@ def cost_of_trials(
         # If K is secret, the composition of these trials is no bound: it depends on K.
         if found is not None and (found.epsilon < best or protocol is not None):
             best, name = found.epsilon, f"{found.name}, {assumed_protocol.spec}"
-    assumed = _ASSUMED[way]
+    assumed, why = _WORDS[way]
     if chosen == "random":
         assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
-    return TuningCost(len(runs), chosen, delta, best, name, everything, assumed, _WHY[way])
+    return TuningCost(len(runs), chosen, delta, best, name, everything, assumed, why)
 
 
 def _looking_back(
     runs: list[Mechanism], delta: float, cap: float | Mechanism | None, budgets: str | None
 ) -> TuningCost:
-    """Cost of trials whose candidates depend on earlier outputs."""
-    several = kinds(runs)
+    several, first = kinds(runs), (len(runs), "sequential", delta)
     if budgets is not None:
         budgets = checks.one_of("budgets", budgets, PLANS)
         if cap is not None:
@@ -271,26 +282,15 @@ def _looking_back(
                 f"{format_rounded(share, up=True, digits=4)} times the cap: what exceeds its cap "
                 "has an odometer reading (budgets adaptive)"
             )
-        return TuningCost(
-            len(runs), "sequential", delta, epsilon, source, epsilon, _ASSUMED["cap"], _WHY["cap"]
-        )
+        return TuningCost(*first, epsilon, source, epsilon, *_WORDS["cap"])
     if budgets == "adaptive" or (budgets is None and len(several) > 1):
         reading = odometer([all_of(runs)], delta)
-        return TuningCost(
-            len(runs),
-            "sequential",
-            delta,
-            None,
-            "odometer (Rogers et al. 2016, Whitehouse et al. 2023)",
-            None,
-            _ASSUMED["odometer"],
-            _WHY["odometer"],
-            Kind.ODOMETER.value,
-            reading if math.isfinite(reading) else None,
-        )
+        source = "odometer (Rogers et al. 2016, Whitehouse et al. 2023)"
+        known = reading if math.isfinite(reading) else None
+        words = _WORDS["odometer"]
+        return TuningCost(*first, None, source, None, *words, Kind.ODOMETER.value, known)
     everything = _composed(runs, delta)
-    words = _ASSUMED["sequential"], _WHY["sequential"]
-    return TuningCost(len(runs), "sequential", delta, everything, _ALL, everything, *words)
+    return TuningCost(*first, everything, _ALL, everything, *_WORDS["sequential"])
 
 
 def _composed(runs: Sequence[Mechanism], delta: float) -> float:
@@ -309,7 +309,7 @@ _MAX_KINDS = 12
 """Different trials in one bound; each sampled one takes half a second and 25 MB."""
 
 
-def _alike(runs: Iterable[Mechanism], most: int = _MAX_KINDS) -> dict[Mechanism, Mechanism]:
+def _alike(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
     """Replaces each run by one that dominates it, so that few different runs remain.
 
     Runs are grouped by the logarithms of their parameters, in cells that grow until few remain. The
@@ -317,7 +317,7 @@ def _alike(runs: Iterable[Mechanism], most: int = _MAX_KINDS) -> dict[Mechanism,
     """
     found = {run: run for run in runs}
     width = 1e-3
-    while len(dict.fromkeys(found.values())) > most and width < 1e3:
+    while len(dict.fromkeys(found.values())) > _MAX_KINDS and width < 1e3:
         cells: dict[Hashable, list[Mechanism]] = {}
         for run in found:
             cells.setdefault(_cell(run, width), []).append(run)
@@ -341,7 +341,6 @@ def _cell(run: Mechanism, width: float) -> Hashable:
 
 
 def _dominating(cell: list[Mechanism]) -> Mechanism:
-    """A mechanism that dominates all of one cell."""
     first = cell[0]
     if len(cell) == 1:
         return first
@@ -374,7 +373,6 @@ def _fewer_drawn(prior: Mechanism) -> Mechanism:
 
 
 def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:
-    """Checks that the trials may have been drawn from a prior."""
     if not isinstance(prior, Mechanism):
         raise InvalidInput(f"prior must be a mechanism, got {checks.one_line(prior)}")
     if chosen != "random":
@@ -511,7 +509,6 @@ def _rows(
 
 
 def _lines(name: str, path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """The number and the fields of every line of a csv file."""
     try:
         # Spreadsheets put a mark of byte order in front.
         text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))

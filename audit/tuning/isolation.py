@@ -230,7 +230,6 @@ def without_gradients(model: Any) -> Any:
 
 
 def _parts(model: Any, torch: Any) -> Iterator[Any]:
-    """The tensors and modules in a model."""
     if isinstance(model, torch.Tensor):
         yield model
     elif isinstance(model, torch.nn.Module):

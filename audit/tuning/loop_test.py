@@ -173,7 +173,6 @@ def _numpy(values: Any) -> Any:
 
 
 def _like(old: Any, new: Any) -> Any:
-    """New values in the type of the old ones."""
     if hasattr(old, "new_tensor"):
         return old.new_tensor(new)
     return np.asarray(new, dtype=old.dtype)

@@ -6,7 +6,7 @@ import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,7 +179,6 @@ class Study:
             )
 
     def _solved_noise(self) -> float | None:
-        """The noise multiplier of every run; None if the base is not DP-SGD."""
         base = self._training.base
         if base is not None:
             return base.noise_multiplier if isinstance(base, DpSgd) else None
@@ -192,7 +191,6 @@ class Study:
         )
 
     def _mechanism(self, noise_multiplier: float, score: Private | None) -> Mechanism:
-        """One run with any candidate."""
         return self._training.mechanism(noise_multiplier, self._budgets, self.protocol, score)
 
     def _check_cost(self) -> None:
@@ -266,13 +264,7 @@ class Study:
             "group_size": self._training.group_size,
             "expected_batch_size": self.expected_batch_size,
             "base": None if given is None else mechanism_to_dict(given),
-            "scored_on": _PUBLIC
-            if self.private is None
-            else {
-                "noise_std": self.private.noise_std,
-                "sensitivity": self.private.sensitivity,
-                "disjoint": self.private.disjoint,
-            },
+            "scored_on": _PUBLIC if self.private is None else asdict(self.private),
             "seeded": self.seed is not None,
         }
 
@@ -510,7 +502,6 @@ class Study:
         return self._played.best
 
     def _rehearse_first(self, train: Callable[..., Outcome], records: Any, *others: Any) -> None:
-        """Rehearses on synthetic records, if the study may make them."""
         accept, save, load = others
         if records is not None:
             stand_ins = synthetic(records)

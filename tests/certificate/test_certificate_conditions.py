@@ -212,7 +212,7 @@ def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
     words = " ".join(text.split())
     for one in ("by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):
         assert one in words
-    made = f"dp-tuning-audit {certificate.made['version']}"
+    made = f"dp-tuning-audit {certificate.made.version}"
     assert f"{made}. Random draws: 256 bits of entropy" in words
     with pytest.raises(ValueError, match=r"path's ending must be one of .json, .txt, .html"):
         certificate.save(tmp_path / "c.pdf")

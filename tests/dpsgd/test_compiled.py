@@ -165,7 +165,8 @@ def test_single_record_matches_torch(name: str, monkeypatch: pytest.MonkeyPatch)
     found = []
     for is_available in (True, False):
         monkeypatch.setattr(gradients.compiled, "is_available", lambda yes=is_available: yes)
-        one = gradients.clipped_record(stacked(model, shape), x[:1], y[:1])(theta, clip)
+        sums = gradients.clipped_sums(stacked(model, shape), x[:1], y[:1])
+        one = sums.single_record(theta, clip)
         sums = [torch.zeros(RUNS, p.numel()) for p in model.parameters()]
         one.add_to(sums, torch.full((RUNS, 1), 2.0))
         inner = one.inner([v.clone() for v in sums])

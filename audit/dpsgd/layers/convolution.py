@@ -30,7 +30,6 @@ class Convolution(FirstLayer):
 
     @property
     def parameters(self) -> int:
-        """The kernels and the bias, if any."""
         return 1 + self.has_bias
 
     def prepare(self, features: Tensor) -> Tensor:
@@ -38,12 +37,10 @@ class Convolution(FirstLayer):
         return self._patches(features).contiguous()
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """Patches times kernels."""
         y, (patches, weight, _) = self.forward_prepared(theta, self._patches(x))
         return y, (patches, weight, tuple(x.shape))
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """`forward` for patches; channels are last in memory."""
         weight, bias = flat(theta[0]), theta[1] if self.has_bias else None
         weight = weight.view(*theta[0].shape[:2], -1)  # [R, outputs, kh * kw * c]
         if x.dim() == 4:
@@ -56,7 +53,6 @@ class Convolution(FirstLayer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """The gradient of the input, and the per-record gradients of the kernels."""
         patches, weight, shape = saved
         runs, records, outputs = delta.shape[:3]
         size = patches.shape[-1]
@@ -88,7 +84,6 @@ class Convolution(FirstLayer):
         return windows.reshape(*lead, height, width, kh * kw * channels)
 
     def _output(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the output for a padded input."""
         (kh, kw), (sh, sw) = self.kernel, self.stride
         return (height - kh) // sh + 1, (width - kw) // sw + 1
 

@@ -20,7 +20,6 @@ class Function(Layer):
     function: Callable[[Tensor], Tensor]
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """The function's value, and its autograd graph."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             y = self.function(x)
@@ -29,7 +28,6 @@ class Function(Layer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """The function's vector-Jacobian product."""
         if not need_input:
             return None, None
         x, y = saved
@@ -41,14 +39,12 @@ class Relu(Layer):
     """`nn.ReLU`."""
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """Max(x, 0)."""
         y = torch.relu(x)
         return y, y
 
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta where the output is positive, else 0."""
         return torch.ops.aten.threshold_backward(delta, saved, 0), None
 
     def compile(self, program: Program) -> None:

@@ -22,11 +22,9 @@ class Linear(FirstLayer):
 
     @property
     def parameters(self) -> int:
-        """The weight and the bias, if any."""
         return 1 + self.has_bias
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """X W^T + b."""
         if x.dim() > 3:
             raise NotImplementedError("Linear on more than one position per record")
         weight, bias = theta[0], theta[1] if self.has_bias else None
@@ -37,7 +35,6 @@ class Linear(FirstLayer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta W, and the per-record gradients as outer products."""
         back = delta @ theta[0] if need_input else None
         return back, OuterProducts(delta, saved, self.has_bias)
 

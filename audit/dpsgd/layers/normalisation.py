@@ -21,11 +21,9 @@ class Gain(Layer):
 
     @property
     def parameters(self) -> int:
-        """The gain and the bias, if any."""
         return 1 + self.has_bias
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """Gain * x + bias."""
         gain = self._spread(theta[0], x)
         y = x * gain
         return (y + self._spread(theta[1], x) if self.has_bias else y), x

@@ -39,7 +39,6 @@ class MaxPool(Layer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta at the positions of the maxima."""
         x, index, is_joined = saved
         runs = len(delta)
         delta = _channels_last(delta, is_joined)
@@ -77,14 +76,12 @@ def _channels_last(x: Tensor, is_joined: bool) -> Tensor:
 
 
 def _runs_first(x: Tensor, runs: int, is_joined: bool) -> Tensor:
-    """The inverse of `_channels_last`."""
     if is_joined:
         return x.view(len(x), runs, -1, *x.shape[2:]).transpose(0, 1)
     return x.view(runs, -1, *x.shape[1:])
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
-    """A size in both directions."""
     height, width = size if isinstance(size, tuple) else (size, size)
     return height, width
 
