@@ -57,14 +57,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command, or lists all commands.
-
-    Args:
-        argv: command-line arguments, without the program's name: a command and its options.
-
-    Returns:
-        The exit code of the command; 0 after the list.
-    """
+    """Runs a command with its options, or lists all commands; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and not arguments[0].startswith("-"):
         try:

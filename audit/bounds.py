@@ -218,11 +218,7 @@ def _options(names: Iterable[str]) -> str:
 
 
 def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
-    """Refuses options that would be ignored.
-
-    Raises:
-        InvalidInput: one of them was given.
-    """
+    """Refuses options that would be ignored."""
     rest = given - allowed
     if rest:
         verb = "does not apply" if len(rest) == 1 else "do not apply"
@@ -235,14 +231,7 @@ def _option(name: str) -> str:
 
 
 def _checked(arguments: argparse.Namespace) -> str:
-    """Refuses options that would be ignored, and adds defaults.
-
-    Returns:
-        The question, a key of `_APPLY`.
-
-    Raises:
-        InvalidInput: an option does not apply, or a required one is missing.
-    """
+    """Refuses options that would be ignored, and adds defaults; returns a key of `_APPLY`."""
     given = {
         name for name, value in vars(arguments).items() if not (value is None or value is False)
     }
@@ -301,11 +290,7 @@ def _checked(arguments: argparse.Namespace) -> str:
 
 
 def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
-    """The sampling rate, the number of steps, and a note of how they were computed.
-
-    Raises:
-        InvalidInput: one is missing, given twice, or out of its range.
-    """
+    """The sampling rate, the number of steps, and a note of how they were computed."""
     notes = []
     rate, steps, records = arguments.sampling_rate, arguments.steps, arguments.records
     size, epochs = arguments.batch_size, arguments.epochs
@@ -555,14 +540,7 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0, or 2 after a line about invalid input.
-    """
+    """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
     arguments = make_parser().parse_args(argv)
     try:
         asked = _checked(arguments)

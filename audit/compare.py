@@ -27,14 +27,7 @@ def make_parser() -> console.Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0, or 2 after a line about invalid input.
-    """
+    """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
     arguments = make_parser().parse_args(argv)
     # Importing tables and figures takes a second, which --help need not wait for.
     from audit.report import comparison

@@ -41,11 +41,7 @@ Option = tuple[type, str | tuple[str, ...], str]
 class Parser(argparse.ArgumentParser):
     """A parser of options with one-line errors and a short help.
 
-    Args:
-        prog: the command.
-        description: a line about the command.
-        examples: commands and their purposes, printed at the end of the help.
-        notes: further text at the end of the help.
+    The help ends with `examples`, which are commands and their purposes, and with `notes`.
     """
 
     def __init__(
@@ -130,14 +126,10 @@ _MAX_CHARACTERS = 1000
 
 
 def report_error(error: object) -> int:
-    """Prints an error in one line.
+    """Prints an error in one line, and returns the exit code.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        BrokenPipeError: the given error, if the reader of the output has closed it. That is not an
-            error of the command.
+    A BrokenPipeError is raised again: if the reader has closed the output, the command has no
+    error.
     """
     if isinstance(error, BrokenPipeError):
         raise error
@@ -176,16 +168,10 @@ def note(words: str) -> None:
 def progress(
     total: int, done: int = 0, unit: str = "trial", delay: float = 0.0
 ) -> Iterator[Callable[[int], object]]:
-    """Shows progress: a bar on a terminal, and a line from time to time otherwise.
+    """Shows progress: a bar on a terminal, after `delay` seconds, and lines otherwise.
 
-    Args:
-        total: amount of work.
-        done: amount that is already done.
-        unit: unit of the work.
-        delay: seconds before the bar appears.
-
-    Yields:
-        A function to call with the amount of work that was just done.
+    Of the work, `done` is already done. Yields a function to call with the amount of work that was
+    just done.
     """
     if sys.stderr.isatty():
         from tqdm import tqdm  # Imported only if a bar is visible.
@@ -216,13 +202,9 @@ def with_bar(items: Sequence[int], unit: str) -> Iterator[int]:
 
 
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
-    """Runs a command as a program; its output may be closed, full or no longer read.
+    """Runs a command as a program, whose output may be closed, full or no longer read.
 
-    Args:
-        main: the command; it takes the arguments, or None for those of the process.
-
-    Returns:
-        The exit code.
+    `main` takes the arguments, or None for those of the process. Returns the exit code.
     """
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of folders may be invalid text.

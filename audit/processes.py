@@ -19,10 +19,8 @@ _POLL_SECONDS = 0.5
 def end_with_parent(pid: int | None = None) -> None:
     """Makes this process end within a second of its parent.
 
-    A parent that is killed cannot stop its workers, so each worker watches its parent.
-
-    Args:
-        pid: of the parent; None in a worker that multiprocessing or joblib started.
+    A parent that is killed cannot stop its workers, so each worker watches its parent. `pid` is
+    that of the parent; None in a worker that multiprocessing or joblib started.
     """
     if pid is None:
         parent = multiprocessing.parent_process()
@@ -40,11 +38,8 @@ def end_with_parent(pid: int | None = None) -> None:
 def loky_options(initializer: Callable[[], object] = end_with_parent) -> dict[str, Any]:
     """Options of `joblib.Parallel` with which workers on this machine end with their parent.
 
-    Args:
-        initializer: what each worker calls first.
-
-    Returns:
-        Nothing if joblib's active backend is not loky: Dask and Ray watch their own workers.
+    Each worker calls `initializer` first. There are no options if joblib's active backend is not
+    loky: Dask and Ray watch their own workers.
     """
     from joblib.parallel import get_active_backend
 

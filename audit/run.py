@@ -171,7 +171,8 @@ def run(config: AuditConfig) -> "list[Report]":
     workload, place, evaluation = config.workload, config.place, config.evaluation
     first = setup.set_up(config, 0)
     seconds = blocks.expected_seconds(workload, first.engine.name)
-    set_ups = setup.set_up_all(config, partial(console.with_bar, unit="budget"))
+    budgets = console.with_bar(range(len(config.epsilon)), unit="budget")
+    set_ups = [setup.set_up(config, budget) for budget in budgets]
     all_blocks = blocks.all_blocks(workload, first.engine.name)
     bound_to = binding.binding(config.plug_ins, set_ups)
     folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)
@@ -194,12 +195,8 @@ def run(config: AuditConfig) -> "list[Report]":
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0; 1 if --train found a leak; 2 after a line about invalid input; 128 plus
-        the number of the signal that stopped the command (130 for Ctrl-C).
+    The exit code is 0; 1 if --train found a leak; 2 after a line about invalid input; or 128 plus
+    the number of the signal that stopped the command (130 for Ctrl-C).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     trains = any(argument.split("=")[0] == "--train" for argument in arguments)

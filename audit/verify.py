@@ -24,12 +24,8 @@ _CODES = {Finding.CORRECT: console.OK, Finding.WRONG: WRONG, Finding.VOID: VOID}
 def main(argv: Sequence[str] | None = None) -> int:
     """Verifies a certificate.
 
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0 if it is correct, 1 if it or its signature is wrong, 2 if it cannot be
-        read, 3 if its numbers are correct but the certificate is void.
+    The exit code is 0 if it is correct, 1 if it or its signature is wrong, 2 if it cannot be read,
+    and 3 if its numbers are correct but the certificate is void.
     """
     parser = make_parser()
     arguments = parser.parse_args(argv)

@@ -323,11 +323,7 @@ def _problem_of_making(made: Made) -> str | None:
 
 
 def _differences(came: Any, right: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the fields whose values differ from the recomputed ones.
-
-    Raises:
-        InvalidInput: a value has the wrong type.
-    """
+    """Yields the fields whose values differ from the recomputed ones."""
     kind = next((kind for kind in (Mapping, list, str) if isinstance(right, kind)), None)
     if kind is not None and not isinstance(came, kind):
         word = {Mapping: "an object", list: "a list", str: "a text"}[kind]

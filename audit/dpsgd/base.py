@@ -102,11 +102,8 @@ class RunOutcomes:
     ) -> "RunOutcomes":
         """The outcomes of R trained models under one threat model.
 
-        Args:
-            threat_model: its score evaluates the observation.
-            observation: the final models.
-            finite: [R], whether the final weights are finite.
-            proxies: the proxies of the threat model's canary by name, [R] each.
+        `finite`, [R], says whether the final weights are finite. `proxies` are those of the threat
+        model's canary, by name, [R] each.
 
         Raises:
             InvalidInput: the score does not give one number per run.

@@ -68,11 +68,6 @@ class BatchedEngine:
         """A function from the parameters and every run's C, [R], to the clipped canary gradient."""
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
-        return self._record_gradient(canary)
-
-    def _record_gradient(
-        self, canary: InputCanary
-    ) -> Callable[[Parameters, Tensor], ClippedRecord]:
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
         return clipped_sums(self._model, x, y, self._precision).single_record
 
@@ -205,9 +200,9 @@ class BatchedEngine:
         is_fused = self._training is None and velocity is None and noise.can_descend(theta[0])
         if is_fused and len(canaries) == 1 and isinstance(canaries[0], InputCanary):
             scales = self._noise_scales(batch).astype(np.float32)
-            gradient_of = self._record_gradient(canaries[0])
             for i, (_, canary_taken) in enumerate(sampled):
-                gradient = gradient_of(theta, clip)
+                gradient = gradients[0](theta, clip)
+                assert isinstance(gradient, ClippedRecord)
                 weights = (included & canary_taken).to(theta[0].dtype)
                 product, first = noise.descend(
                     state, gradient.outer_products, weights, descent, batch.seeds, i, scales

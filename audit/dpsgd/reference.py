@@ -44,22 +44,6 @@ class TrainedModule(Observation):
         return np.array([float(total)])
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedRun:
-    """A finished run: the sum of <p_i^z, p_i> and the log-likelihood ratios of `RunOutcomes`.
-
-    `log_ratio` is that of sampled batches, and `known_log_ratio` that of full batches, given the
-    training records. `of_final_weights` has <p_1^z, w_0 - w_N>, and the same with the canary's
-    gradient at w_N.
-    """
-
-    observation: TrainedModule
-    product: float
-    log_ratio: float
-    known_log_ratio: float
-    of_final_weights: tuple[float, float]
-
-
 class OpacusEngine:
     """Trains with Opacus's GradSampleModule and DPOptimizer; see `Engine`.
 
@@ -108,30 +92,6 @@ class OpacusEngine:
         return found
 
     def _run(self, batch: RunBatch) -> RunOutcomes:
-        s = self._settings
-        rate, clip, _ = s.candidates[int(batch.candidate[0])]
-        trained = self._train(batch)
-        lambda_a = np.array([trained.product / (s.steps * clip**2)])
-        lambda_c = lambda_a
-        lambda_known = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.known_log_ratio])
-        unit = rate * s.steps * clip**2
-        at_start, at_end = (np.array([product / unit]) for product in trained.of_final_weights)
-        if s.sampling_rate < 1:
-            lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.log_ratio])
-            lambda_known = lambda_c
-        weights = trained.observation.parameters()
-        return RunOutcomes.of_models(
-            self._threat_model,
-            trained.observation,
-            np.asarray(np.isfinite(weights).all(1)),
-            lambda_a=lambda_a,
-            lambda_c=lambda_c,
-            lambda_known=lambda_known,
-            lambda_start=at_start,
-            lambda_end=at_end,
-        )
-
-    def _train(self, batch: RunBatch) -> TrainedRun:
         s = self._settings
         rate, clip, momentum = s.candidates[int(batch.candidate[0])]
         model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
@@ -184,8 +144,22 @@ class OpacusEngine:
             ),
             module=model,
         )
-        of_final_weights = _inner(first_z, moved), _inner(last_z, moved)
-        return TrainedRun(observation, total, log_ratio, known_log_ratio, of_final_weights)
+        weights = observation.parameters()
+        per_step, unit = s.noise_multiplier**2 / s.steps, rate * s.steps * clip**2
+        lambda_a = total / (s.steps * clip**2)
+        lambda_c = lambda_known = 0.5 + per_step * log_ratio
+        if s.sampling_rate == 1:
+            lambda_c, lambda_known = lambda_a, 0.5 + per_step * known_log_ratio
+        return RunOutcomes.of_models(
+            self._threat_model,
+            observation,
+            np.asarray(np.isfinite(weights).all(1)),
+            lambda_a=np.array([lambda_a]),
+            lambda_c=np.array([lambda_c]),
+            lambda_known=np.array([lambda_known]),
+            lambda_start=np.array([_inner(first_z, moved) / unit]),
+            lambda_end=np.array([_inner(last_z, moved) / unit]),
+        )
 
     def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor, bool]]:
         """Yields, for every step, the records taken, [n] or [n + 1], and whether the canary is."""

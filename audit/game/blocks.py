@@ -126,11 +126,7 @@ def outlook(
 ) -> Iterator[str]:
     """What the trials can show at best, and the expected time of a long audit.
 
-    Args:
-        workload: how much is played.
-        evaluation: how the bound to report is computed.
-        budget: the largest budget eps_B.
-        seconds: expected time of the trials on one processor.
+    `budget` is the largest eps_B, and `seconds` the expected time of the trials on one processor.
     """
     trials, looks = workload.trials * workload.repeats, len(evaluation.looks)
     delta, confidence = evaluation.delta, evaluation.confidence

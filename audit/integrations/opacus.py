@@ -3,16 +3,14 @@
 from typing import Any
 
 from audit.accounting import from_opacus
-from audit.protocols import Protocol
-from audit.repetitions import Repetitions
-from audit.upper_bounds import tuning_cost
+from audit.upper_bounds import ProtocolLike, tuning_cost
 
 __all__ = ["from_opacus", "tuning_epsilon"]
 
 
 def tuning_epsilon(
     accountant: Any,
-    repetitions: str | Repetitions | Protocol,
+    protocol: ProtocolLike,
     delta: float,
     neighbours: str = "zero-out",
     *,
@@ -24,7 +22,7 @@ def tuning_epsilon(
 
     Args:
         accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.
-        repetitions: the protocol or the distribution of K, as an object or as text.
+        protocol: the protocol or the distribution of K, as an object or as text.
         delta: in (0, 1).
         neighbours: `zero-out`, `add-remove` or `replace-one`; see `from_opacus`.
         group_size: number of records of one person, protected together.
@@ -39,4 +37,4 @@ def tuning_epsilon(
         2.01
     """
     base = from_opacus(accountant, neighbours, group_size=group_size)
-    return tuning_cost(base, repetitions, delta).epsilon
+    return tuning_cost(base, protocol, delta).epsilon

@@ -289,11 +289,7 @@ def cost_of_study(
 
 
 def _load(storage: str, name: str | None) -> Any:
-    """A study with its trials, from a storage that is not changed.
-
-    Raises:
-        InvalidInput: there is none, or it cannot be read.
-    """
+    """A study with its trials, from a storage that is not changed."""
     try:
         import optuna
     except ImportError as error:
@@ -349,11 +345,7 @@ _TABLES = {"studies", "trials", "version_info"}
 
 
 def _opened(storage: str) -> Any:
-    """An Optuna storage, opened without creating anything in it.
-
-    Raises:
-        _NoStorage: there is none.
-    """
+    """An Optuna storage, opened without creating anything in it."""
     import optuna
     import sqlalchemy
 

@@ -47,15 +47,10 @@ def assemble(
     made: Mapping[str, Any] | None = None,
     progress: Callable[[Sequence[int]], Iterable[int]] | None = None,
 ) -> Report:
-    """Computes every bound of one view.
+    """Computes every bound of one view from the trials of every (budget, repeat).
 
-    Args:
-        config: the settings of the view.
-        set_ups: the setup of every budget.
-        trials: the trials of every (budget, repeat).
-        view: index of the view of the runs.
-        made: version, date and hardware (`provenance.made`).
-        progress: wraps the budgets, for example in a progress bar.
+    `view` is the index of the view of the runs, `made` the result of `provenance.made`, and
+    `progress` wraps the budgets, for example in a progress bar.
 
     Raises:
         InvalidInput: every run at some budget diverged.

@@ -137,12 +137,7 @@ def _audits(path: Path) -> Iterator[Audit]:
 
 def _check_settings(folder: Path, report: Report) -> None:
     """Raises InvalidInput if a summary does not have the settings of one view of an audit."""
-    try:
-        config = AuditConfig.from_mapping(report.config)
-    except (ValueError, TypeError) as error:
-        raise InvalidInput(
-            f"folders must hold finished audits, got {str(folder)!r}: {error}"
-        ) from error
+    config = AuditConfig.from_mapping(report.config)
     missing = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
     missing += [
         f"upper bound {name}"
@@ -157,11 +152,8 @@ def _check_settings(folder: Path, report: Report) -> None:
 def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
     """Checks that audits can share a table: their eps_B, eps_L and eps_U are comparable.
 
-    Args:
-        configs: the settings of every audit (`AuditConfig.identity`).
-
     Raises:
-        InvalidInput: a setting that must be the same differs.
+        InvalidInput: a setting (of `AuditConfig.identity`) that must be the same differs.
     """
     searches = [config for config in configs if _is_search(config)]
     sampled = any(config["sampling_rate"] != 1.0 for config in configs)
@@ -182,15 +174,12 @@ def _upper(audit: Audit, result: BudgetResult, claim: str) -> UpperResult | None
 
 
 def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
-    """eps_L of every audit, with eps_B and eps_U (the paper's table 3).
+    """eps_L of every audit, with eps_B and eps_U (the paper's table 3), by budget, claim and proxy.
 
     Each eps_L has two claims: the bound to report, with eps_U of the tight bound, and the paper's
     uncorrected estimate, which is not a bound, with the paper's eps_U. For protocols other than
     random search, eps_U is the smallest valid upper bound. Each eps_L uses the trials of all
     repeats together; min, mean and max are over single repeats. The paper prints the mean.
-
-    Returns:
-        One row per audit, budget, claim and proxy.
     """
     rows = []
     for audit in audits:
@@ -417,11 +406,7 @@ def _title(threat: str, training_set: str, canary: str, score: str, folder: str 
 
 
 def write(audits: Sequence[Audit], out: str | Path) -> None:
-    """Writes table.csv (tidy), table.md and figure.png.
-
-    Args:
-        audits: finished audits that can share a table.
-        out: the folder; created if needed.
+    """Writes table.csv (tidy), table.md and figure.png into a folder, which is created if needed.
 
     Raises:
         InvalidInput: the folder cannot be written.

@@ -1,6 +1,8 @@
 """The figure of `audit.bounds --plot`: the cost of each protocol by the number of runs."""
 
+import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +19,23 @@ from audit.upper_bounds.registry import find, row
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
 
 
-def draw_cost(
-    base: Mechanism, protocol: Protocol, delta: float, path: str, points: int = 7
-) -> None:
+# Numbers of runs of each curve, from 2 to 1000.
+_POINTS = 7
+
+
+def draw_cost(base: Mechanism, protocol: Protocol, delta: float, path: str) -> None:
     """Draws the cost of a tuning against the expected number of runs, for each protocol.
 
     Random search uses the region bound, which is fast and only slightly above the smallest bound.
 
-    Args:
-        base: one run.
-        protocol: the user's protocol; it is marked if its expected number of runs is known.
-        delta: delta of the tuning, in (0, 1).
-        path: the file to write; its extension selects the format.
-        points: how many numbers of runs to compute, from 2 to 1000 runs.
+    The user's protocol is marked if its expected number of runs is known. The extension of `path`
+    selects the format.
 
     Raises:
         InvalidInput: the file cannot be written, or its extension is not a format.
     """
     check_writable(path)
-    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, points)))
+    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, _POINTS)))
     curves: dict[str, list[tuple[float, float]]] = {}
     for mean in runs:
         for title, one in protocols_with(float(mean)).items():
@@ -55,8 +55,8 @@ def draw_cost(
                 [own], [_epsilon(base, protocol, delta, own=True)],
                 "*", ms=17, color="black", zorder=5, label=f"yours: {protocol.spec}",
             )  # fmt: skip
-        one_run = _one_run(base, delta)
-        if one_run is not None:
+        one_run = _or_nan(lambda: base.epsilon(delta))
+        if not math.isnan(one_run):
             axes.axhline(one_run, color="grey", lw=1.2, label="one run alone")
         axes.set_xscale("log")
         axes.set_ylim(bottom=0.0)
@@ -93,15 +93,12 @@ def check_writable(path: str) -> None:
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
     if isinstance(protocol, RandomSearch) and not own:
         found = row(find("region"), base, protocol, delta)
-        return found.epsilon if found.applies else float("nan")
-    try:
-        return tuning_cost(base, protocol, delta).epsilon
-    except DeltaUnreachable:
-        return float("nan")
+        return found.epsilon if found.applies else math.nan
+    return _or_nan(lambda: tuning_cost(base, protocol, delta).epsilon)
 
 
-def _one_run(base: Mechanism, delta: float) -> float | None:
+def _or_nan(epsilon: Callable[[], float]) -> float:
     try:
-        return base.epsilon(delta)
+        return epsilon()
     except DeltaUnreachable:
-        return None
+        return math.nan

@@ -18,13 +18,7 @@ PAGE = "report.html"
 
 
 def write(folder: str | Path) -> Path:
-    """Writes the page of a finished audit into its folder.
-
-    Args:
-        folder: a folder of `audit.run`.
-
-    Returns:
-        The path of the page.
+    """Writes the page of a finished audit into its folder, and returns its path.
 
     Raises:
         InvalidInput: the folder has no finished audit.

@@ -46,10 +46,6 @@ _LINE_OF_TEXT = 0.24
 _MIN_WIDTH = 1e-9
 
 
-def _protocol_of(config: Mapping[str, Any]) -> type[Protocol]:
-    return type(protocols.parse_protocol(config.get("protocol", "search")))
-
-
 @dataclass(frozen=True)
 class Level:
     """How an upper bound is drawn: name, title, colour (palette index or name) and line style."""
@@ -90,10 +86,6 @@ def draw(report: Report, path: Path) -> None:
     markers are the paper's uncorrected estimates, and lines are upper bounds. A thin bar next to a
     marker shows the smallest, the mean and the largest bound of a single repeat. The labels are
     next to the last group.
-
-    Args:
-        report: the results.
-        path: the PNG file to write.
     """
     config, results = report.config, report.results
     threat, training_set, canary = row_of_table(config)
@@ -130,11 +122,8 @@ def _caption(reports: Sequence[Report], lines: int) -> str:
 def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure:
     """Draws several audits in one figure: the paper's figures 1 to 4, one panel per audit.
 
-    All panels share the axes, the markers (see `draw`) and one legend.
-
-    Args:
-        grid: rows of panels, each with its title and its report.
-        note: title of the figure: the settings that all panels share.
+    All panels share the axes, the markers (see `draw`) and one legend. `grid` has rows of panels,
+    each with its title and its report, and `note` is the title of the figure.
     """
     wide = max(len(row) for row in grid)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
@@ -193,11 +182,7 @@ class _Label:
 
 
 def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]:
-    """Draws the bounds of one audit: a group of markers and lines for every budget eps_B.
-
-    Returns:
-        Labels for the last group.
-    """
+    """Draws a group of markers and lines for every budget eps_B; labels are for the last group."""
     results = report.results
     colours = sns.color_palette("colorblind", 10).as_hex()
     labels = [
@@ -213,7 +198,8 @@ def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]
 
 def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) -> Iterator[_Label]:
     results = report.results
-    for level in levels(_protocol_of(report.config)):
+    protocol = protocols.parse_protocol(report.config.get("protocol", "search"))
+    for level in levels(type(protocol)):
         found = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
         known = [(x, bound.epsilon) for x, bound in found if bound and bound.epsilon is not None]
         if not known:
@@ -281,10 +267,7 @@ def _draw_lower(axes: Axes, report: Report, colours: list[str], scale: float) ->
 def _label_directly(axes: Axes, labels: Sequence[_Label], inches: float) -> None:
     """Writes labels in a column on the right, each with a line to its point.
 
-    Args:
-        axes: the axes; their limits are final after this call.
-        labels: the labels, in any order.
-        inches: approximate height of the axes.
+    The limits of the axes, which are about `inches` high, are final after this call.
     """
     high, end = axes.get_ylim()[1], axes.get_xlim()[1]
     axes.set_ylim(0.0, high)
@@ -322,12 +305,8 @@ def _spread(values: Sequence[float], gap: float, high: float) -> FloatArray:
 def draw_scores(report: Report, trials: Mapping[tuple[int, int], Trials], path: Path) -> None:
     """Draws the scores of the released runs with and without the canary (figures 7 to 9).
 
-    Each budget has a panel, with the middle 99.8 % of the scores of all repeats.
-
-    Args:
-        report: the results.
-        trials: the trials of every (budget, repeat).
-        path: the PNG file to write.
+    Each budget has a panel, with the middle 99.8 % of the scores of all repeats. `trials` has the
+    trials of every (budget, repeat).
     """
     config, results = report.config, report.results
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):

@@ -284,11 +284,7 @@ class Report:
 
 
 def way_of_tuning(config: Mapping[str, Any]) -> str:
-    """How the best run was chosen: the distribution of K for random search, else the protocol.
-
-    Args:
-        config: the settings of an audit.
-    """
+    """How the best run was chosen: the distribution of K for random search, else the protocol."""
     protocol = config.get("protocol", "search")
     if protocol == "search":
         return f"K ~ {config['repetitions']}"
@@ -297,11 +293,7 @@ def way_of_tuning(config: Mapping[str, Any]) -> str:
 
 
 def row_of_table(config: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The row of table 2: threat model, X and z, for instance NTNV, FASHION, MNIST[0].
-
-    Args:
-        config: the settings of an audit of one threat model and canary.
-    """
+    """The row of table 2: threat model, X and z, for instance NTNV, FASHION, MNIST[0]."""
     threat, canary, dataset = config["threat"], config["canary"], config["dataset"]
     empty = threat == "ETCV"
     if canary == "input":

@@ -291,7 +291,11 @@ class Budget:
         self._first = expected
         self._file = None if file is None else Path(file)
         if self._file is not None:
-            self._open(self._file)
+            with _locked(self._file):
+                if self._file.exists():
+                    self._read(self._file)
+                else:
+                    self._write(self._file, [])
 
     @property
     def epsilon(self) -> float:
@@ -396,13 +400,6 @@ class Budget:
             "delta": self._delta,
             "expected": None if self._first is None else mechanism_to_dict(self._first),
         }
-
-    def _open(self, file: Path) -> None:
-        with _locked(file):
-            if file.exists():
-                self._read(file)
-            else:
-                self._write(file, [])
 
     def _read(self, file: Path) -> None:
         try:

@@ -25,10 +25,6 @@ def _same(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING)
 
 
-def _has_count(data_loader: Any) -> bool:
-    return hasattr(getattr(data_loader, "dataset", None), "__len__")
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Result of one run, returned by `train`.
@@ -318,7 +314,8 @@ class Trial:
         if constant is not None and _same(divisor, constant):
             self.checked.add("divisor")
             return
-        counts = [len(loader.dataset) for loader in self._loaders.values() if _has_count(loader)]
+        data = [getattr(loader, "dataset", None) for loader in self._loaders.values()]
+        counts = [len(one) for one in data if hasattr(one, "__len__")]
         computed = any(_same(divisor, int(count * rate)) for count in counts)
         if constant is None and not computed:
             return

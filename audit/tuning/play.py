@@ -228,15 +228,16 @@ class _Models:
         save: Callable[[Any, Path], None] | None,
         load: Callable[[Path], Any] | None,
     ) -> None:
-        self._folder, self._save, self._load = folder, save, load
+        self._folder = None if folder is None or save is None else folder / "models"
+        self._save, self._load = save, load
         self._models: dict[int, Any] = {}
 
     def write(self, index: int, model: Any) -> None:
         """Saves a model; those saved before remain."""
         if self._save is None or self._folder is None:
             return
-        path = self._path(index)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        path = self._folder / str(index)
         draft = path.with_name(path.name + ".draft")
         self._save(model, draft)
         draft.chmod(0o600)
@@ -247,17 +248,14 @@ class _Models:
         self._models[index] = model
         for one in dropped:
             self._models.pop(one, None)
-            if self._save is not None and self._folder is not None:
-                self._path(one).unlink(missing_ok=True)
+            if self._folder is not None:
+                (self._folder / str(one)).unlink(missing_ok=True)
 
     def read(self, index: int) -> tuple[bool, Any]:
         """Whether the model of a run is kept, and the model."""
         if index in self._models:
             return True, self._models[index]
-        if self._load is None or self._folder is None or not self._path(index).exists():
+        if self._load is None or self._folder is None:
             return False, None
-        return True, self._load(self._path(index))
-
-    def _path(self, index: int) -> Path:
-        assert self._folder is not None
-        return self._folder / "models" / str(index)
+        path = self._folder / str(index)
+        return (True, self._load(path)) if path.exists() else (False, None)

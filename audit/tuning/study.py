@@ -27,7 +27,6 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
-from audit.repetitions import Repetitions
 from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
@@ -45,7 +44,7 @@ from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Space
 from audit.tuning.training import BaseOf, Training
-from audit.upper_bounds import UpperBound, schedule_ex_post, tuning_cost
+from audit.upper_bounds import ProtocolLike, UpperBound, schedule_ex_post, tuning_cost
 from audit.upper_bounds.registry import find, row
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Study:
     def __init__(
         self,
         space: Space | Mapping[str, Any] | Iterable[Mapping[str, Any]],
-        protocol: str | Repetitions | Protocol = protocols.DEFAULT_REPETITIONS,
+        protocol: ProtocolLike = protocols.DEFAULT_REPETITIONS,
         epsilon: float | None = None,
         delta: float = 1e-5,
         *,
@@ -579,8 +578,8 @@ def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
     return row(find("region"), base, protocol, delta).applies
 
 
-def _supported(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
-    protocol = protocols.parse_protocol(spec)
+def _supported(given: ProtocolLike, space: Space) -> Protocol:
+    protocol = protocols.parse_protocol(given)
     if not isinstance(protocol, PROTOCOLS):
         names = ", ".join(kind.name for kind in PROTOCOLS)
         raise InvalidInput(
