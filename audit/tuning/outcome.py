@@ -314,7 +314,7 @@ class Trial:
         if constant is not None and _same(divisor, constant):
             self.checked.add("divisor")
             return
-        data = [getattr(loader, "dataset", None) for loader in self._loaders.values()]
+        data: list[Any] = [getattr(one, "dataset", None) for one in self._loaders.values()]
         counts = [len(one) for one in data if hasattr(one, "__len__")]
         computed = any(_same(divisor, int(count * rate)) for count in counts)
         if constant is None and not computed:
