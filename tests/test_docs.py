@@ -5,6 +5,7 @@ import csv
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from audit import accounting
+from audit import accounting, upper_bounds
+from audit.repetitions import TruncatedNegativeBinomial
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -91,6 +93,66 @@ def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
         for row in csv.DictReader(path.read_text().splitlines()):
             for value in row.values():
                 assert value in numbers or (not value[:1].isdigit() and value in text), row
+
+
+PUBLISHED = {"profile", "renyi", "lemma-7", "corollary-4", "liu-talwar", "approximate"}
+PUBLISHED |= {"hypo", "koskela-kulkarni", "proposition-15"}
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+@pytest.mark.slow
+def test_the_readme_states_the_costs_of_its_protocols() -> None:
+    readme = (ROOT / "README.md").read_text()
+    base = accounting.GaussianMechanism(0.24721)
+    logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(10).spec
+    rows = {
+        "| random search: ": [logarithmic, "geometric:0.1", "poisson:10", "fixed:10"],
+        "| `grid:20,0.5`": ["grid:20,0.5"],
+        "| `grid:10`": ["grid:10"],
+        "| `adaptive:0.75,1.33`": [f"adaptive:0.75,1.33/{logarithmic}"],
+        "| `subset:0.1`": [f"subset:0.1/{logarithmic}"],
+        "| `until:0.1`": ["until:0.1"],
+        "| `stopping:0.1`": ["stopping:0.1"],
+    }
+    for start, protocols in rows.items():
+        (row,) = (line for line in readme.splitlines() if line.startswith(start))
+        *_, ours, published, _ = (cell.strip() for cell in row.split("|"))
+        found = [upper_bounds.all_upper_bounds(base, one, 1e-5) for one in protocols]
+        costs = [upper_bounds.smallest(one).epsilon for one in found]
+        assert ours == ", ".join(map(rounded_up, costs))
+        papers = [[b.epsilon for b in one if b.name in PUBLISHED and b.applies] for one in found]
+        smallest = [rounded_up(min(one)) if one else "-" for one in papers]
+        assert published == ", ".join(smallest)
+
+
+@pytest.mark.slow
+def test_the_first_numbers_of_the_documentation() -> None:
+    run = accounting.DpSgd(noise_multiplier=70, steps=300)
+    assert rounded_up(run.epsilon(1e-5), 2) == "0.92"
+    grid, random = (
+        upper_bounds.tuning_cost(run, protocol, 1e-5).epsilon
+        for protocol in ("grid:20", "tnb:0,0.02")
+    )
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        assert (
+            f"at epsilon 0.92: releasing the best costs {rounded_up(grid, 2)}," in page.read_text()
+        )
+    assert f"12.5 on average: {rounded_up(random, 2)}\n" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_costs_of_groups_in_what_to_report() -> None:
+    page = (DOCS / "what_to_report.md").read_text()
+    for records in (1, 2):
+        run = accounting.DpSgd(2.0, 1000, 0.01, group_size=records)
+        costs = [
+            upper_bounds.tuning_cost(run, one, 1e-5).epsilon for one in ("tnb:0,0.02", "grid:12")
+        ]
+        cells = [str(records), *map(rounded_up, (run.epsilon(1e-5), *costs))]
+        assert f"| {' | '.join(cells)} |\n" in page
 
 
 def test_code_in_pages_is_python() -> None:
