@@ -8,6 +8,7 @@ contradicts another. `AUDIT_FUZZ=100` plays a hundred times as many, other ones 
 `CAUSES` lists the defects that such inputs once found, each with a test that fails if it returns.
 """
 
+import contextlib
 import csv
 import decimal
 import itertools
@@ -118,6 +119,7 @@ THINGS = st.one_of(
     st.sampled_from([np.float64(0.5), np.int64(3), np.float32("nan"), np.array(0.5), np.array([])]),
     st.sampled_from([np.ones((2, 2)), np.array(["a"]), [], {}, (), object(), b"1", 1j]),
     st.sampled_from([decimal.Decimal("0.5"), decimal.Decimal("sNaN"), Fraction(1, 3), print]),
+    st.sampled_from([10**400, -(10**400), 1e-320, "x" * 10**4, np.ma.masked, b"\xff", range(3)]),
 )
 
 
@@ -127,6 +129,8 @@ def refused_well(error: Any) -> None:
     said = str(error)
     assert said.strip()
     assert len(said.splitlines()) == 1, said
+    assert len(said) < 3000
+    assert said != "math domain error"
 
 
 def asked(function: Any, *arguments: Any) -> Any:
@@ -650,6 +654,41 @@ def test_certificates_are_right_wrong_or_none(
     play()
 
 
+OF_A_STUDY = {
+    **{"space": {"lr": [1, 2]}, "protocol": "fixed:2", "base": "gaussian:0.1", "delta": 1e-5},
+    **{"seed": 1, "score": 1.0, "jobs": 1, "epsilon": None, "steps": None, "scored_on": "public"},
+}
+
+
+@examples(60)
+@given(st.sampled_from([*OF_A_STUDY]), THINGS | SPECS)
+@example("space", np.array(0.5))
+@example("score", 10**400)
+@example("jobs", 10**30)
+@pytest.mark.filterwarnings("ignore:no candidate was chosen", "ignore:.*converting a masked")
+def test_a_study_is_run_or_refused(name: Any, thing: Any) -> None:
+    given = OF_A_STUDY | {name: thing}
+    score, jobs = given.pop("score"), given.pop("jobs")
+    if checks._as_integer(jobs) in (-1, *range(2, 1025)):
+        return  # worker processes would start
+    study = asked(lambda: tuning.Study(**given, folder=None))
+    if study is not None:
+        with contextlib.suppress(tuning.StudyAborted):
+            asked(lambda: study.run(lambda trial: tuning.Outcome(score), jobs=jobs))
+
+
+@examples(40)
+@given(THINGS, st.just("grid") | THINGS, NUMBERS | THINGS, THINGS | st.none(), THINGS | st.none())
+@example([accounting.GaussianMechanism(0.1)], "grid", 1e-320, None, None)
+def test_the_cost_of_trials_is_a_number_or_refused(
+    trials: Any, chosen: Any, delta: Any, law: Any, cap: Any
+) -> None:
+    for one in (trials, [accounting.GaussianMechanism(0.1)]):
+        found = asked(lambda one=one: tuning.cost_of_trials(one, chosen, delta, law, cap=cap))
+        if found is not None and found.best_only is not None:
+            assert found.best_only >= 0.0
+
+
 @examples(10)
 @given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
 def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, times: Any) -> None:
@@ -730,6 +769,10 @@ CAUSES = {
     "locked and damaged storages": "tuning/test_cost_of.py::"
     "test_locked_and_damaged_storages_have_their_own_line",
     "numbers of 17 digits": "commands/test_bounds_command.py::test_no_message_has_seventeen_digits",
+    "scores, jobs and spaces of any kind": "test_fuzz.py::test_a_study_is_run_or_refused",
+    "the smallest deltas": "test_fuzz.py::test_the_cost_of_trials_is_a_number_or_refused",
+    "checked values that are not used": "test_checks.py::"
+    "test_the_value_that_is_used_is_the_one_that_was_checked",
     "formulas and markup in tables": "test_fuzz.py::"
     "test_tables_of_others_hold_no_formula_and_no_markup",
     "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",
