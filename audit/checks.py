@@ -10,9 +10,12 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from audit.arrays import FloatArray
 
 _MAX_CHARACTERS = 200
 """Length of a value in an error message."""
@@ -88,6 +91,23 @@ def items(name: str, value: object, of: str) -> list[Any]:
         return list(value)
     except TypeError:  # an array without a dimension
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}") from None
+
+
+def numbers(name: str, values: object) -> "FloatArray":
+    """Returns `values` as an array of floats, of any shape, else raises InvalidInput.
+
+    Args:
+        name: the parameter's name, as the user knows it.
+        values: a number, or numbers in nested lists.
+    """
+    import numpy as np  # other checks work without it
+
+    try:
+        if np.iscomplexobj(values):
+            raise TypeError("numpy would drop the imaginary part")
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(f"{name} must be numbers, got {one_line(values)}") from None
 
 
 def _is_bool(value: object) -> bool:

@@ -179,12 +179,7 @@ class ZeroConcentratedDp(Mechanism):
 def _checked(
     x_name: str, x: ArrayLike, y_name: str, y: ArrayLike, low: float
 ) -> tuple[FloatArray, FloatArray]:
-    for name, values in ((x_name, x), (y_name, y)):
-        try:
-            np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"{name} must be numbers, got {checks.one_line(values)}") from error
-    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    x, y = checks.numbers(x_name, x), checks.numbers(y_name, y)
     if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
         raise InvalidInput(
             f"{x_name} must be increasing numbers >= {low:g}, got {checks.one_line(x)}"

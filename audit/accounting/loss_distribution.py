@@ -112,10 +112,7 @@ class LossDistribution(Mechanism):
 
 
 def _numbers(name: str, values: ArrayLike) -> FloatArray:
-    try:
-        found = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{name} must be numbers, got {checks.one_line(values)}") from error
+    found = checks.numbers(name, values)
     if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
         raise InvalidInput(
             f"{name} must be finite numbers in one dimension, got {checks.one_line(found)}"

@@ -287,7 +287,7 @@ class DiscretePair(LossPair):
     """
 
     def __init__(self, p: ArrayLike, q: ArrayLike) -> None:
-        p, q = (np.asarray(v, dtype=np.float64) for v in (p, q))
+        p, q = checks.numbers("p", p), checks.numbers("q", q)
         for name, v in (("p", p), ("q", q)):
             if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > SUMS_TO_ONE:
                 raise InvalidInput(

@@ -129,14 +129,16 @@ def project_density(
         >>> project_density([0.1, 1.0, 2.0], low=0.5, high=1.5).round(3).tolist()
         [0.5, 1.0, 1.5]
     """
-    values = np.asarray(density, dtype=np.float64)
+    values = checks.numbers("density", density)
     low = checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
     high = checks.interval("high", high, 1.0, closed_low=True)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise InvalidInput(
             f"density must be finite numbers in one row, got {checks.one_line(values)}"
         )
-    weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
+    weights = (
+        np.full(len(values), 1.0 / len(values)) if prior is None else checks.numbers("prior", prior)
+    )
     is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
     if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
         raise InvalidInput(
