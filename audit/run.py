@@ -171,8 +171,7 @@ def run(config: AuditConfig) -> "list[Report]":
     workload, place, evaluation = config.workload, config.place, config.evaluation
     first = setup.set_up(config, 0)
     seconds = blocks.expected_seconds(workload, first.engine.name)
-    budgets = console.with_bar(range(len(config.epsilon)), unit="budget")
-    set_ups = [setup.set_up(config, budget) for budget in budgets]
+    set_ups = setup.set_up_all(config, partial(console.with_bar, unit="budget"))
     all_blocks = blocks.all_blocks(workload, first.engine.name)
     bound_to = binding.binding(config.plug_ins, set_ups)
     folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)

@@ -5,7 +5,7 @@ only receives a score and does not depend on the statistics.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +123,13 @@ def set_up(config: AuditConfig, budget: int, device: str = "cpu") -> SetUp:
     A process caches the most recent results.
     """
     return _set_up(config, budget, device)
+
+
+def set_up_all(
+    config: AuditConfig, progress: Callable[[Sequence[int]], Iterable[int]]
+) -> list[SetUp]:
+    """The setup of every budget; `progress` wraps the budgets, for example in a progress bar."""
+    return [set_up(config, budget) for budget in progress(range(len(config.epsilon)))]
 
 
 @functools.lru_cache(maxsize=8)
