@@ -46,18 +46,7 @@ _ALPHA_POINTS = 97
 
 
 def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Caches the most recent results of a function. Unhashable arguments bypass the cache.
-
-    Args:
-        size: number of cached results.
-
-    Example:
-        >>> @memoize(4)
-        ... def total(numbers):
-        ...     return sum(numbers)
-        >>> total((1, 2)), total([1, 2])
-        (3, 3)
-    """
+    """Caches the most recent results of a function. Unhashable arguments bypass the cache."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         cached = lru_cache(size)(function)
@@ -271,10 +260,6 @@ def equidistribute(t: FloatArray, weights: FloatArray, points: int) -> FloatArra
         t: the grid [n], increasing.
         weights: weights of the intervals between its points [n-1], >= 0.
         points: number of points to return.
-
-    Example:
-        >>> equidistribute(np.array([0.0, 1.0, 2.0]), np.array([3.0, 1.0]), 5).round(3).tolist()
-        [0.0, 0.333, 0.667, 1.0, 2.0]
     """
     cumulative = np.concatenate([[0.0], np.cumsum(weights)])
     return np.interp(np.linspace(0.0, cumulative[-1], points), cumulative, t)
@@ -377,11 +362,6 @@ def _monotone_chain(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArra
 
 def format_rounded(value: float, up: bool, digits: int = 5) -> str:
     """A number with the given significant digits, rounded up or down.
-
-    Args:
-        value: any number.
-        up: whether to round towards plus infinity; otherwise towards minus infinity.
-        digits: significant digits, >= 1.
 
     Example:
         >>> format_rounded(1.088712, up=True), format_rounded(1.088712, up=False)

@@ -257,7 +257,6 @@ def test_the_accounts_of_one_run_are_numbers_or_refused(one: Any, two: Any, thre
         lambda: repetitions.parse_repetitions("tnb:0,0.1").with_mean(one),
         lambda: repetitions.Truncated(repetitions.parse_repetitions("poisson:2"), one),
         lambda: repetitions.parse_repetitions("poisson:2").given_no_failure(one),
-        lambda: repetitions.parse_repetitions("poisson:2").chance_to_include(one),
         lambda: protocols.Grid(one, two),
         lambda: protocols.Adaptive(one, two, three),
         lambda: protocols.Subset(one, two, three),

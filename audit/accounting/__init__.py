@@ -1,6 +1,7 @@
 """Privacy accounting of a single run: mechanisms, their costs, and calibration of the noise."""
 
 from audit import _deprecated
+from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.calibration import (
     ACCOUNTINGS,
     calibrate_mu,
@@ -24,8 +25,6 @@ from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentrated
 from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
 from audit.accounting.event import from_event
-from audit.accounting.gaussian import GaussianMechanism
-from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.noise import scale_noise

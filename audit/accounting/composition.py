@@ -174,15 +174,9 @@ def _unresolved(what: str) -> Unresolved:
 def _sum_of(
     grids: list[_Grid], spacing: float, first: int, last: int, size: int, tilts: list[float]
 ) -> tuple[FloatArray, float, float]:
-    """Distribution of the sum on the grid, and the mass of P and P' outside.
+    """Distribution of the sum in the window from `first` to `last`, by transforms of `size` points.
 
-    Args:
-        grids: the distributions of single runs.
-        spacing: spacing of the grid.
-        first: first index of the window.
-        last: last index of the window.
-        size: number of points of the transforms; wrapped mass is only added.
-        tilts: exponents theta; each loss uses the one with the smallest Chernoff bound.
+    Wrapped mass is only added. Each loss uses the tilt with the smallest Chernoff bound.
 
     Returns:
         Log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.

@@ -59,14 +59,7 @@ _MAX_SAMPLED_STEPS = 10**8  # beyond, the rounding error of one step is visible 
 
 @dataclass(frozen=True)
 class SampledStep(PrivacyLoss):
-    """Privacy loss of one Poisson-sampled step, in the direction mixture || N(0, 1).
-
-    Attributes:
-        noise_multiplier: sigma.
-        sampling_rate: tau, in (0, 1).
-        replace: whether a record is replaced instead of added or removed.
-        group_size: number of records added or removed together; 1 if a record is replaced.
-    """
+    """Privacy loss of one Poisson-sampled step, in the direction mixture || N(0, 1)."""
 
     noise_multiplier: float
     sampling_rate: float

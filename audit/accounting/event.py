@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from audit import checks
+from audit.accounting.additive_noise import LaplaceMechanism
 from audit.accounting.combinations import Composition
 from audit.accounting.curves import ZeroConcentratedDp
 from audit.accounting.discrete import RandomisedResponse
-from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.recorded import runs_of

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
+from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.combinations import Composition, Mixture, WorstOf
 from audit.accounting.dpsgd import DpSgd
-from audit.accounting.gaussian import GaussianMechanism
-from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.mechanism import Mechanism
 from audit.errors import NotApplicable
 

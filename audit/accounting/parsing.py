@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from audit import checks
+from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, PureDp, RandomisedResponse
-from audit.accounting.gaussian import GaussianMechanism
-from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.mechanism import Mechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput

@@ -76,19 +76,13 @@ def from_opacus(
 
 
 Phases = dict[tuple[float, float], int]
+"""Steps by noise multiplier and sampling rate."""
 
 
 def runs_of(
     steps_of: Phases, most: int = 40, neighbours: str = "add-remove", group_size: int = 1
 ) -> list[Mechanism]:
-    """At most `most` runs of DP-SGD that together dominate the given phases.
-
-    Args:
-        steps_of: steps by (noise multiplier, sampling rate).
-        most: largest number of phases; similar phases are merged.
-        neighbours: `add-remove`, `zero-out` or `replace-one`.
-        group_size: number of records of one person, protected together.
-    """
+    """At most `most` runs of DP-SGD that together dominate the given phases."""
     phases = joined(steps_of, most)
     return [
         DpSgd(noise, steps, rate, neighbours, group_size) for (noise, rate), steps in phases.items()
@@ -98,11 +92,8 @@ def runs_of(
 def joined(steps_of: Phases, most: int) -> Phases:
     """Merges phases in the same cell of a grid of log noise and log rate.
 
-    A step with the smallest noise and the largest rate of a cell dominates all steps in it.
-
-    Args:
-        steps_of: steps by noise and rate.
-        most: largest number of phases. Cells grow by half until the number is reached.
+    A step with the smallest noise and the largest rate of a cell dominates all steps in it. Cells
+    grow by half until there are at most `most` phases.
     """
     width, found = 1e-3, steps_of
     while len(found) > most:

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from audit import checks
+from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.combinations import Candidates, Composition, Mixture, WorstOf
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import DpSgd
-from audit.accounting.gaussian import GaussianMechanism
-from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.errors import InvalidInput

@@ -1,17 +1,11 @@
-r"""An attack on adaptive search: a sampler that uses its freedom [c, C] to reveal the record.
+"""An attack on adaptive search: a sampler that uses its freedom [c, C] to reveal the record.
 
 The candidates only carry one of two labels. The sampler counts the evidence of the runs so far: a
 small x is a point against the record, a large x a point for it. While there is more evidence
-against it, the label "back" is as likely as [c, C] allows, otherwise the label "front". Of the runs
-the score prefers those of the front, a large x whose limit depends on the label; then those of the
-back, a small x; then the rest. What speaks against the record is released only if nothing of the
-front came, and the sampler ensures that with the record the front comes more often and the back
-less often.
-
-With W a set of outputs, M_W the matrix of chances that a run is in W and moves the count from i to
-j, all K runs are in W with chance sum_k P[K=k] (M_W^k 1) from count 0. The back is released with
-chance G(all but the front) - G(all but front and back): the probability of one event, in closed
-form.
+against it, the label "back" is as likely as [c, C] allows, otherwise the label "front". The score
+prefers the front, a large x whose limit depends on the label; then the back, a small x; then the
+rest. The probability that the back is released is that of one event, by powers of the matrix of
+chances that a run is in a set of outputs and moves the count from i to j.
 """
 
 import math

@@ -164,11 +164,7 @@ class Estimator(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdEstimator(Estimator, Statistic):
-    """A statistic of the counts at a threshold, with the rule that chooses the threshold.
-
-    Attributes:
-        rule: how the threshold is chosen.
-    """
+    """A statistic of the counts at a threshold, with the rule that chooses the threshold."""
 
     rule: ThresholdRule = DEFAULT_RULE
 

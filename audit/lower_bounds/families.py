@@ -129,9 +129,6 @@ class CurveOfMu(ThresholdEstimator):
     The rate of false positives is then known, and the false negatives alone bound mu, because
     their rate decreases in mu. Scores are the released x in standard deviations: N(b mu, 1) in a
     single run.
-
-    Attributes:
-        rule: the fixed threshold.
     """
 
     rule: FixedThreshold

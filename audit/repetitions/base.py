@@ -194,10 +194,6 @@ class Repetitions(ABC):
         """1 - phi(1 - s): the chance that an event of probability s happens in at least one run."""
         return self.one_minus_phi_at(log_of_one_minus(s))
 
-    def phi_prime_survival(self, s: ArrayLike) -> FloatArray:
-        """phi'(1 - s)."""
-        return np.exp(self.log_phi_prime_at(log_of_one_minus(s)))
-
     def inverse(self, y: ArrayLike) -> FloatArray:
         """The x in [0, 1] with phi(x) = y; 0 where y < P[K = 0]."""
         return 1.0 - self.inverse_survival(1.0 - np.asarray(y, dtype=np.float64))
@@ -226,11 +222,6 @@ class Repetitions(ABC):
         t = (middles[:, None] + half * nodes).ravel()
         values = self.phi_survival(np.exp(-t)) * np.exp(-t)
         return float(half * np.sum(values.reshape(-1, len(nodes)) @ weights))
-
-    def chance_to_include(self, candidates: int) -> float:
-        """Chance that a given one of m equally likely candidates is trained, 1 - phi(1 - 1/m)."""
-        candidates = checks.integer("candidates", candidates, 1)
-        return float(self.phi_survival(1.0 / candidates))
 
     def given_no_failure(self, failure: float) -> "Repetitions":
         """The distribution of K, conditioned on no run failing.

@@ -34,12 +34,7 @@ _LARGEST_LOG = 600.0
 
 
 def log_derivative(repetitions: Repetitions, order: int, log_x: ArrayLike) -> FloatArray:
-    """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)].
-
-    Args:
-        repetitions: the distribution of K, of a family with a closed form.
-        order: m >= 1.
-        log_x: log(x) [...], at most 0.
+    """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)], from log(x) <= 0.
 
     Raises:
         NotApplicable: a distribution of another family.

@@ -28,10 +28,8 @@ _ROUNDING = 1e-12
 class Chance:
     """The probability N/D of a set of outputs, both linear in the probabilities (e, f) of one run.
 
-    Attributes:
-        sought: constant and coefficients of e and f in N.
-        all: the same of D, what N is a share of.
-        acceptance: the least that e + f can be.
+    `sought` and `all` are the constant and the coefficients of e and f in N and in D; `acceptance`
+    is the least that e + f can be.
     """
 
     sought: tuple[float, float, float]

@@ -78,12 +78,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 
 
 def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
-    """Smallest epsilon where candidates are left out by chance.
-
-    Args:
-        pair: dominates one run of any candidate.
-        protocol: the number of candidates, and the probability that each is run.
-        delta: in (0, 1).
+    """Smallest epsilon where candidates, each dominated by the pair, are left out by chance.
 
     Raises:
         DeltaUnreachable: no epsilon reaches delta.

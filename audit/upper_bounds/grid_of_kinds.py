@@ -47,12 +47,7 @@ Kind = tuple[float, int]
 
 @dataclass(frozen=True)
 class OtherKind:
-    """What candidates of another kind can contribute to a line below the curve of products.
-
-    Attributes:
-        mu: of each.
-        count: how many.
-    """
+    """What candidates of another kind can contribute to a line below the curve of products."""
 
     mu: float
     count: int
@@ -90,13 +85,7 @@ class OtherKind:
 
 @dataclass(frozen=True)
 class WinnersOfKind:
-    """The contribution of the candidates of one kind.
-
-    Attributes:
-        mu: of each.
-        count: how many.
-        others: the other kinds.
-    """
+    """The contribution of the candidates of one kind."""
 
     mu: float
     count: int
@@ -173,16 +162,7 @@ def _winners(kinds: tuple[Kind, ...]) -> tuple[WinnersOfKind, ...]:
 
 
 def kinds_delta(kinds: Sequence[Kind], epsilon: float) -> float:
-    """The bound on delta at epsilon for candidates of several kinds, rounded up.
-
-    Args:
-        kinds: mu and number of candidates of every kind.
-        epsilon: at least 0.
-
-    Example:
-        >>> kinds_delta([(0.5, 5), (0.25, 5)], 5.0) < 1e-5
-        True
-    """
+    """The bound on delta at epsilon for candidates of several kinds, rounded up."""
     return float(min(sum(one.delta(epsilon) for one in _winners(tuple(kinds))), 1.0))
 
 
@@ -191,10 +171,6 @@ def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
 
     Candidates may count as less private ones: neighbouring kinds are merged as long as this lowers
     the bound.
-
-    Args:
-        kinds: mu and number of candidates of every kind.
-        delta: in (0, 1).
 
     Raises:
         DeltaUnreachable: no epsilon reaches delta.

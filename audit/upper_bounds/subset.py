@@ -110,14 +110,7 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
 def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
     """The cost where a run while tuning and the final one may differ.
 
-    Args:
-        tuning: one run while tuning.
-        final: the final run.
-        protocol: the distribution of K, the share of records used for tuning, and the records of
-            the final run.
-
-    Returns:
-        One curve; two where it is not known which pair of the final run has the record first.
+    Two curves where it is not known which pair of the final run has the record first, else one.
     """
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)

@@ -55,7 +55,6 @@ def test_generating_functions_are_sums_over_the_pmf(law: str) -> None:
     phi_prime = (p[1:, None] * k[1:, None] * x ** (k[1:, None] - 1)).sum(0)
     np.testing.assert_allclose(law.phi(x), phi, rtol=1e-9)
     np.testing.assert_allclose(law.phi_prime(x), phi_prime, rtol=1e-9)
-    np.testing.assert_allclose(law.phi_prime_survival(1 - x), phi_prime, rtol=1e-9)
     np.testing.assert_allclose(law.phi_survival(1 - x), 1 - phi, atol=1e-12)
     np.testing.assert_allclose(
         law.some_phi_at(np.log(x)), phi - law.probability_of_none, rtol=1e-9, atol=1e-300
@@ -67,7 +66,7 @@ def test_survival_form_keeps_its_digits_where_the_event_is_rare(law: str) -> Non
     s = 1e-14 / law.mean
     assert law.phi_survival(s) == pytest.approx(law.mean * s, rel=1e-9)
     assert law.phi_survival(1e-300) == pytest.approx(law.mean * 1e-300, rel=1e-9)
-    assert law.phi_prime_survival(0.0) == pytest.approx(law.mean, rel=1e-12)
+    assert law.phi_prime(1.0) == pytest.approx(law.mean, rel=1e-12)
 
 
 def test_ends(law: str) -> None:
@@ -232,11 +231,6 @@ def test_geometric_is_tnb_one_and_truncation_conditions() -> None:
     k = np.arange(5)
     np.testing.assert_allclose(cut.pmf(k), law.pmf(k) / law.pmf(k).sum(), rtol=1e-12)
     assert cut.pmf(5) == 0.0
-
-
-def test_chance_to_include_one_of_m_candidates() -> None:
-    law = repetitions.parse_repetitions("fixed:3")
-    assert law.chance_to_include(4) == pytest.approx(1 - (3 / 4) ** 3)
 
 
 @pytest.mark.parametrize(
