@@ -40,7 +40,7 @@ class ComparedProtocol:
 
 
 def protocols_with(runs: float) -> dict[str, Protocol]:
-    """Protocols with a given expected number of runs, by title; rounded where K must be an integer."""
+    """Protocols with a given expected number of runs, by title; rounded to a whole K if needed."""
     runs = checks.interval("runs", runs, *MAX_COMPARED, closed_low=True, closed_high=True)
     logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
     count = round(runs)
