@@ -115,7 +115,7 @@ class FixedThreshold(ThresholdRule):
         return FixedThreshold(-self.threshold)
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
-        return _at_threshold(scores, self.threshold, statistic, delta, alpha)
+        return _best_of(np.array([self.threshold]), scores, statistic, delta, alpha)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class ThresholdFromTheory(ThresholdRule):
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         n0, n1 = len(scores.out_scores), len(scores.in_scores)
         best = best_expected_threshold(self.mu, self.repetitions, n0, n1, statistic, delta, alpha)
-        return _at_threshold(scores, best, statistic, delta, alpha)
+        return _best_of(np.array([best]), scores, statistic, delta, alpha)
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ class Split(ThresholdRule):
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         even, odd = scores.even_and_odd
-        _, threshold, _ = _best_on_grid(even, statistic, delta, alpha)
+        _, threshold, _ = _best_of(_grid(even), even, statistic, delta, alpha)
         assert threshold is not None
-        return _at_threshold(odd, threshold, statistic, delta, alpha)
+        return _best_of(np.array([threshold]), odd, statistic, delta, alpha)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class MaximumOverGrid(ThresholdRule):
     corrected: ClassVar[bool] = False
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
-        return _best_on_grid(scores, statistic, delta, alpha)
+        return _best_of(_grid(scores), scores, statistic, delta, alpha)
 
 
 DEFAULT_RULE: ThresholdRule = Split()
@@ -236,31 +236,17 @@ def best_of_gaussian_rates(
     )
 
 
-def _count_errors(scores: Scores, thresholds: FloatArray) -> ErrorCounts:
-    """Counts of both errors at each threshold [n]."""
-    return ErrorCounts(
+def _best_of(
+    thresholds: FloatArray, scores: Scores, statistic: Statistic, delta: float, alpha: float
+) -> Limit:
+    """The largest limit of several thresholds [n], each with error alpha."""
+    counts = ErrorCounts(
         scores.false_positives(thresholds),
         scores.false_negatives(thresholds),
         len(scores.out_scores),
         len(scores.in_scores),
     )
-
-
-def _at_threshold(
-    scores: Scores, threshold: float, statistic: Statistic, delta: float, alpha: float
-) -> Limit:
-    """The limit at one threshold that was chosen without these scores."""
-    return _best_of(np.array([threshold]), scores, statistic, delta, alpha)
-
-
-def _best_on_grid(scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
-    return _best_of(_grid(scores), scores, statistic, delta, alpha)
-
-
-def _best_of(
-    thresholds: FloatArray, scores: Scores, statistic: Statistic, delta: float, alpha: float
-) -> Limit:
-    limits = statistic.lower_limit(_count_errors(scores, thresholds), delta, alpha)
+    limits = statistic.lower_limit(counts, delta, alpha)
     best = int(np.argmax(limits))
     return float(limits[best]), float(thresholds[best]), scores
 

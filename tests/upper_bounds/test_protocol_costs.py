@@ -599,8 +599,13 @@ def test_tests_before_release() -> None:
 )
 @pytest.mark.parametrize("epsilon_0", [5.0, 100.0, 600.0, 1e5])
 def test_pure_runs_cost_at_most_the_sum_of_their_epsilons(spec: str, epsilon_0: float) -> None:
-    assert rows(PureDp(epsilon_0), spec)["composition"].epsilon <= 5.0 * epsilon_0
-    assert tuning_cost(PureDp(epsilon_0), spec, DELTA).epsilon <= 5.0 * epsilon_0
+    protocol = protocols.parse_protocol(spec)
+    composition = upper_bounds.find("composition", type(protocol)).function
+    assert composition(PureDp(epsilon_0), protocol, DELTA).epsilon <= 5.0 * epsilon_0
+
+
+def test_a_grid_of_pure_runs_that_no_lattice_resolves_costs_at_most_their_sum() -> None:
+    assert tuning_cost(PureDp(600.0), "grid:5", DELTA).epsilon <= 3000.0
 
 
 def test_a_grid_of_rarely_sampled_candidates_is_near_composition() -> None:
