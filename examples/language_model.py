@@ -261,7 +261,7 @@ def audit_tuning(weights, **options):
     )
 
 
-def main(folder, steps=1000, seconds=60):
+def main(folder, steps=1000, seconds=60, trials=None):
     """Trains, tunes, audits, and saves the certificate; every test and audit has a time limit."""
     torch.set_num_threads(1)  # more threads are slower for a model of this size
     weights = pretrained(steps)
@@ -275,8 +275,8 @@ def main(folder, steps=1000, seconds=60):
     print(private_study.certificate.statement)
     for ending in ("json", "txt", "html"):
         private_study.certificate.save(Path(folder) / f"certificate.{ending}")
-    print(f"two steps of the loop: {check_loop(weights, seconds=seconds)}")
-    print(f"a tuning of two steps: {audit_tuning(weights, seconds=seconds)}")
+    print(f"two steps of the loop: {check_loop(weights, seconds=seconds, trials=trials)}")
+    print(f"a tuning of two steps: {audit_tuning(weights, seconds=seconds, trials=trials)}")
 
 
 if __name__ == "__main__":

@@ -693,7 +693,7 @@ def test_the_cost_of_trials_is_a_number_or_refused(
             assert found.best_only >= 0.0
 
 
-@examples(10)
+@examples(5)
 @given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
 def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, times: Any) -> None:
     one = accounting.DpSgd(noise, steps, rate)

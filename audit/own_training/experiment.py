@@ -231,20 +231,35 @@ class Experiment:
         """Keeps the statistical findings that survive the correction for many tests."""
         if not self._evidence:
             return
-        from statsmodels.stats.multitest import multipletests
-
-        p_values = [each.p_value for each, _ in self._evidence]
-        rejected = multipletests(p_values, alpha=FAMILY_ERROR, method="holm")[0]
         kept: dict[str, Finding] = {}
-        for index in np.argsort(p_values, kind="stable"):
+        for index in significant([each.p_value for each, _ in self._evidence], FAMILY_ERROR):
             evidence, words = self._evidence[index]
-            if rejected[index] and evidence.matters and evidence.kind not in kept:
+            if evidence.matters and evidence.kind not in kept:
                 kept[evidence.kind] = words(evidence)
         for kind, others in _EXPLAINS.items():
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
         self.findings += kept.values()
+
+
+def significant(p_values: Sequence[float], alpha: float) -> list[int]:
+    """Places of the p-values that Holm's method rejects, in ascending order of the p-values.
+
+    Args:
+        p_values: of any tests, which may depend on each other.
+        alpha: the chance that any true hypothesis is rejected.
+
+    Source: Holm 1979, a simple sequentially rejective multiple test procedure.
+
+    Example:
+        >>> significant([0.04, 0.5, 0.01], 0.05)
+        [2]
+    """
+    order = np.argsort(p_values, kind="stable")
+    kept = np.asarray(p_values)[order] > alpha / np.arange(len(order), 0, -1)
+    rejected = int(kept.argmax()) if kept.any() else len(order)
+    return [int(place) for place in order[:rejected]]
 
 
 def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> TrainingSet:

@@ -3,6 +3,7 @@
 Its statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
 """
 
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from audit.own_training.batches import batches_of, dependence_on_size, poisson_t
 from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
-from audit.own_training.experiment import Experiment
+from audit.own_training.experiment import Experiment, significant
 from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
@@ -640,6 +641,22 @@ def test_a_dirac_canary_without_a_watch_is_refused() -> None:
 
     with pytest.raises(ValueError, match="never calls watch with its optimizer"):
         audit.check(lambda r, c, s, w: float(s), loops.dense(), DiracCanary(), trials=4, claim=1.0)
+
+
+def test_significance_is_the_closed_test_of_bonferroni() -> None:
+    """Holm: rejected is what Bonferroni rejects in every set of hypotheses that contains it."""
+    rng = np.random.default_rng(9)
+    seen = set()
+    for size in (1, 2, 3, 5):
+        sets = [s for k in range(size) for s in itertools.combinations(range(size), k + 1)]
+        for _ in range(40):
+            p_values = rng.beta(0.3, 1.0, size) * 0.2
+            kept = {i for s in sets if p_values[[*s]].min() > 0.05 / len(s) for i in s}
+            found = significant(p_values, 0.05)
+            assert set(found) == set(range(size)) - kept
+            assert list(p_values[found]) == sorted(p_values[found])
+            seen.add(len(found) / size)
+    assert {0.0, 0.4, 1.0} <= seen
 
 
 def test_the_error_over_all_tests_is_small() -> None:

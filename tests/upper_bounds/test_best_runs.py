@@ -98,7 +98,7 @@ def test_no_scores_of_small_cases_leak_more_on_a_pareto_front(spec: str, most: i
     rng, law = np.random.default_rng(7 * most), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(5))
     largest, several = 0.0, 0
-    for _ in range(30):
+    for _ in range(12):
         p, q = rng.dirichlet(np.full(3, 0.8), 2) * 0.98 + 0.02 / 3
         epsilon = float(rng.uniform(0.1, 1.0))
         scores = rng.permutation(9)[:3]
@@ -116,7 +116,7 @@ def test_no_scores_of_small_cases_leak_more_on_a_pareto_front(spec: str, most: i
             assert row.epsilon >= epsilon * (1.0 - 1e-6), row.name
             largest = max(largest, epsilon / row.epsilon)
     assert largest > 0.5
-    assert several > 5 or most == 1
+    assert several > 2 or most == 1
 
 
 def test_a_front_of_one_run_is_random_search_and_larger_fronts_cost_more() -> None:

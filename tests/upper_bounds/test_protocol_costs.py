@@ -45,6 +45,7 @@ def random_law(rng: Any, size: Any) -> Any:
     return rng.dirichlet(np.full(size, 0.7)) * 0.98 + 0.02 / size
 
 
+@pytest.mark.usefixtures("cached_bounds")
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("mu", "delta", "protocol", "values"),
