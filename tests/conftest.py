@@ -23,8 +23,13 @@ settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
 
 
+# Files with tests of several seconds come first, so that no long test starts when all else is done.
+_FIRST = ("test_differential.py", "test_examples.py", "test_own_training.py", "test_run_command.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _FIRST)
     cases = collections.Counter[str]()
     for item in items:
         thin = item.get_closest_marker("thin")
