@@ -346,9 +346,9 @@ def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> No
     assert 0.5 * leak < max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
 
 
-def in_cells(distribution: Any, shift: float, width: float = 0.1) -> tuple[FloatArray, FloatArray]:
-    """Probabilities of cells of equal width, without and with the record, which shifts them."""
-    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + shift, width), [np.inf]])
+def in_cells(distribution: Any, shift: float) -> tuple[FloatArray, FloatArray]:
+    """Probabilities of cells of width 0.1, without and with the record, which shifts them."""
+    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + shift, 0.1), [np.inf]])
     return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - shift))
 
 
@@ -370,7 +370,7 @@ def test_known_values_of_max_provable_epsilon(
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("trials", [20, 300])
 def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> None:
-    pair = in_cells(stats.norm, 1.5, 0.5)
+    pair = in_cells(stats.norm, 1.5)
     limit = max_provable_epsilon(*pair, 1e-5, trials)
     assert 0.5 < limit <= lower_bounds.max_detectable_epsilon(trials, trials)
     # Two disjoint outputs: the nearest private pair has odds e^epsilon : 1, and n + n trials are
