@@ -250,16 +250,14 @@ def significant(p_values: Sequence[float], alpha: float) -> list[int]:
         p_values: of any tests, which may depend on each other.
         alpha: the chance that any true hypothesis is rejected.
 
-    Source: Holm 1979, a simple sequentially rejective multiple test procedure.
-
     Example:
         >>> significant([0.04, 0.5, 0.01], 0.05)
         [2]
     """
-    order = np.argsort(p_values, kind="stable")
-    kept = np.asarray(p_values)[order] > alpha / np.arange(len(order), 0, -1)
-    rejected = int(kept.argmax()) if kept.any() else len(order)
-    return [int(place) for place in order[:rejected]]
+    from statsmodels.stats.multitest import multipletests
+
+    rejected = multipletests(p_values, alpha=alpha, method="holm")[0]
+    return [int(place) for place in np.argsort(p_values, kind="stable") if rejected[place]]
 
 
 def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> TrainingSet:
