@@ -32,6 +32,9 @@ from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
     independence,
+    noise_again,
+    noise_along,
+    rank_of_noise,
     shape_of_noise,
 )
 from audit.own_training.records import TrainingSet
@@ -299,6 +302,14 @@ def _measured(
         if not varying and not random_gradients:
             for each in shape_of_noise(noise, experiment.first_step):
                 experiment.collect(each, explain.shape_of_noise)
+            for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
+                lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
+                for each in noise_along(same, counts, directions / lengths, noise):
+                    experiment.collect(each, explain.dependent_noise)
+            for each in noise_again(same, noise):
+                experiment.collect(each, explain.dependent_noise)
+            for each in rank_of_noise(same, counts, base.slices, base.epsilon_of_type):
+                experiment.collect(each, explain.dependent_noise)
     if accounted is not None and not varying:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
         for each in poisson_tests(found.counts, found.included, n, rates):
@@ -333,6 +344,13 @@ def _pair_gaps(
         gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
         reach = np.maximum(reach, np.nan_to_num(gap))
     return reach
+
+
+def _pair_direction(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
+    """[T, D], the difference of the two canaries that differ most."""
+    places = [next(i for i, each in enumerate(canaries.pool) if each is p) for p in canaries.pair]
+    one, other = (canaries.traces[i].gradients[: experiment.steps] for i in places)
+    return one - other
 
 
 def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise) -> float:

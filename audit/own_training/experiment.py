@@ -37,12 +37,24 @@ SHORTFALL = 0.01
 _SHAPE = ("scale of runs", "distribution", "distance", "tails")
 # A finding explains others, which are then left out.
 _EXPLAINS = {
-    "steps": ("coordinates", "repeated", "tensors", "shared noise", *_SHAPE),
-    "coordinates": ("repeated", "tensors", "shared noise", *_SHAPE),
-    "repeated": ("tensors", "shared noise", *_SHAPE),
-    "tensors": _SHAPE,
+    "direction": ("size", "scale", "rank", *_SHAPE),
+    "runs": (
+        "size",
+        "scale",
+        "rank",
+        "steps",
+        "coordinates",
+        "repeated",
+        "tensors",
+        "shared noise",
+    ),
+    "steps": ("rank", "coordinates", "repeated", "tensors", "shared noise", *_SHAPE),
+    "coordinates": ("rank", "repeated", "tensors", "shared noise", *_SHAPE),
+    "repeated": ("rank", "tensors", "shared noise", *_SHAPE),
+    "tensors": ("rank", *_SHAPE),
     "shared noise": _SHAPE,
     "scale of runs": ("distribution", "distance", "tails"),
+    "rank": _SHAPE,
     "distribution": ("distance", "tails"),
     "distance": ("tails",),
     "uneven batches": ("mean of batches", "no empty batch"),

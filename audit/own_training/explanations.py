@@ -290,6 +290,37 @@ def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
 def dependent_noise(evidence: TestResult) -> Finding:
     """Noise that is not independent."""
     numbers = evidence.numbers
+    if evidence.kind == "direction":
+        return Finding(
+            "noise",
+            "Along the update, or along what one record adds to it, the noise has "
+            f"{numbers['ratio']:.3g} times the standard deviation that it has elsewhere.",
+            "The noise is made orthogonal to the gradients, or it is multiplied by a matrix that "
+            "is computed from them.",
+            "Add independent noise of the same scale to every coordinate.",
+            numbers,
+        )
+    if evidence.kind == "rank":
+        return Finding(
+            "noise",
+            f"The coordinates of the noise are dependent: the noise of other runs is "
+            f"{numbers['ratio']:.3g} times as large along the noise of some runs as independent "
+            "noise is.",
+            "Fewer numbers are drawn than there are coordinates (a random projection, a symmetric "
+            "matrix), or coordinates have noise of different scales.",
+            "Draw an independent number for every coordinate.",
+            numbers,
+        )
+    if evidence.kind == "runs":
+        return Finding(
+            "noise",
+            "Two runs with different seeds have nearly the same noise: they differ by "
+            f"{numbers['share']:.3g} times as much as runs with independent noise.",
+            "The generator has one of few seeds (a seed modulo a small number), or the noise comes "
+            "from a short list.",
+            "Seed the generator of the noise with many random bits.",
+            numbers,
+        )
     correlation = float(numbers["correlation"])
     if evidence.kind == "steps":
         return Finding(

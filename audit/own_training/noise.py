@@ -6,12 +6,13 @@ noise, with known degrees of freedom.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, stats
+from scipy import fft, optimize, stats
 
 from audit.arrays import FloatArray
 
@@ -28,6 +29,8 @@ MIN_CORRELATION = 0.05
 
 _MAX_LAG = 8
 _MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
+# Rows of noise that the test of its rank compares, and the least excess that is reported.
+_MAX_ROWS, _MIN_RATIO = 400, 1.1
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
@@ -38,8 +41,8 @@ class Noise:
 
     Attributes:
         residuals: [R, T, D], scaled so that all have the variance of the noise.
-        informative: [R, T], whether the regression leaves noise in a run: one whose batch alone
-            differs in size from all others is fitted exactly.
+        kept: [R, T], share of a run's variance that the regression leaves: of a run whose batch
+            alone differs in size from all others nothing.
         degrees: [T], degrees of freedom per coordinate.
         squares: [T, tensors], sums of squares before that scaling.
         sizes: [tensors], numbers of coordinates.
@@ -47,11 +50,17 @@ class Noise:
     """
 
     residuals: FloatArray
-    informative: NDArray[np.bool_]
+    kept: FloatArray
     degrees: NDArray[np.int64]
     squares: FloatArray
     sizes: NDArray[np.int64]
     silent: NDArray[np.bool_]
+
+    @property
+    def informative(self) -> NDArray[np.bool_]:
+        """[R, T], whether the regression leaves noise in a run."""
+        found: NDArray[np.bool_] = self.kept > _MIN_KEPT
+        return found
 
     @property
     def scales(self) -> FloatArray:
@@ -108,7 +117,7 @@ def estimate_noise(
     """
     runs, steps, _ = gradients.shape
     residuals = np.zeros_like(gradients)
-    informative = np.zeros((runs, steps), np.bool_)
+    kept = np.zeros((runs, steps))
     squares = np.zeros((steps, len(slices)))
     silent = np.zeros((steps, len(slices)), np.bool_)
     degrees = np.zeros(steps, np.int64)
@@ -120,16 +129,15 @@ def estimate_noise(
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
         left = values - basis @ (basis.T @ values)
-        kept = 1.0 - np.square(basis).sum(1)
-        informative[:, t] = kept > _MIN_KEPT
-        residuals[:, t] = left / np.sqrt(np.maximum(kept, _MIN_KEPT))[:, None]
+        kept[:, t] = 1.0 - np.square(basis).sum(1)
+        residuals[:, t] = left / np.sqrt(np.maximum(kept[:, t], _MIN_KEPT))[:, None]
         for index, part in enumerate(slices):
             squares[t, index] = np.square(left[:, part]).sum()
             size = np.abs(values[:, part]).max(initial=0.0)
             spread = np.abs(left[:, part]).max(initial=0.0)
             silent[t, index] = spread <= _ROUNDINGS * epsilon_of_type * size
     sizes = np.array([part.stop - part.start for part in slices])
-    return Noise(residuals, informative, degrees, squares, sizes, silent)
+    return Noise(residuals, kept, degrees, squares, sizes, silent)
 
 
 def independence(
@@ -290,6 +298,94 @@ def _correlated(
     p_value = float(2 * stats.t.sf(statistic, degrees))
     matters = abs(correlation) > least
     yield TestResult(p_value, kind, {**numbers, "correlation": correlation}, matters)
+
+
+def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
+    """Tests whether two runs with different seeds have the same noise in a step.
+
+    The squared distance of two runs is that of their noise, or larger.
+
+    Args:
+        gradients: [R, T, D], as `estimate_noise` gets them.
+        noise: of these gradients.
+    """
+    runs, steps, width = gradients.shape
+    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    nearest = math.inf
+    for t in np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees > 0)):
+        unit = (gradients[:, t] - gradients[:, t].mean(axis=0)) / scales[t]
+        squares = np.square(unit).sum(1)
+        distances = squares[:, None] + squares[None, :] - 2 * unit @ unit.T
+        np.fill_diagonal(distances, np.inf)
+        nearest = min(nearest, max(float(distances.min()) / 2, 0.0))
+    if math.isfinite(nearest):
+        pairs = steps * runs * (runs - 1) / 2
+        p_value = min(1.0, pairs * float(stats.chi2.cdf(nearest, width)))
+        share = math.sqrt(nearest / width)
+        yield TestResult(p_value, "runs", {"share": share}, share < 0.5)
+
+
+def noise_along(
+    gradients: FloatArray, counts: FloatArray | None, directions: FloatArray, noise: Noise
+) -> Iterator[TestResult]:
+    """Tests whether the noise is smaller along some directions than its scale implies.
+
+    Noise that is orthogonal to the update hides nothing of it, but its scale is nearly unchanged.
+
+    Args:
+        gradients: [R, T, D], as `estimate_noise` gets them.
+        counts: likewise.
+        directions: [T, D], of length 1, or 0 where there is none.
+        noise: of these gradients.
+    """
+    along = np.einsum("rtd,td->rt", gradients, directions)[..., None]
+    own = estimate_noise(along, counts, [slice(0, 1)], 0.0)
+    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    expected = np.square(scales * directions).sum(1)
+    used = (expected > 0) & ~noise.silent.any(axis=1)
+    if used.any():
+        total = float((own.squares[used, 0] / expected[used]).sum())
+        degrees = float(own.degrees[used].sum())
+        ratio = math.sqrt(total / max(degrees, 1.0))
+        p_value = float(stats.chi2.cdf(total, degrees))
+        yield TestResult(p_value, "direction", {"ratio": ratio}, ratio < 0.8)
+
+
+def rank_of_noise(
+    gradients: FloatArray, counts: FloatArray | None, slices: Sequence[slice], spacing: float
+) -> Iterator[TestResult]:
+    """Tests whether the noise prefers some directions: one half of the runs against the other.
+
+    The noise of the first half gives directions and weights. Independent noise of the second half
+    has a known distribution along them, a weighted sum of chi-square variables; its upper tail is
+    bounded by Chernoff's inequality.
+    """
+    half = len(gradients) // 2
+    parts = [
+        estimate_noise(x, None if counts is None else counts[part], slices, spacing)
+        for part in (slice(0, half), slice(half, 2 * half))
+        for x in [gradients[part]]
+    ]
+    if half < 2 or any(each.silent.any() or (each.degrees < 1).any() for each in parts):
+        return
+    rows, degrees = [], [int(each.degrees.sum()) for each in parts]
+    for each in parts:
+        left = each.residuals / np.repeat(each.scales_by_tensor, each.sizes, axis=1)
+        kept = np.sqrt(np.maximum(each.kept, _MIN_KEPT))[:, :, None]
+        rows.append((left * kept).reshape(-1, left.shape[2])[:_MAX_ROWS])
+    used = len(rows[1]) / (half * len(parts[1].degrees))
+    weights = np.linalg.eigvalsh(rows[0] @ rows[0].T).clip(min=0.0)
+    total, free = float(np.square(rows[1] @ rows[0].T).sum()), used * degrees[1]
+    ratio = total / (free * float(weights.sum()))
+
+    def log_bound(t: float) -> float:
+        return float(-t * total - 0.5 * free * np.log1p(-2 * t * weights).sum())
+
+    found = optimize.minimize_scalar(
+        log_bound, bounds=(0.0, 0.5 * (1 - 1e-9) / weights.max()), method="bounded"
+    )
+    p_value = math.exp(min(found.fun, 0.0))
+    yield TestResult(p_value, "rank", {"ratio": ratio}, ratio > _MIN_RATIO)
 
 
 def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:

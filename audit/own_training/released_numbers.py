@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+_Numbers = Iterator[tuple[str, Any]]
+_CONTAINERS = (list, tuple, set, frozenset, Mapping)
 _MAX_DEPTH = 6
 _MAX_NUMBERS = 200_000_000
 # Attributes of torch and Opacus modules that are bookkeeping of a batch, and no part of a model.
@@ -37,7 +39,7 @@ def numbers_of(value: Any) -> Mapping[str, Any]:
     return found
 
 
-def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
     if value is None or depth > _MAX_DEPTH:
         return
     array = _as_array(value)
@@ -50,13 +52,13 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[s
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _walk(each, _joined(path, str(key)), depth + 1, seen)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, _CONTAINERS):
         for i, each in enumerate(value):
             yield from _walk(each, f"{path}[{i}]", depth + 1, seen)
     elif hasattr(value, "state_dict") and hasattr(value, "named_parameters"):
         for key, each in value.state_dict().items():
             yield from _walk(each, _joined(path, key.removeprefix("_module.")), depth + 1, seen)
-        yield from _module_attributes(value, path)
+        yield from _module_attributes(value, path, depth, seen)
     elif hasattr(value, "state_dict"):  # an optimizer, a scheduler
         yield from _walk(value.state_dict(), path, depth + 1, seen)
     elif hasattr(value, "toarray"):  # scipy's sparse matrices
@@ -64,8 +66,11 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[s
     elif hasattr(value, "__getstate__") and type(value).__module__.startswith("sklearn."):
         state = value.__getstate__()
         yield from _walk(state, path, depth + 1, seen)
-    elif hasattr(value, "__dict__"):
-        for key, each in vars(value).items():
+    else:
+        slots = [np.atleast_1d(vars(kind).get("__slots__", [])) for kind in type(value).__mro__]
+        names = [str(key) for each in slots for key in each]
+        held = {key: getattr(value, key) for key in names if hasattr(value, key)}
+        for key, each in {**held, **getattr(value, "__dict__", {})}.items():
             if not callable(each) or hasattr(each, "__dict__"):
                 yield from _walk(each, _joined(path, key), depth + 1, seen)
 
@@ -74,23 +79,20 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _module_attributes(module: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Plain numbers that a user keeps on a module, such as a list of losses."""
+def _module_attributes(module: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
+    """What a user keeps on a module: numbers, texts, containers, buffers that are not saved."""
+    from torch import nn
+
+    internal = _BOOKKEEPING | vars(nn.Module()).keys()
     for name, part in module.named_modules():
         if type(part).__module__.startswith("opacus."):
             continue
-        for key, value in vars(part).items():
-            if key.startswith("_") or key in _BOOKKEEPING:
-                continue
-            array = _as_array(value)
-            if array is None and isinstance(value, list | tuple):
-                for i, each in enumerate(value):
-                    inner = _as_array(each)
-                    if inner is not None and inner.dtype.kind in "fiub":
-                        place = _joined(name.removeprefix("_module."), f"{key}[{i}]")
-                        yield _joined(path, place), inner
-            elif array is not None:
-                yield _joined(path, _joined(name.removeprefix("_module."), key)), array
+        held = {key: value for key, value in vars(part).items() if key not in internal}
+        held |= {key: part._buffers[key] for key in part._non_persistent_buffers_set}
+        prefix = _joined(path, name.removeprefix("_module."))
+        for key, value in held.items():
+            if _as_array(value) is not None or isinstance(value, _CONTAINERS):
+                yield from _walk(value, _joined(prefix, key), depth + 1, seen)
 
 
 def _as_array(value: Any) -> Any:
