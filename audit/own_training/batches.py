@@ -93,7 +93,9 @@ def batches_of(
             unit = float(np.median(lengths[included[:, t], t]))
             counts[:, t] = proportional[:, t] / unit
     whole_numbers = np.abs(counts - np.round(counts)) <= 0.05 + 0.01 * np.abs(counts)
-    counts = np.where(whole_numbers & parallel, np.round(counts), np.nan)
+    # Known batches must not be a selection by their size.
+    usable = np.all(whole_numbers | np.isnan(counts), axis=0) & parallel
+    counts = np.where(usable, np.round(counts), np.nan)
     return Batches(proportional if parallel else None, counts, included, units, spread, constant)
 
 
@@ -260,7 +262,8 @@ def _inclusions(
         "hits": hits,
         "tries": tries,
         "rate": chance,
-        "share": hits / max(tries, 1),
+        "share in %": 100 * hits / max(tries, 1),
+        "rate in %": 100 * chance,
     }
     yield TestResult(float(stats.binom.sf(hits - 1, tries, chance)), "inclusion rate", numbers)
     runs, steps = included.shape

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.own_training import explanations as explain
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.coupled_runs import CoupledRuns, Trace
+from audit.own_training.experiment import replace_one
+from audit.own_training.explanations import constant_numbers, explain, listed
 from audit.own_training.findings import Finding
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import run_seed
@@ -85,7 +86,7 @@ def black_box_findings(
     for name, canary in whole.items():
         if name in leaks:
             continue
-        neighbour = _with_canary(records, canary)
+        neighbour = replace_one(records, canary)
         differs = _always_differs(runs, records, neighbour, name, seed, time_left)
         if differs is None:
             found.notes.append(f"whether {name} is constant was not tested, to save time")
@@ -98,17 +99,19 @@ def black_box_findings(
         leaks = {name: gap for name, gap in leaks.items() if name not in drifting}
         if drifting:
             found.notes.append(
-                f"{explain.listed(list(drifting))} changed between equal runs in one process, and "
+                f"{listed(list(drifting))} changed between equal runs in one process, and "
                 "could not be tested"
             )
     if leaks:
-        found.findings.append(explain.constant_numbers(leaks, _SEEDS))
+        found.findings.append(constant_numbers(leaks, _SEEDS))
     elif time_left(0.9) and (shapes := _inferred_shapes(released, records, pool)):
-        found.findings.append(explain.inferred_classes(shapes))
+        found.findings.append(explain("inferred classes", names=listed(shapes)))
     if not time_left(1.0):
         found.notes.append("fewer classes and fewer records were not tested, to save time")
     elif scaled := _scaled_by_size(released, records, base):
-        finding = explain.scaled_by_size(scaled, len(records))
+        finding = explain(
+            "scaled by n", names=listed(scaled), n=len(records), less=len(records) - 1
+        )
         if relation == "add-remove":
             found.findings.append(finding)
         else:
@@ -143,7 +146,7 @@ def _try_canaries(
         if tried and not time_left(0.6):
             break
         tried += 1
-        other = released(_with_canary(records, canary))
+        other = released(replace_one(records, canary))
         if other is None:
             continue
         found_leaks, found_whole = _compare(base, other)
@@ -168,13 +171,6 @@ def _inferred_shapes(
     if without is None or with_one is None:
         return []
     return list(_compare(without, with_one, shapes_only=True)[0])
-
-
-def _with_canary(records: TrainingSet, canary: PoolRecord) -> TrainingSet:
-    """The records with the canary in the place of the last of them."""
-    features, labels = records.features.copy(), records.labels.copy()
-    features[-1], labels[-1] = canary.features, canary.label
-    return TrainingSet(features, labels)
 
 
 def _compare(

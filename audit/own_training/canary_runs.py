@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
-from audit.own_training import explanations as explain
 from audit.own_training.canary_pool import (
     PoolRecord,
     ascend,
@@ -19,6 +18,7 @@ from audit.own_training.canary_pool import (
 from audit.own_training.contributions import Contributions, contributions
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import Experiment, replace_one
+from audit.own_training.explanations import explain, weights_outside
 from audit.own_training.records import TrainingSet
 
 # Canaries that are tried however little time is left.
@@ -66,7 +66,9 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
             diverged += 1
         elif len(trace.steps) < min(experiment.steps, len(base.steps)):
             if not any(f.message.startswith("The number of steps") for f in experiment.findings):
-                experiment.findings.append(explain.steps_depend(len(base.steps), len(trace.steps)))
+                experiment.findings.append(
+                    explain("number of steps", one=len(base.steps), other=len(trace.steps))
+                )
         else:
             pool.append(canary)
             traces.append(trace)
@@ -77,10 +79,12 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
             "about the record"
         )
     if overflowing and traces:
-        smallest = min(overflowing, key=lambda each: each.size)
-        experiment.findings.append(
-            explain.not_finite(len(overflowing), len(experiment.pool), smallest)
-        )
+        size = min(each.size for each in overflowing)
+        smallest = f" (the smallest {size:g} times as large as a typical record)"
+        smallest = "" if np.isnan(size) else smallest
+        count, of = len(overflowing), len(experiment.pool)
+        found = explain("not finite", records=count, of=of, smallest=smallest, size=size)
+        experiment.findings.append(found)
     if diverged:
         experiment.notes.append(
             f"for {diverged} of {len(experiment.pool)} canaries the number of steps or of random "
@@ -95,11 +99,6 @@ def changes_other_records(
     """Whether an exchanged record changes what the other records contribute.
 
     If it does not, exchanging it has the same effect among any other records.
-
-    Args:
-        experiment: whose reference run was made.
-        canaries: of which two are exchanged.
-        others: as many records as the experiment's, with other values.
     """
     # Later steps of the experiment may have been tested since these canaries ran.
     pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
@@ -150,9 +149,9 @@ def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
         before, same = moved[step].steps[step - 1], reference.steps[step - 1]
         settings = before.settings != same.settings
         within = before.weights_after != same.weights_after
-        experiment.findings.append(explain.weights_outside(step, settings, within))
+        experiment.findings.append(weights_outside(step, settings, within))
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
-        experiment.findings.append(explain.initial_weights())
+        experiment.findings.append(explain("initial weights"))
 
 
 def measure(
@@ -161,14 +160,7 @@ def measure(
     traces: list[Trace],
     loss: Callable[..., Any] | None,
 ) -> CanaryRuns:
-    """Contributions of the canaries, and of further ones that gradient ascent finds.
-
-    Args:
-        experiment: whose reference run was made.
-        pool: canaries.
-        traces: a run with each of them.
-        loss: for the gradient ascent; None takes the usual one.
-    """
+    """Contributions of the canaries, and of further ones that gradient ascent finds."""
     base = experiment.base
     absent = _without_last(experiment)
 
@@ -186,7 +178,45 @@ def measure(
             pool, traces = [*pool, canary], [*traces, trace]
     if len(traces) > before:
         found = found_by(traces)
-    return _chosen(pool, traces, found)
+    canaries = _chosen(pool, traces, found)
+    np.maximum(found.largest, _in_other_places(experiment, canaries, absent), out=found.largest)
+    return canaries
+
+
+def _in_other_places(
+    experiment: Experiment, canaries: CanaryRuns, absent: FloatArray | None
+) -> FloatArray:
+    """[T], what a record in the first place adds, and one that is removed from n - 1 records.
+
+    A function may treat places differently: the first of similar records is kept. And whether a
+    record takes the place of another one may depend on the parity of n.
+    """
+    own = [record for record in canaries.pool if record.family == "own"]
+    exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
+    first = [replace_one(experiment.records, canary, 0) for canary in exchanged]
+    reach = _largest(experiment, first) / 2
+    if absent is not None and len(experiment.records) > 3:
+        for canary in (canaries.pair[0], *own[1:2]):
+            whole = experiment.with_canary(canary)
+            fewer = TrainingSet(whole.features[1:], whole.labels[1:])
+            reach = np.maximum(reach, _largest(experiment, [fewer, fewer.without_last()]))
+    return reach
+
+
+def _largest(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
+    """[T], the largest distance of coupled runs on some data sets."""
+    runs = [experiment.coupled(each, experiment.base_seed) for each in data]
+    gradients = [
+        run.gradients
+        for run in runs
+        if not experiment.ended_early(run)
+        and experiment.draws_as_reference(run)
+        and np.isfinite(run.gradients).all()
+    ]
+    if len(gradients) < 2:
+        return np.zeros(experiment.steps)
+    base = experiment.base
+    return 2 * contributions(gradients, base.slices, base.epsilon_of_type).largest
 
 
 def measure_again(experiment: Experiment) -> CanaryRuns | None:
@@ -238,14 +268,7 @@ def _ascended(
     loss: Callable[..., Any] | None,
     seen: NDArray[np.int64],
 ) -> list[PoolRecord]:
-    """Records with long gradients, and with opposite ones, at the weights of some steps.
-
-    Args:
-        experiment: whose reference run was made.
-        pool: records to start from.
-        loss: of the model; None takes the usual one.
-        seen: steps whose batch holds the exchanged record.
-    """
+    """Records with long gradients, and with opposite ones, at the weights of some steps."""
     if experiment.records.features.dtype.kind != "f" or not len(seen):
         return []
     from audit.own_training.white_box import cross_entropy, undisturbed

@@ -176,7 +176,9 @@ def check(
         )
         skipped = _reason_for_no_attack(tested.report, asked)
         if skipped:
-            return _without_attack(claim, delta, confidence, tested.report, skipped)
+            return CheckResult(
+                claim, delta, confidence, premises=tested.report, attack_skipped=skipped
+            )
 
     if given is None and not is_dirac:
         given = _best_canary(tested, training_set)
@@ -204,7 +206,7 @@ def check(
             f"no attack was made: {len(runs)} of {planned} trials ended within {seconds:g} s, and "
             f"{fewest_trials(runs)} are needed (raise seconds)"
         )
-        return _without_attack(claim, delta, confidence, report, skipped)
+        return CheckResult(claim, delta, confidence, premises=report, attack_skipped=skipped)
     return _verdict(runs, distribution, claim, delta, confidence, planned, report)
 
 
@@ -222,23 +224,6 @@ def _refuse_too_many(expected: float, max_runs: float) -> None:
             f"max_runs must be at least the {expected:.3g} runs that are expected, got "
             f"{max_runs:g}: play fewer trials, take a smaller distribution of K, or raise it"
         )
-
-
-def _without_attack(
-    claim: float | None, delta: float, confidence: float, report: PremiseReport | None, why: str
-) -> CheckResult:
-    return CheckResult(
-        claim,
-        delta,
-        confidence,
-        epsilon=0.0,
-        shown_by="",
-        bounds={},
-        ceiling=0.0,
-        games=0,
-        premises=report,
-        attack_skipped=why,
-    )
 
 
 def _reason_for_no_attack(report: PremiseReport, asked: int | None) -> str:

@@ -27,14 +27,13 @@ from numpy.typing import NDArray
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
 from audit.own_training.runs import Train, seed_everything, undisturbed_generators
-from audit.own_training.watch import Watch
+from audit.own_training.watch import History, Watch, history_of, thresholds_of
 from threat_models.user_code import format_error
 
 # A run may take this many seconds, and this many times as long as a complete one.
 _LIMIT, _LONGEST = 5.0, 30.0
 
 Vector = NDArray[Any]
-History = tuple[tuple[float, float, int], ...]
 
 
 class _EnoughSteps(BaseException):
@@ -88,6 +87,32 @@ class Step:
     weights: bytes
     settings: str
     weights_after: bytes = b""
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """What the accountant recorded, step by step."""
+
+    history: History
+    expanded: tuple[tuple[float, float], ...]
+    recorded: int
+    seen: int
+
+    def sigma(self, step: int) -> float:
+        """The noise multiplier of a step; where steps cannot be matched, the smallest one."""
+        if self.recorded == self.seen:
+            return self.expanded[min(step, len(self.expanded) - 1)][0]
+        return min(s for s, _ in self.expanded)
+
+    def rate(self, step: int) -> float:
+        """The sampling rate of a step; where steps cannot be matched, the largest one."""
+        if self.recorded == self.seen:
+            return self.expanded[min(step, len(self.expanded) - 1)][1]
+        return max(q for _, q in self.expanded)
+
+    def has_further_releases(self, steps: int) -> bool:
+        """Whether more was recorded than the optimizer's steps, with other parameters."""
+        return self.recorded > steps and len({(s, q) for s, q, _ in self.history}) > 1
 
 
 @dataclass
@@ -148,6 +173,14 @@ class Trace:
         """The coordinates of every tensor."""
         ends = np.cumsum([0, *self.sizes])
         return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+
+    @property
+    def accounted(self) -> Accounted | None:
+        """The accountant's history step by step; None where nothing was recorded."""
+        history = self.history or ()
+        expanded = [(s, q) for s, q, steps in history for _ in range(min(steps, 10**6))]
+        recorded = sum(steps for _, _, steps in history)
+        return Accounted(history, tuple(expanded), recorded, len(self.steps)) if expanded else None
 
     def from_step(self, first: int) -> "Trace":
         """The same run without the steps before one."""
@@ -236,7 +269,7 @@ class RecordingWatch(Watch):
                 released.register_step_pre_hook(self._before_step),
                 released.register_step_post_hook(self._after_step),
             ]
-            self._clip = _threshold(optimizer)
+            self._clip = thresholds_of(optimizer)
         self._describe_parameters()
         state = self._new_state()
         if self._like is None:
@@ -339,7 +372,7 @@ class RecordingWatch(Watch):
                     optimizer.max_grad_norm = _copied(self._like.clips[number])
             adaptive = hasattr(optimizer, "update_max_grad_norm")
             trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
-            self._clip = _threshold(optimizer)
+            self._clip = thresholds_of(optimizer)
         if self._stop_after is not None and len(trace.steps) >= self._stop_after:
             raise _EnoughSteps
 
@@ -363,9 +396,7 @@ class RecordingWatch(Watch):
         """Keeps what the accountant holds at the end."""
         self.recorded.claimed = self.claimed
         self.recorded.accountant = self.accountant
-        history = getattr(self.accountant, "history", None)
-        if history is not None:
-            self.recorded.history = tuple((float(s), float(q), int(n)) for s, q, n in history)
+        self.recorded.history = history_of(self.accountant)
 
 
 def _copied(value: Any) -> Any:
@@ -388,15 +419,6 @@ def _flat_gradient(parameter: Any) -> Any:
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     return gradient.reshape(-1).double()
-
-
-def _threshold(optimizer: Any) -> Any:
-    """C of an Opacus optimizer, a list of them for per-layer clipping, or None."""
-    each = getattr(optimizer, "max_grad_norms", None)
-    if each is not None:
-        return [float(c) for c in each]
-    clip = getattr(optimizer, "max_grad_norm", None)
-    return None if clip is None else float(clip)
 
 
 def _scales_as_opacus(optimizer: Any) -> bool:

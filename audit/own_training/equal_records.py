@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
-from audit.own_training import explanations as explain
 from audit.own_training.batches import (
     Batches,
     batches_of,
@@ -26,6 +25,14 @@ from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns, changes_other_records
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, replace_one
+from audit.own_training.explanations import (
+    divided_by_batch,
+    explain,
+    explain_test,
+    listed,
+    no_noise,
+    steps_without_noise,
+)
 from audit.own_training.noise import (
     MIN_CORRELATION,
     Noise,
@@ -35,6 +42,7 @@ from audit.own_training.noise import (
     noise_again,
     noise_along,
     rank_of_noise,
+    scale_by_batch,
     shape_of_noise,
 )
 from audit.own_training.records import TrainingSet
@@ -98,10 +106,6 @@ class _Runs:
 
 def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
     """Tests noise and batches by runs on equal records.
-
-    Args:
-        experiment: collects the findings.
-        canaries: of which the pair with the largest contributions is used.
 
     Returns:
         What was measured, or None where the function does not allow it.
@@ -216,7 +220,7 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     """Reports runs that ended early; whether the runs before them are enough to go on."""
     steps = {len(trace.steps) for trace in traces if not trace.error}
     if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
-        experiment.findings.append(explain.steps_depend(max(steps), min(steps)))
+        experiment.findings.append(explain("number of steps", one=max(steps), other=min(steps)))
     if count < 2:
         reason = traces[0].error or "the number of steps depends on the records"
         experiment.cannot_test(reason, ("noise", "batches"))
@@ -284,7 +288,7 @@ def _measured(
         _noise_by_coordinate(experiment, same, other)
     varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
     if varying:
-        experiment.findings.append(explain.divided_by_batch(found, others_change()))
+        experiment.findings.append(divided_by_batch(found.unit_spread, others_change()))
     # Dropout and augmentation make a record's own gradient random: then residuals hold more
     # than noise, and only what this cannot explain is reported.
     parallel = found.proportional is not None
@@ -298,34 +302,40 @@ def _measured(
         )
     if not noise.silent.all() and least < 1:
         for each in independence(noise, base.names, base.shapes, accounted is not None, least):
-            experiment.collect(each, explain.dependent_noise)
+            experiment.collect(each)
         if not varying and not random_gradients:
             for each in shape_of_noise(noise, experiment.first_step):
-                experiment.collect(each, explain.shape_of_noise)
-            for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
-                lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
-                for each in noise_along(same, counts, directions / lengths, noise):
-                    experiment.collect(each, explain.dependent_noise)
-            for each in noise_again(same, noise):
-                experiment.collect(each, explain.dependent_noise)
+                experiment.collect(each)
+            for each in () if counts is None else scale_by_batch(noise, counts):
+                experiment.collect(each)
             for each in rank_of_noise(same, counts, base.slices, base.epsilon_of_type):
-                experiment.collect(each, explain.dependent_noise)
+                experiment.collect(each)
+    for each in noise_again(same, noise):
+        experiment.collect(each)
+    if accounted is not None:
+        # Random gradients and batches of unknown size only add to what the noise must have.
+        sigma = np.array([accounted.sigma(t) for t in range(len(top))])
+        required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
+        for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
+            lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
+            for each in noise_along(same, counts, directions / lengths, noise, required):
+                experiment.collect(each)
     if accounted is not None and not varying:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
         for each in poisson_tests(found.counts, found.included, n, rates):
-            experiment.collect(each, lambda e: explain.wrong_batches(e, n, others_change()))
+            experiment.collect(each, lambda e: explain_test(e, others_change()))
         if any(rate < 1 for rate in rates):
             first = np.stack(runs.first)
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
             for each in batches_in_noise(noise, (found.included, at_first)):
-                experiment.collect(each, explain.dependent_noise)
+                experiment.collect(each)
             if not experiment.brief:
                 _small_batches(experiment, canaries, quiet, rates, others_change)
     if random_gradients and not runs.full:
         for each in dependence_on_size(
             other - same[: len(other)], mixed - same[: len(mixed)], found
         ):
-            experiment.collect(each, explain.depends_on_batch)
+            experiment.collect(each)
     return EqualRecords(quiet, noise, found, missing, varying, random_gradients, others_change)
 
 
@@ -394,7 +404,7 @@ def _small_batches(
     found = runs.batches(canaries.found.rounding)
     for each in poisson_tests(found.counts, found.included, n, rates):
         if each.kind in ("no empty batch", "mean of batches", "inclusion rate"):
-            experiment.collect(each, lambda e: explain.wrong_batches(e, n, others_change()))
+            experiment.collect(each, lambda e: explain_test(e, others_change()))
 
 
 def _missing_noise(
@@ -417,17 +427,18 @@ def _missing_noise(
     if silent[:, matters].all():
         agree = (gradients[0] == others[0]).all(axis=0)
         fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
-        experiment.findings.append(explain.no_noise(len(gradients), fixed))
+        experiment.findings.append(no_noise(len(gradients), fixed))
         return True
     everywhere = [i for i in range(len(names)) if matters[i] and silent[:, i].all()]
     if everywhere:
-        found = explain.tensors_without_noise([names[i] for i in everywhere])
-        experiment.findings.append(found)
+        silent_names = [names[i] for i in everywhere]
+        shown = {"names": listed(silent_names, "receive"), "tensors": ", ".join(silent_names)}
+        experiment.findings.append(explain("tensors without noise", **shown))
     rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
     first = experiment.first_step + 1
     steps = [t + first for t in range(len(silent)) if rest and silent[t, rest].all()]
     if steps:
-        experiment.findings.append(explain.steps_without_noise(steps, len(silent)))
+        experiment.findings.append(steps_without_noise(steps, len(silent)))
     return bool(everywhere or steps)
 
 
@@ -436,11 +447,6 @@ def _noise_by_coordinate(experiment: Experiment, one: FloatArray, other: FloatAr
 
     A selection of coordinates after the noise is allowed. It depends on the noise, or it keeps
     large values only; then the zeros differ between runs, or no value that is kept has both signs.
-
-    Args:
-        experiment: collects the finding.
-        one: [R, T, D], released gradients of runs with other seeds on copies of one record.
-        other: the same of another record; fewer runs are enough.
     """
     differ = np.zeros(one.shape[2], np.bool_)
     for t in range(one.shape[1]):
@@ -452,4 +458,6 @@ def _noise_by_coordinate(experiment: Experiment, one: FloatArray, other: FloatAr
     if differ.any():
         parts = zip(experiment.base.names, experiment.base.slices, strict=True)
         names = [name for name, part in parts if differ[part].any()]
-        experiment.findings.append(explain.coordinates_without_noise(names, int(differ.sum())))
+        experiment.findings.append(
+            explain("coordinates without noise", coordinates=int(differ.sum()), names=listed(names))
+        )

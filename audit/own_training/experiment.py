@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.own_training.accounted import Accounted, accounted_of
 from audit.own_training.canary_pool import PoolRecord, canary_pool
-from audit.own_training.coupled_runs import CoupledRuns, Trace
+from audit.own_training.coupled_runs import Accounted, CoupledRuns, Trace
+from audit.own_training.explanations import explain_test
 from audit.own_training.findings import Finding
 from audit.own_training.noise import TestResult
 from audit.own_training.records import TrainingSet
@@ -34,7 +34,7 @@ MAX_BYTES = 5e8
 SHORTFALL = 0.01
 """A shortfall of the noise that is smaller than this is not reported."""
 
-_SHAPE = ("scale of runs", "distribution", "distance", "tails")
+_SHAPE = ("scale by batch", "scale of runs", "distribution", "distance", "tails")
 # A finding explains others, which are then left out.
 _EXPLAINS = {
     "direction": ("size", "scale", "rank", *_SHAPE),
@@ -53,6 +53,7 @@ _EXPLAINS = {
     "repeated": ("rank", "tensors", "shared noise", *_SHAPE),
     "tensors": ("rank", *_SHAPE),
     "shared noise": _SHAPE,
+    "scale by batch": ("scale of runs", "distribution", "distance", "tails"),
     "scale of runs": ("distribution", "distance", "tails"),
     "rank": _SHAPE,
     "distribution": ("distance", "tails"),
@@ -87,6 +88,7 @@ class Experiment:
         base_seed: its seed.
         steps: number of steps that are tested.
         stop_after: number of steps after which runs end; None if they complete.
+        later_steps: number of further steps that another experiment tests.
         first_step: the first tested step, from 0.
         brief: whether to make fewer runs.
         comparable: number of steps before which the weights depend on gradients alone, or None.
@@ -117,7 +119,7 @@ class Experiment:
         self.untested: dict[str, str] = {}
         self.notes: list[str] = []
         self.measured: dict[str, float] = {}
-        self.first_step, self.brief = 0, False
+        self.first_step, self.later_steps, self.brief = 0, 0, False
         self.comparable: int | None = None
         self._evidence: list[tuple[TestResult, Callable[[TestResult], Finding]]] = []
         self.started = time.perf_counter()
@@ -156,13 +158,8 @@ class Experiment:
         return self.accounted is not None and any(q < 1 for _, q in self.accounted.expanded)
 
     def start(self, first: Trace, seconds: float) -> None:
-        """Makes the reference run: complete, with the exchanged record in many tested steps.
-
-        Args:
-            first: a run on the records.
-            seconds: that a run takes.
-        """
-        self.accounted = accounted_of(first)
+        """Makes the reference run: complete, with the exchanged record in many tested steps."""
+        self.accounted = first.accounted
         self.steps = self._number_of_steps(first, seconds)
         self.stop_after = None if self.steps >= len(first.steps) else self.steps
         if self.stop_after is not None:
@@ -191,9 +188,6 @@ class Experiment:
 
     def later(self, canaries: Sequence[PoolRecord]) -> "Experiment | None":
         """The same experiment on as many of the last steps as memory allows, with fewer runs.
-
-        Args:
-            canaries: records for the place of the last record.
 
         Returns:
             The experiment, which collects what it finds here; None if complete runs take too long.
@@ -235,7 +229,9 @@ class Experiment:
         """Notes why some premises are not tested."""
         self.untested |= dict.fromkeys(premises, reason)
 
-    def collect(self, evidence: TestResult, words: Callable[[TestResult], Finding]) -> None:
+    def collect(
+        self, evidence: TestResult, words: Callable[[TestResult], Finding] = explain_test
+    ) -> None:
         """Keeps a statistical test, and the words for it in case it is significant."""
         self._evidence.append((evidence, words))
 

@@ -198,12 +198,13 @@ def independence(
                 continue
             earlier = slice(max(-lag, 0), len(steps) - max(lag, 0))
             later = slice(max(lag, 0), len(steps) - max(-lag, 0))
+            when = f" {abs(lag)} step(s) {'later' if lag > 0 else 'earlier'}" if lag else ""
             yield from _correlated(
                 unit[:, earlier, ends[i] : ends[i] + width].ravel(),
                 unit[:, later, ends[j] : ends[j] + width].ravel(),
                 share,
                 "tensors",
-                {"first": names[i], "second": names[j], "lag": lag},
+                {"first": names[i], "second": names[j], "lag": lag, "when": when},
                 least,
             )
 
@@ -300,6 +301,29 @@ def _correlated(
     yield TestResult(p_value, kind, {**numbers, "correlation": correlation}, matters)
 
 
+def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
+    """Tests whether the size of the noise follows the size of the batch, by their correlation.
+
+    Args:
+        noise: the residuals.
+        counts: [R, T], numbers proportional to the batch sizes within each step.
+    """
+    width = int(noise.sizes.sum())
+    sizes, batches = [], []
+    for t in np.flatnonzero(~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0)):
+        used = noise.kept[:, t] > 0.5
+        if used.any() and np.ptp(counts[used, t]) > 0:
+            squares = np.square(noise.residuals[used, t]).sum(1)
+            own = squares / squares.mean() * width
+            limit = stats.norm.isf(1e-300)
+            sizes.append(np.clip(stats.norm.ppf(stats.chi2.cdf(own, width)), -limit, limit))
+            batches.append(counts[used, t] / np.std(counts[used, t]))
+    if sizes:
+        one, other = (np.concatenate([v - v.mean() for v in each]) for each in (sizes, batches))
+        share = 1.0 - len(sizes) / len(one)
+        yield from _correlated(one, other, share, "scale by batch", {}, 0.3)
+
+
 def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
     """Tests whether two runs with different seeds have the same noise in a step.
 
@@ -326,9 +350,13 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
 
 
 def noise_along(
-    gradients: FloatArray, counts: FloatArray | None, directions: FloatArray, noise: Noise
+    gradients: FloatArray,
+    counts: FloatArray | None,
+    directions: FloatArray,
+    noise: Noise,
+    required: FloatArray,
 ) -> Iterator[TestResult]:
-    """Tests whether the noise is smaller along some directions than its scale implies.
+    """Tests whether the noise is smaller along some directions than it must be.
 
     Noise that is orthogonal to the update hides nothing of it, but its scale is nearly unchanged.
 
@@ -337,10 +365,11 @@ def noise_along(
         counts: likewise.
         directions: [T, D], of length 1, or 0 where there is none.
         noise: of these gradients.
+        required: [T, tensors], standard deviations of the noise.
     """
     along = np.einsum("rtd,td->rt", gradients, directions)[..., None]
     own = estimate_noise(along, counts, [slice(0, 1)], 0.0)
-    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    scales = np.repeat(required, noise.sizes, axis=1)
     expected = np.square(scales * directions).sum(1)
     used = (expected > 0) & ~noise.silent.any(axis=1)
     if used.any():
@@ -421,12 +450,7 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
 
 
 def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
-    """Tests that speak of noise of another distribution, or of another scale in other runs.
-
-    Args:
-        noise: the residuals.
-        first_step: number of the steps before.
-    """
+    """Tests that speak of noise of another distribution, or of another scale in other runs."""
     scales = noise.scales_by_tensor
     for t in range(len(noise.degrees)):
         if noise.silent[t].any() or noise.degrees[t] < 2:
@@ -477,10 +501,6 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
 
     The squares of a group with an estimated scale, over its degrees of freedom, have a beta
     distribution, so the expected number of large values is exact.
-
-    Args:
-        degrees: of freedom of each group.
-        groups: values of one scale each, in units of its estimate.
     """
     every = np.sort(np.abs(np.concatenate(groups)))
     best: tuple[float, float, int, float] | None = None

@@ -7,68 +7,13 @@ from typing import Any
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.own_training import explanations as explain
 from audit.own_training.canary_runs import CanaryRuns
-from audit.own_training.coupled_runs import History, Trace
+from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import EqualRecords, copies
 from audit.own_training.experiment import Experiment, replace_one
+from audit.own_training.explanations import depends_on_n
 
 _MAX_RUNS = 16
-
-
-@dataclass(frozen=True)
-class SizeMeasurement:
-    """What may depend on the number of records, at one such number."""
-
-    units: FloatArray
-    rounding: FloatArray
-    steps: int | None
-    history: History | None
-    divisor: float | None
-
-    def ratio(self, other: "SizeMeasurement") -> float | None:
-        """How many times larger a record's contribution is than at the other size."""
-        steps: int = min(len(self.units), len(other.units))
-        both = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
-        if not both.any():
-            return None
-        mine, theirs = self.units[:steps][both], other.units[:steps][both]
-        slack = 4 * self.rounding[:steps][both] / theirs
-        sure = slack < 0.2 * np.abs(mine / theirs - 1)
-        if not sure.any():
-            return 1.0
-        return float(np.median(mine[sure] / theirs[sure]))
-
-    def differs(self, other: "SizeMeasurement") -> bool:
-        """Whether anything is different at the other size."""
-        ratio = self.ratio(other)
-        if ratio is not None and abs(ratio - 1) > 1e-4:
-            return True
-        if self.divisor is not None and self.divisor != other.divisor:
-            return True
-        if None not in (self.steps, other.steps) and self.steps != other.steps:
-            return True
-        return self._parameters() != other._parameters()
-
-    def explained_by_size(self, other: "SizeMeasurement", n: int, m: int) -> bool:
-        """Whether stated parameters differ, or contributions do as 1 / n."""
-        ratio = other.ratio(self)
-        by_size = ratio is not None and abs(ratio / (n / m) - 1) < 2e-3
-        return by_size or self.states_otherwise(other)
-
-    def states_otherwise(self, other: "SizeMeasurement") -> bool:
-        """Whether divisor, accountant or steps differ."""
-        stated = self.divisor != other.divisor or self._parameters() != other._parameters()
-        return stated or self.steps != other.steps
-
-    def _parameters(self) -> Any:
-        return None if not self.history else {(s, round(q, 12)) for s, q, _ in self.history}
-
-    def numbers(self) -> dict[str, Any]:
-        """For a message."""
-        rates = sorted({q for _, q, _ in self.history}) if self.history else []
-        sigmas = sorted({s for s, _, _ in self.history}) if self.history else []
-        return {"divisor": self.divisor, "steps": self.steps, "rates": rates, "sigmas": sigmas}
 
 
 def compare_numbers_of_records(
@@ -76,24 +21,17 @@ def compare_numbers_of_records(
 ) -> None:
     """Tests whether normaliser, noise, rate or number of steps depend on the number of records.
 
-    Args:
-        experiment: collects the finding.
-        canaries: of which one is added.
-        equal: what runs on equal records showed, if they could be made.
-        size_reported: whether a finding says that the noise is too small.
+    `size_reported` says whether a finding says that the noise is too small.
     """
     n = len(experiment.records)
-    if n < 4:
-        experiment.untested["number of records"] = "there are fewer than four records"
-        return
-    if equal is None or equal.varying:
-        experiment.untested["number of records"] = (
-            "the noise was not measured, or a record's own gradient is random"
-        )
+    if n < 4 or equal is None or equal.varying:
+        reason = "the noise was not measured, or a record's own gradient is random"
+        few = "there are fewer than four records"
+        experiment.untested["number of records"] = few if n < 4 else reason
         return
 
     @cache
-    def measured(m: int) -> SizeMeasurement | None:
+    def measured(m: int) -> "_AtSize | None":
         return _at_size(experiment, canaries, equal, m)
 
     reference, less = measured(n), measured(n - 1)
@@ -109,11 +47,11 @@ def compare_numbers_of_records(
         if half is None or not reference.differs(half):
             return
         other = half
-    if size_reported and not (
-        reference.explained_by_size(other, n, low)
-        and (reference.states_otherwise(other) or not equal.others_change())
-    ):
-        return  # contributions of other records change with n, too: said already
+    if size_reported and not reference.states_otherwise(other):
+        ratio = other.ratio(reference)
+        as_n = ratio is not None and abs(ratio / (n / low) - 1) < 2e-3
+        if not as_n or equal.others_change():
+            return  # contributions of other records change with n, too: said already
     # The neighbouring sizes between which it changes.
     while high - low > 1 and experiment.time_left():
         middle = (high + low) // 2
@@ -124,7 +62,7 @@ def compare_numbers_of_records(
     upper, lower = measured(high), measured(low)
     if upper is None or lower is None:
         return
-    finding = explain.depends_on_n(high, low, upper.numbers(), lower.numbers(), lower.ratio(upper))
+    finding = depends_on_n(high, low, upper.numbers(), lower.numbers(), lower.ratio(upper))
     experiment.measured["depends on n"] = 1.0
     if experiment.relation == "add-remove":
         experiment.findings.append(finding)
@@ -135,9 +73,58 @@ def compare_numbers_of_records(
         )
 
 
+@dataclass(frozen=True)
+class _AtSize:
+    """What may depend on the number of records, at one such number.
+
+    Attributes:
+        units: [T], length of one record's contribution; NaN where the record was in no batch.
+        rounding: [T], of these lengths.
+        steps: number of steps; None of runs that were ended.
+        parameters: noise multipliers and sampling rates of the accountant; None without one.
+        divisor: that the optimizer states, or None.
+    """
+
+    units: FloatArray
+    rounding: FloatArray
+    steps: int | None
+    parameters: set[tuple[float, float]] | None
+    divisor: float | None
+
+    def ratio(self, other: "_AtSize") -> float | None:
+        """How many times larger a record's contribution is than at the other size."""
+        steps: int = min(len(self.units), len(other.units))
+        both = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
+        if not both.any():
+            return None
+        mine, theirs = self.units[:steps][both], other.units[:steps][both]
+        slack = 4 * self.rounding[:steps][both] / theirs
+        sure = slack < 0.2 * np.abs(mine / theirs - 1)
+        return float(np.median(mine[sure] / theirs[sure])) if sure.any() else 1.0
+
+    def differs(self, other: "_AtSize") -> bool:
+        """Whether anything is different at the other size."""
+        ratio = self.ratio(other)
+        if ratio is not None and abs(ratio - 1) > 1e-4:
+            return True
+        divisor = self.divisor is not None and self.divisor != other.divisor
+        steps = None not in (self.steps, other.steps) and self.steps != other.steps
+        return divisor or steps or self.parameters != other.parameters
+
+    def states_otherwise(self, other: "_AtSize") -> bool:
+        """Whether divisor, accountant or steps differ."""
+        stated = self.divisor != other.divisor or self.parameters != other.parameters
+        return stated or self.steps != other.steps
+
+    def numbers(self) -> dict[str, Any]:
+        """For a message."""
+        sigmas, rates = (sorted({p[i] for p in self.parameters or ()}) for i in (0, 1))
+        return {"divisor": self.divisor, "steps": self.steps, "rates": rates, "sigmas": sigmas}
+
+
 def _at_size(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, m: int
-) -> SizeMeasurement | None:
+) -> _AtSize | None:
     """What depends on the number of records, measured at m of them."""
     same = copies(experiment.records, equal.quiet, m)
     mixed = replace_one(same, canaries.pair[0])
@@ -166,10 +153,11 @@ def _at_size(
         if np.isfinite(units).sum() >= min(3, experiment.steps) or not experiment.time_left():
             break
     assert complete is not None
-    return SizeMeasurement(
+    parameters = {(s, round(q, 12)) for s, q, _ in complete.history or ()} or None
+    return _AtSize(
         units,
         rounding,
         len(complete.steps) if complete.complete else None,
-        complete.history,
+        parameters,
         complete.steps[0].divisor,
     )

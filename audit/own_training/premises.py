@@ -17,14 +17,13 @@ import numpy as np
 
 from audit.errors import InvalidInput
 from audit.own_training import canary_runs
-from audit.own_training import explanations as explain
-from audit.own_training.accounted import accounted_of
 from audit.own_training.black_box import black_box_findings
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import EqualRecords, copies, run_equal_records
 from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.own_training.explanations import books, explain, listed, released_outside
 from audit.own_training.findings import PremiseReport
 from audit.own_training.number_of_records import compare_numbers_of_records
 from audit.own_training.records import TrainingSet
@@ -107,6 +106,7 @@ def check_premises(
         best = _black_box(experiment, first)
     experiment.judge()
     _excuse_further_releases(experiment, first)
+    tested_steps = experiment.steps + experiment.later_steps
     report = PremiseReport(
         tuple(experiment.findings),
         tuple(dict.fromkeys(experiment.tested)),
@@ -116,7 +116,7 @@ def check_premises(
         watched,
         experiment.runs.count,
         time.perf_counter() - experiment.started,
-        experiment.steps if "contribution" in experiment.tested else 0,
+        tested_steps if "contribution" in experiment.tested else 0,
     )
     return PremiseTest(report, best, first.initial if first.history else None)
 
@@ -219,7 +219,7 @@ def _compare_later_steps(
     if "noise" in later.untested and "noise" in experiment.tested:
         reason = later.untested["noise"]
         experiment.notes.append(f"noise and batches from step {first} on were not tested: {reason}")
-    experiment.steps += total - first + 1
+    experiment.later_steps = total - first + 1
     experiment.notes.append(f"steps {first} to {total} were tested by fewer runs, to save time")
     if first > steps + 1:
         experiment.notes.append(f"steps {steps + 1} to {first - 1} were not tested, to save time")
@@ -243,7 +243,7 @@ def _compare_accountant(experiment: Experiment, first: Trace, claim: float | Non
             experiment.cannot_test("no accountant and no claim was given", ("accountant",))
         return
     experiment.tested.append("accountant")
-    experiment.findings += explain.books(first, first.history)
+    experiment.findings += books(first)
     recorded = sum(steps for _, _, steps in first.history)
     if recorded > len(first.steps):
         experiment.notes.append(
@@ -285,7 +285,9 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
             continue  # `compare_numbers_of_records` reports what depends on the number of records.
         compared += 1
         if len(trace.steps) != len(first.steps):
-            experiment.findings.append(explain.steps_depend(len(first.steps), len(trace.steps)))
+            experiment.findings.append(
+                explain("number of steps", one=len(first.steps), other=len(trace.steps))
+            )
             return
         for name, gap in differences(first.released, trace.released).items():
             if name not in unstable:
@@ -300,16 +302,16 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     accounted = experiment.accounted
     if accounted is not None and accounted.has_further_releases(len(base.steps)):
         experiment.notes.append(
-            f"{explain.listed(differing)} depend on the record; the accountant records further "
+            f"{listed(differing)} depend on the record; the accountant records further "
             "releases with other parameters, which may cover them: not tested"
         )
     elif not any(f.message.startswith("The weights") for f in experiment.findings):
-        experiment.findings.append(explain.released_outside(differing))
+        experiment.findings.append(released_outside(differing))
 
 
 def _excuse_further_releases(experiment: Experiment, first: Trace) -> None:
     """Withdraws findings that may be due to accounted releases which were not declared."""
-    accounted = accounted_of(first)
+    accounted = first.accounted
     if accounted is None or first.further:
         return
     if not accounted.has_further_releases(len(first.steps)):
@@ -323,9 +325,10 @@ def _excuse_further_releases(experiment: Experiment, first: Trace) -> None:
     if not doubtful:
         return
     experiment.findings = [each for each in experiment.findings if each not in doubtful]
-    if "contribution" in experiment.tested:
-        experiment.tested.remove("contribution")
-    experiment.untested["contribution"] = (
+    withdrawn = {"contribution", *(finding.premise for finding in doubtful)}
+    experiment.tested = [premise for premise in experiment.tested if premise not in withdrawn]
+    experiment.cannot_test(
         "the accountant recorded further releases that the test cannot force: declare them by "
-        f"value = watch.release(value). Without that, it would say: {doubtful[0].message}"
+        f"value = watch.release(value). Without that, it would say: {doubtful[0].message}",
+        sorted(withdrawn),
     )

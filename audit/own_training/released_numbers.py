@@ -76,7 +76,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
 
 
 def _joined(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+    return f"{path}.{key}" if path and key else path or key
 
 
 def _module_attributes(module: Any, path: str, depth: int, seen: set[int]) -> _Numbers:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.own_training.accounted import accounted_of
 from audit.own_training.coupled_runs import CoupledRuns, RecordingWatch, Step, Trace
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import Train, run_seed
@@ -72,15 +71,6 @@ class Residuals:
         is_in_time: Callable[[float], bool],
     ) -> "Residuals | None":
         """Prepares the statistic, by 19 runs of the function.
-
-        Args:
-            train: the training function.
-            candidate: its hyperparameters.
-            without: the records without the canary.
-            canary: the record, [1, ...].
-            initial: the weights and buffers that every run starts from.
-            seed: of the audit.
-            is_in_time: whether enough trials end in time if each run takes these seconds.
 
         Returns:
             None if the accountant does not describe full batches, the gradients of one run do not
@@ -138,7 +128,7 @@ class Residuals:
         trial.initial = dict(self.initial)
         absent = runs.run(self.without, self.seed, like=trial)
         present = runs.run(self.without.with_record(self.canary), self.seed, like=trial)
-        accounted = accounted_of(absent)
+        accounted = absent.accounted
         if accounted is None or absent.error or present.error:
             return -np.inf
         total = 0.0

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from audit.errors import InvalidInput, PrivacyLeak
@@ -47,11 +47,11 @@ class CheckResult:
     claim: float | None
     delta: float
     confidence: float
-    epsilon: float
-    shown_by: str
-    bounds: Mapping[str, LowerBound]
-    ceiling: float
-    games: int
+    epsilon: float = 0.0
+    shown_by: str = ""
+    bounds: Mapping[str, LowerBound] = field(default_factory=dict)
+    ceiling: float = 0.0
+    games: int = 0
     unit: str = "trials"
     planned: int = 0
     needed: int | None = None
@@ -77,10 +77,7 @@ class CheckResult:
             parts.append(self.premises.summary)
         elif self.premises is not None and self.premises.watched:
             parts.append("no broken premise found")
-        if self.games or not self.attack_skipped:
-            parts.append(self._attack_words)
-        elif self.attack_skipped:
-            parts.append(self.attack_skipped)
+        parts.append(self.attack_skipped or self._attack_words)
         return "; ".join(parts)
 
     @property
@@ -129,10 +126,7 @@ class CheckResult:
     def __str__(self) -> str:
         if self.premises is None:
             return self.words
-        attack = (
-            self._attack_words if self.games or not self.attack_skipped else self.attack_skipped
-        )
-        return f"{self.premises}\n{attack}"
+        return f"{self.premises}\n{self.attack_skipped or self._attack_words}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python objects."""

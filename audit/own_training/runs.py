@@ -16,7 +16,7 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
-from audit.own_training.watch import Watch
+from audit.own_training.watch import History, Watch, history_of
 from threat_models.user_code import call_user_code, format_error
 
 _MASK = 0xFFFFFFFF
@@ -96,7 +96,7 @@ class Run:
     choice: float
     details: FloatArray
     claim: float | None
-    history: tuple[tuple[float, float, int], ...] | None
+    history: History | None
     residual: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
@@ -163,7 +163,7 @@ def run_once(
         choice=_choice(task, model, score),
         details=rest if trace is None else np.concatenate([rest, trace.details]),
         claim=_claim(watch, task.delta),
-        history=_history(watch.accountant),
+        history=history_of(watch.accountant),
     )
 
 
@@ -195,12 +195,6 @@ def _choice(task: AuditTask, model: Any, score: FloatArray) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _history(accountant: Any) -> tuple[tuple[float, float, int], ...] | None:
-    if accountant is None:
-        return None
-    return tuple((float(s), float(q), int(n)) for s, q, n in accountant.history)
-
-
 # The epsilon of a history, which is the same for every run.
 _epsilons: dict[tuple[Any, ...], float] = {}
 
@@ -211,7 +205,7 @@ def _claim(watch: Any, delta: float) -> float | None:
     accountant = watch.accountant
     if accountant is None:
         return None
-    key = (type(accountant), _history(accountant), delta)
+    key = (type(accountant), history_of(accountant), delta)
     if key not in _epsilons:
         with warnings.catch_warnings():
             # That a longer list of Renyi orders could give a smaller epsilon: it is the claim.

@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism
 from audit.arrays import FloatArray
-from audit.own_training import explanations as explain
-from audit.own_training.accounted import Accounted
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.contributions import contributions
+from audit.own_training.coupled_runs import Accounted
 from audit.own_training.equal_records import EqualRecords
 from audit.own_training.experiment import (
     FAMILY_ERROR,
@@ -19,6 +19,7 @@ from audit.own_training.experiment import (
     SHORTFALL,
     Experiment,
 )
+from audit.own_training.explanations import OTHERS_CHANGE, explain, listed
 from audit.own_training.findings import Finding
 from audit.own_training.noise import TestResult, scale_p_value
 
@@ -26,6 +27,9 @@ from audit.own_training.noise import TestResult, scale_p_value
 _STANDARD_ERRORS = 6.0
 # Batches that hold this share of the records on average count as full.
 _FULL = 0.999
+# A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
+_GROWTH = 3.0
+_CLIP_EACH = "Clip the gradient of every single record to norm C before summing."
 
 
 def compare_size(
@@ -35,14 +39,7 @@ def compare_size(
     claim: float | None,
     delta: float,
 ) -> bool:
-    """Compares noise and contributions with what the accountant, or a claim, assumes.
-
-    Args:
-        experiment: collects the findings.
-        canaries: the contributions.
-        equal: the noise, if it could be measured.
-        claim: epsilon at delta, where there is no accountant.
-        delta: of the claim.
+    """Compares noise and contributions with what the accountant, or else a claim, assumes.
 
     Returns:
         Whether the noise is reported as too small.
@@ -78,22 +75,19 @@ def compare_size(
     if accounted is None:
         _compare_claim(experiment, canaries, equal, usable, claim, delta)
         return False
-    sigma = np.array([accounted.sigma(t) for t in range(steps)])
-    experiment.measured["accounted noise multiplier"] = float(sigma[worst])
+    case = _Case(experiment, canaries, equal, accounted, usable)
+    experiment.measured["accounted noise multiplier"] = float(case.sigma[worst])
     if unequal is not None:
-        if np.any(ratios < sigma * (1 - SHORTFALL)):
+        if np.any(ratios < case.sigma * (1 - SHORTFALL)):
             # The scales are their upper confidence limits: beyond doubt.
-            at = int(np.argmin(ratios / sigma))
-            case = _size_case(experiment, canaries, equal, accounted, usable)
+            at = int(np.argmin(ratios / case.sigma))
             experiment.collect(
-                TestResult(1e-9, "size", {}),
-                lambda e: explain.unequal_noise(case, at, float(ratios[at])),
+                TestResult(1e-9, "size", {}), lambda _: _unequal_noise(case, at, float(ratios[at]))
             )
         return False
     # At steps where a canary reached about as far as any; the smallest ratio alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
-    case = _size_case(experiment, canaries, equal, accounted, usable)
     tests = list(_shortfalls(case, ratios, worst))
     if tests:
         # Of several, the plainest that is beyond doubt.
@@ -101,37 +95,45 @@ def compare_size(
         sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
         p_value, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
         p_value = min(1.0, p_value * (steps + 1 + len(noise.sizes)))
-        evidence = TestResult(p_value, "size", {"kind": kind})
-        experiment.collect(evidence, lambda e: explain.too_little_noise(case, at, kind))
+        experiment.collect(
+            TestResult(p_value, "size", {}), lambda _: _too_little_noise(case, at, kind)
+        )
         if p_value < FAMILY_ERROR:
             return True
-    _against_threshold(experiment, case)
+    _against_threshold(case)
     return False
 
 
-def _size_case(
-    experiment: Experiment,
-    canaries: CanaryRuns,
-    equal: EqualRecords,
-    accounted: Accounted,
-    usable: NDArray[np.bool_],
-) -> explain.SizeCase:
-    steps = len(usable)
-    return explain.SizeCase(
-        base=experiment.base,
-        found=canaries.found,
-        noise=equal.noise,
-        sigma=np.array([accounted.sigma(t) for t in range(steps)]),
-        reach=canaries.found.largest[:steps],
-        by_tensor=canaries.found.by_tensor[:steps],
-        usable=usable,
-        n=len(experiment.records),
-        pool=canaries.pool,
-        rates=[accounted.rate(t) for t in range(steps)],
-        first_step=experiment.first_step,
-        others_change=equal.others_change,
-        varying=equal.varying,
-    )
+@dataclass(frozen=True)
+class _Case:
+    """What is known where noise and contributions are compared with the accountant."""
+
+    experiment: Experiment
+    canaries: CanaryRuns
+    equal: EqualRecords
+    accounted: Accounted
+    usable: NDArray[np.bool_]
+
+    @property
+    def sigma(self) -> FloatArray:
+        """[T], accounted noise multipliers."""
+        return np.array([self.accounted.sigma(t) for t in range(len(self.usable))])
+
+    def number(self, step: int) -> int:
+        """Of a step, counted from 1."""
+        return self.experiment.first_step + step + 1
+
+    @property
+    def grows(self) -> bool:
+        """Whether the contribution grows with the size of the record."""
+        sizes = [
+            (record.size, float(reach))
+            for record, reach in zip(self.canaries.pool, self.canaries.found.sizes, strict=False)
+            if record.size > 0  # not NaN
+        ]
+        big = max((reach for size, reach in sizes if size > 500), default=0.0)
+        middle = max((reach for size, reach in sizes if 10 < size <= 500), default=0.0)
+        return middle > 0 and big > _GROWTH * middle
 
 
 def _by_unequal_noise(
@@ -156,23 +158,20 @@ def _by_unequal_noise(
     return contributions(gradients, base.slices, base.epsilon_of_type).largest
 
 
-def _shortfalls(
-    case: explain.SizeCase, ratios: FloatArray, worst: int
-) -> Iterator[tuple[float, int, str]]:
+def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
     """(p-value, step, what) of tests in which the noise is smaller than the accountant assumes."""
-    noise, found, usable, sigma = case.noise, case.found, case.usable, case.sigma
+    noise, found, usable, sigma = case.equal.noise, case.canaries.found, case.usable, case.sigma
     steps, width = len(usable), int(noise.sizes.sum())
-    required = sigma * case.reach
+    required = sigma * found.largest[:steps]
     squares = noise.squares[:steps]
     for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
         degrees = float(noise.degrees[t] * width)
         yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
     # All steps together find a small shortfall that no single step shows.
     parts = [("all steps", required, squares.sum(1), usable, width)]
-    for index, name in enumerate(case.base.names):
-        own = case.by_tensor[:, index]
-        seen = case.reach > found.rounding[:steps]
-        use = usable & seen & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
+    for index, name in enumerate(case.experiment.base.names):
+        own = found.by_tensor[:steps, index]
+        use = usable & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
         parts.append((name, sigma * own, squares[:, index], use, int(noise.sizes[index])))
     for name, needed, squared, use, size in parts:
         if use.any():
@@ -183,9 +182,9 @@ def _shortfalls(
                 yield scale_p_value(total, degrees, 1.0), worst, name
 
 
-def _against_threshold(experiment: Experiment, case: explain.SizeCase) -> None:
+def _against_threshold(case: _Case) -> None:
     """Compares the noise with C, where the optimizer states C and its divisor, as Opacus's do."""
-    base, noise, steps = case.base, case.noise, len(case.usable)
+    base, noise, steps = case.experiment.base, case.equal.noise, len(case.usable)
     divisors = [step.divisor for step in base.steps[:steps]]
     clips = [step.clip for step in base.steps[:steps]]
     if not base.opacus or any(d is None for d in divisors) or any(c is None for c in clips):
@@ -196,20 +195,19 @@ def _against_threshold(experiment: Experiment, case: explain.SizeCase) -> None:
         required = np.square(case.sigma * unit)[:, None]
         squares = np.where(loud, noise.squares[:steps] / required, 0.0).sum(0)
     degrees = np.where(loud, noise.degrees[:steps, None] * noise.sizes[None, :], 0.0).sum(0)
-    parts = [("", float(squares.sum()), float(degrees.sum()))]
+    parts = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
     if degrees.sum() and math.sqrt(parts[0][1] / parts[0][2]) >= 1 - SHORTFALL:
-        parts = list(zip(base.names, squares.tolist(), degrees.tolist(), strict=True))
-    for name, total, count in parts:
+        names = [f"`{name}`" for name in base.names]
+        parts = list(zip(names, squares.tolist(), degrees.tolist(), strict=True))
+    sigma = float(case.sigma[0])
+    for where, total, count in parts:
         share = math.sqrt(total / count) if count else 1.0
         if share < 1 - SHORTFALL:
             p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
-            evidence = TestResult(p_value, "scale", {"share": share, "tensor": name})
-            experiment.collect(evidence, lambda e: _below_threshold(case, e))
-
-
-def _below_threshold(case: explain.SizeCase, evidence: TestResult) -> Finding:
-    tensor = str(evidence.numbers["tensor"]) or None
-    return explain.scale_below_threshold(case, float(evidence.numbers["share"]), tensor)
+            numbers = {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
+            evidence = TestResult(p_value, "scale", {**numbers, "share": share, "where": where})
+            experiment = case.experiment
+            experiment.collect(evidence)
 
 
 def _compare_claim(
@@ -241,6 +239,128 @@ def _compare_claim(
     experiment.measured["implied epsilon"] = implied
     experiment.tested.append("accountant")
     if implied > 1.03 * claim + 0.01:
-        experiment.findings.append(
-            explain.claim_too_small(claim, implied, delta, experiment.measured)
+        experiment.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
+
+
+# --- the findings ---
+
+
+def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
+    """One record adds more to a step, to all steps, or to a tensor than the noise allows for."""
+    found, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
+    reach, scale = float(found.largest[step]), float(noise.scales[step])
+    sigma, state = float(case.sigma[step]), base.steps[step]
+    effective = scale / reach
+    numbers: dict[str, float | int | str] = {
+        "step": case.number(step),
+        "contribution": reach,
+        "noise": scale,
+        "effective noise multiplier": effective,
+        "accounted noise multiplier": sigma,
+    }
+    in_thresholds = 0.0
+    if state.clip is not None and state.divisor is not None and base.opacus:
+        in_thresholds = reach * state.divisor / state.clip
+        numbers["contribution in C"] = in_thresholds
+        numbers["noise in C"] = scale * state.divisor / state.clip
+    where = f"Step {case.number(step)}"
+    if kind == "all steps":
+        where = f"All steps together, e.g. step {case.number(step)}"
+    if kind not in ("step", "all steps"):
+        numbers["tensor"] = kind
+        index = base.names.index(kind)
+        own, sd = float(found.by_tensor[step, index]), float(noise.scales_by_tensor[step, index])
+        message = (
+            f"{where}: one record changes the gradient of `{kind}` by {own:.3g} and its noise has "
+            f"standard deviation {sd:.3g}: an effective noise multiplier of "
+            f"{sd / own if own else math.inf:.3g}, where the accountant assumes {sigma:.3g}."
         )
+    elif in_thresholds > 1.002:
+        message = (
+            f"{where}: one record changes the clipped sum by {in_thresholds:.3g} C; the "
+            f"accountant assumes at most C. The effective noise multiplier is {effective:.3g} "
+            f"instead of {sigma:.3g}."
+        )
+    else:
+        message = (
+            f"{where}: one record changes the released gradient by {reach:.3g} and the noise has "
+            f"standard deviation {scale:.3g}: an effective noise multiplier of {effective:.3g}, "
+            f"where the accountant assumes {sigma:.3g}."
+        )
+    premise, cause, fix = _cause(case, step, sigma / effective, in_thresholds > 1.002)
+    return Finding(premise, message, cause, fix, numbers)
+
+
+def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str, str]:
+    """Broken premise, likely cause and fix where the noise is `ratio` times too small."""
+    found = case.canaries.found
+    reach, own = float(found.largest[step]), found.by_tensor[step]
+    if case.equal.others_change():
+        return (
+            "contribution",
+            f"{OTHERS_CHANGE}: a statistic over records (a mean, a count, a quantile, a norm) "
+            "enters their gradients, thresholds or weights, their selection depends on it, records "
+            "are mixed, or the sum is clipped instead of each gradient.",
+            "Compute no statistic over records without noise, and clip the gradient of every "
+            "single record to norm C before summing.",
+        )
+    if case.grows:
+        cause = "The contribution grows with the size of the record: its gradient is not clipped, "
+        return "contribution", f"{cause}or only a part of it is.", _CLIP_EACH
+    alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * max(own)]
+    if len(alike) > 1 and reach > 1.2 * max(own) > 0:
+        return (
+            "contribution",
+            f"{listed(alike)} contribute equally much: each tensor (layer) is clipped to C "
+            "separately, which allows a norm of C times the square root of their number.",
+            "Clip the norm over all tensors together, or scale the noise to the root of the sum "
+            "of the squared thresholds.",
+        )
+    first = int(np.argmax(case.usable))
+    grown = step > first and not case.equal.varying
+    if grown and reach > 1.3 * found.largest[first] and ratio > 1.2:
+        return (
+            "contribution",
+            f"The first step with the record shows {found.largest[first]:.3g}: a state that "
+            "carries gradients without noise (momentum, an average, error feedback) brings the "
+            "record back in later steps, or a threshold or factor of the first step is used again.",
+            "Keep such states on released, noisy gradients only, and clip anew in each step.",
+        )
+    n = len(case.experiment.records)
+    for value, name in (
+        (n * case.accounted.rate(step), "the expected batch size"),
+        (n, "the number of records"),
+    ):
+        if value > 1.5 and abs(ratio / value - 1) < 0.08:
+            return (
+                "noise",
+                f"The noise is {ratio:.3g} times too small, which is {name}: it is divided by it "
+                "twice, or added to the mean with the scale of the mean's noise and divided again.",
+                "Add noise of standard deviation noise_multiplier * C to the sum, then divide the "
+                "noisy sum once.",
+            )
+    return (
+        "contribution" if beyond else "noise",
+        f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
+        "it is smaller than the accountant assumes, or a record contributes more than C (several "
+        "copies or microbatches clipped one by one, a part of the gradient that is not clipped, "
+        "another norm).",
+        "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
+        "the sum, and record that noise_multiplier.",
+    )
+
+
+def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
+    """Tensors with noise of different scales, too small for a record's contribution."""
+    scales, names = case.equal.noise.scales_by_tensor[step], case.experiment.base.names
+    low, high = int(np.argmin(scales)), int(np.argmax(scales))
+    return Finding(
+        "noise",
+        f"Step {case.number(step)}: the noise of `{names[low]}` has standard deviation "
+        f"{scales[low]:.3g}, that of `{names[high]}` {scales[high]:.3g}; for the contribution of "
+        f"one record this is an effective noise multiplier of {effective:.3g}; the accountant "
+        f"assumes {float(case.sigma[step]):.3g}.",
+        "Some tensors get less noise than their share of the threshold allows.",
+        "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
+        {"step": case.number(step), "effective noise multiplier": effective},
+    )

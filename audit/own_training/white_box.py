@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
+from audit.own_training.watch import thresholds_of
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -102,7 +103,7 @@ class WhiteBox:
         self._noises: list[tuple[float, float]] = []  # sigma and tau of every step
         self._by_tensor: list[FloatArray] = []  # [tensors], the products of the first canary
         self._energies: list[FloatArray] = []  # [tensors], mean square of p_i / C_i
-        self._clip = self._thresholds()
+        self._clip = thresholds_of(optimizer)
         released = getattr(optimizer, "original_optimizer", optimizer)
         self._hooks = [released.register_step_pre_hook(lambda *_: self._before_step())]
         if canaries is None:
@@ -156,14 +157,6 @@ class WhiteBox:
     def _parameters(self) -> list[Tensor]:
         groups = self._optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
-
-    def _thresholds(self) -> list[float] | float | None:
-        """C, one for every tensor where each is clipped on its own; None for other optimizers."""
-        each = getattr(self._optimizer, "max_grad_norms", None)
-        if each is not None:
-            return [float(clip) for clip in each]
-        clip = getattr(self._optimizer, "max_grad_norm", None)
-        return None if clip is None else float(clip)
 
     def _sampling_rate(self) -> float:
         history = getattr(self.accountant, "history", None)
@@ -243,7 +236,7 @@ class WhiteBox:
         noise = float(getattr(optimizer, "noise_multiplier", 0.0))
         self._noises.append((noise, self._sampling_rate()))
         # Adaptive clipping has set the next step's C by now.
-        self._clip = self._thresholds()
+        self._clip = thresholds_of(self._optimizer)
 
     def _dirac_products(self, scale: float, unit: float) -> tuple[FloatArray, FloatArray]:
         every = np.arange(len(self._included))

@@ -3,6 +3,7 @@
 python -m benchmarks.training_loops                                # the table of broken loops
 python -m benchmarks.training_loops --correct 1000 --out FILE      # 1,000 checks of correct loops
 
+Time limits count CPU seconds, so that the results do not depend on what else the machine does.
 With `--out`, every finished check is one line of JSON in FILE. A run that was interrupted continues
 with the checks that are not in FILE yet.
 """
@@ -24,6 +25,7 @@ from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT, Control
+from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
 from benchmarks.training_loops.reported import REPORTED
 
 CONFIDENCE = 0.95
@@ -82,19 +84,19 @@ def completed(
         lines = [line for line in out.read_text().splitlines() if line.endswith("}")]
         out.write_text("".join(line + "\n" for line in lines))
         known = [json.loads(line) for line in lines]
-    began, ran = time.perf_counter(), 0
+    began, ran = time.monotonic(), 0
     for number, identity in enumerate(identities, 1):
         row = next((r for r in known if identity.items() <= r.items()), None)
         if row is None:
-            start, used = time.perf_counter(), time.process_time()
+            start, used = time.monotonic(), time.process_time()
             row = identity | run(**identity)
-            row["seconds"] = round(time.perf_counter() - start, 1)
+            row["seconds"] = round(time.monotonic() - start, 1)
             row["cpu seconds"] = round(time.process_time() - used, 1)
             ran += 1
             if out is not None:
                 with out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-            left = (time.perf_counter() - began) / ran * (len(identities) - number) / 60
+            left = (time.monotonic() - began) / ran * (len(identities) - number) / 60
             print(
                 f"[{number}/{len(identities)}] {', '.join(map(str, identity.values()))}: "
                 f"{row['seconds']} s; about {left:.0f} min left",
@@ -150,15 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    time.perf_counter = time.process_time
 
     def chosen(table: dict[str, Control]) -> dict[str, Control]:
         words = options.only
         return {n: c for n, c in table.items() if not words or any(w in n for w in words)}
 
     if options.correct:
-        loops = chosen(CORRECT)
+        loops = chosen({**CORRECT, **FURTHER_CORRECT})
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
-    print_table(chosen({**earlier_controls(), **BROKEN, **REPORTED}), options.out)
+    print_table(chosen({**earlier_controls(), **BROKEN, **REPORTED, **FURTHER}), options.out)
     return 0
 
 

@@ -7,8 +7,10 @@ import itertools
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +28,10 @@ from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
     independence,
+    noise_again,
+    noise_along,
+    rank_of_noise,
+    scale_by_batch,
     scale_p_value,
     shape_of_noise,
 )
@@ -36,6 +42,7 @@ from benchmarks.training_loops import broken, loops
 from benchmarks.training_loops.__main__ import completed
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT
+from benchmarks.training_loops.further import FURTHER
 from benchmarks.training_loops.loops import Loop
 
 torch.set_num_threads(1)
@@ -43,7 +50,9 @@ DATA = TrainingSet.of(loops.dense())
 
 
 def report(train: Any, data: Any = DATA, **options: Any) -> Any:
-    return check_premises(train, data, **options).report
+    # Time limits count CPU time, so that the results do not depend on what else the machine does.
+    with mock.patch.object(time, "perf_counter", time.process_time):
+        return check_premises(train, data, **options).report
 
 
 def test_an_interrupted_benchmark_continues_with_the_missing_rows(tmp_path: Path) -> None:
@@ -303,6 +312,86 @@ def test_a_finding_of_the_first_steps_is_explained_after_the_later_steps(
     found = report(Loop(history=broken.half_rate, steps=8, sampling_rate=0.4))
     assert any("steps 5 to 8 were tested by fewer runs" in note for note in found.notes)
     assert found.findings[0].premise == "batches"
+
+
+def test_findings_about_later_steps_do_not_mix_with_those_about_the_first_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Experiment, "_number_of_steps", lambda *_: 4)
+    assert report(BROKEN["small batches without noise"].train).broken
+    found = report(FURTHER["replay of the batch before"].train)
+    assert found.broken
+    assert found.steps in (4, 6)
+
+
+def _p_values(gradients: Any, counts: Any) -> dict[str, float]:
+    width = gradients.shape[2]
+    slices = [slice(0, width // 2), slice(width // 2, width)]
+    noise = estimate_noise(gradients, counts, slices, 1e-7)
+    update = gradients.mean(axis=0)
+    update /= np.linalg.norm(update, axis=1, keepdims=True)
+    tests = [
+        *noise_along(gradients, counts, update, noise, noise.scales_by_tensor),
+        *noise_again(gradients, noise),
+        *rank_of_noise(gradients, counts, slices, 1e-7),
+        *(() if counts is None else scale_by_batch(noise, counts)),
+    ]
+    return {each.kind: each.p_value for each in tests if each.matters}
+
+
+def test_directions_rank_and_repetitions_of_the_noise() -> None:
+    rng = np.random.default_rng(11)
+    update = rng.normal(size=40)
+    drawn = rng.normal(size=(12, 5, 40))
+    along = drawn @ update / (update @ update)
+    orthogonal = drawn - along[..., None] * update + 3 * update
+    assert _p_values(orthogonal, None)["direction"] < 1e-30
+    low = rng.normal(size=(12, 5, 20)) @ rng.normal(size=(20, 40))
+    assert _p_values(low + update, None)["rank"] < 1e-8
+    assert _p_values(np.concatenate([drawn, drawn[:1]]) + update, None)["runs"] < 1e-30
+    counts = rng.binomial(20, 0.4, size=(12, 5)).astype(float)
+    scaled = counts[:, :, None] * update + np.sqrt(counts / 8)[:, :, None] * drawn
+    assert _p_values(scaled, counts)["scale by batch"] < 1e-6
+    # Independent noise, with and without batches, is accused as rarely as the level says.
+    for run in range(100):
+        fresh = rng.normal(size=(8 + run % 5, 4, 30))
+        k = rng.binomial(20, 0.3, size=fresh.shape[:2]).astype(float) if run % 2 else None
+        shift = 2 * update[:30] if k is None else k[:, :, None] * update[:30]
+        assert all(p > 1e-4 for p in _p_values(fresh + shift, k).values())
+
+
+def test_everything_on_a_returned_object_is_compared() -> None:
+    model = loops.mlp()
+    model.history = {"loss": [0.5]}
+    model._scale = 2.0
+    model.register_buffer("center", torch.ones(2), persistent=False)
+
+    class Slots:
+        __slots__ = ("loss", "model")
+
+    result = Slots()
+    result.loss, result.model = 0.25, model
+    found = numbers_of(result)
+    assert found["loss"] == 0.25
+    assert found["model.history.loss"].tolist() == [0.5]
+    assert found["model._scale"] == 2.0
+    assert found["model.center"].tolist() == [1.0, 1.0]
+    assert not [name for name in found if "hook" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("noise orthogonal to the update", "Along the update"),
+        ("one of four seeds for the noise", "Two runs with different seeds"),
+        ("noise by the size of the batch", "size of the noise and that of the batch"),
+        ("near duplicates left out", "one record changes"),
+    ],
+)
+def test_mistakes_that_the_test_was_not_built_around(name: str, words: str) -> None:
+    control = FURTHER[name]
+    findings = report(control.train, TrainingSet.of(control.data())).findings
+    assert words in findings[0].message
 
 
 @pytest.mark.parametrize(
