@@ -314,16 +314,6 @@ def test_a_finding_of_the_first_steps_is_explained_after_the_later_steps(
     assert found.findings[0].premise == "batches"
 
 
-def test_findings_about_later_steps_do_not_mix_with_those_about_the_first_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Experiment, "_number_of_steps", lambda *_: 4)
-    assert report(BROKEN["small batches without noise"].train).broken
-    found = report(FURTHER["replay of the batch before"].train)
-    assert found.broken
-    assert found.steps in (4, 6)
-
-
 def _p_values(gradients: Any, counts: Any) -> dict[str, float]:
     width = gradients.shape[2]
     slices = [slice(0, width // 2), slice(width // 2, width)]
