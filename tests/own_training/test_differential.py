@@ -351,7 +351,7 @@ def test_directions_rank_and_repetitions_of_the_noise() -> None:
 
 
 def test_everything_on_a_returned_object_is_compared() -> None:
-    model = loops.mlp()
+    model: Any = loops.mlp()
     model.history = {"loss": [0.5]}
     model._scale = 2.0
     model.register_buffer("center", torch.ones(2), persistent=False)
@@ -359,7 +359,7 @@ def test_everything_on_a_returned_object_is_compared() -> None:
     class Slots:
         __slots__ = ("loss", "model")
 
-    result = Slots()
+    result: Any = Slots()
     result.loss, result.model = 0.25, model
     found = numbers_of(result)
     assert found["loss"] == 0.25
