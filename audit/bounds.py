@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from audit import accounting, checks, console, protocols, repetitions, upper_bounds
@@ -616,7 +617,11 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
                 f"{one.expected_quantile:.5f}"
             )
     if arguments.plot is not None:
-        draw_cost(base, protocol, delta, arguments.plot)
+        # A plot takes up to a minute; with --json, only the json is printed.
+        bar: dict[str, Any] = {}
+        if not arguments.json:
+            bar["progress"] = partial(console.with_bar, unit="point")
+        draw_cost(base, protocol, delta, arguments.plot, **bar)
     return console.OK
 
 

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,13 @@ _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8,
 _POINTS = 7
 
 
-def draw_cost(base: Mechanism, protocol: Protocol, delta: float, path: str) -> None:
+def draw_cost(
+    base: Mechanism,
+    protocol: Protocol,
+    delta: float,
+    path: str,
+    progress: Callable[[list[int]], Iterable[int]] = iter,
+) -> None:
     """Draws the cost of a tuning against the expected number of runs, for each protocol.
 
     Random search uses the region bound, which is fast and only slightly above the smallest bound.
@@ -35,9 +41,9 @@ def draw_cost(base: Mechanism, protocol: Protocol, delta: float, path: str) -> N
         InvalidInput: the file cannot be written, or its extension is not a format.
     """
     check_writable(path)
-    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, _POINTS)))
+    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, _POINTS))).astype(int).tolist()
     curves: dict[str, list[tuple[float, float]]] = {}
-    for mean in runs:
+    for mean in progress(runs):
         for title, one in protocols_with(float(mean)).items():
             epsilon = _epsilon(base, one, delta)
             curves.setdefault(title, []).append((float(mean), epsilon))
