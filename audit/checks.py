@@ -93,7 +93,7 @@ def items(name: str, value: object, of: str) -> list[Any]:
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}") from None
 
 
-def numbers(name: str, values: object) -> "FloatArray":
+def numbers(name: str, values: Any) -> "FloatArray":
     """Returns `values` as an array of floats, of any shape, else raises InvalidInput.
 
     Args:
