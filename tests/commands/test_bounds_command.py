@@ -15,7 +15,6 @@ from audit import bounds, checks, console, repetitions, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
-from audit.report.cost import draw_cost
 from audit.upper_bounds.registry import answered
 
 pytestmark = pytest.mark.usefixtures("cached_bounds")
@@ -594,7 +593,7 @@ def test_the_command_draws(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cost.png"
-    monkeypatch.setattr(draw_cost, "__defaults__", (2,))  # points
+    monkeypatch.setattr("audit.report.cost._POINTS", 2)
     assert run(capsys, "--mu", "0.3", "--plot", str(path))[0] == 0
     assert path.read_bytes()[:4] == b"\x89PNG"
 
