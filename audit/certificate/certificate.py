@@ -27,6 +27,7 @@ from audit.typed_json import read_typed
 _OLD = (f"{NAMESPACE}/1",)
 _LIBRARIES = ("numpy", "scipy", "opacus", "torch")
 _MAX_ROWS = 100
+_MAX_NAMES = 10_000
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,10 @@ def _digits(name: str, value: Any) -> str | None:
 
 
 def _facts(values: Mapping[str, Any]) -> StudyFacts:
+    if len(values["prior"]) > _MAX_NAMES:
+        raise InvalidInput(
+            f"study.prior must have at most {_MAX_NAMES} names, got {len(values['prior'])}"
+        )
     found: StudyFacts = read_typed(StudyFacts, values, "study")
     if _digits("study.settings", found.settings) is None:
         raise InvalidInput("study.settings must be 64 hexadecimal digits, got none")
