@@ -41,10 +41,11 @@ _MOVED = {
     for home, names in {
         "audit.attacks": "AcceptedTails AdaptiveAttack SubsetAttack TunedOrder adaptive_attack "
         "attack_order attack_tails subset_attack",
-        "audit.upper_bounds.published": "approximate conditional_curve corollary_4 "
-        "corollary_4_curve hypo hypo_curve lemma_7 lemma_7_curve lemma_22 lemma_22_curve "
-        "liu_talwar profile project_density reduced_gdp_limit reduced_mean_inclusion "
-        "reduced_renyi renyi renyi_curve subset_divergences",
+        "audit.upper_bounds.published": "approximate approximate_to_delta conditional_curve "
+        "corollary_4 corollary_4_curve corollary_6_2 corollary_21 hypo hypo_curve "
+        "lemma_7 lemma_7_curve lemma_22 lemma_22_curve liu_talwar profile project_density "
+        "reduced_gdp_limit reduced_mean_inclusion reduced_renyi renyi renyi_curve "
+        "subset_divergences",
     }.items()
     for name in names.split()
 }

@@ -223,6 +223,16 @@ class Repetitions(ABC):
         values = self.phi_survival(np.exp(-t)) * np.exp(-t)
         return float(half * np.sum(values.reshape(-1, len(nodes)) @ weights))
 
+    def chance_to_include(self, candidates: int) -> float:
+        """Chance that a given one of m equally likely candidates is trained, 1 - phi(1 - 1/m).
+
+        Example:
+            >>> from audit.repetitions import Fixed
+            >>> Fixed(3).chance_to_include(4)
+            0.578125
+        """
+        return float(self.phi_survival(1.0 / checks.integer("candidates", candidates, 1)))
+
     def given_no_failure(self, failure: float) -> "Repetitions":
         """The distribution of K, conditioned on no run failing.
 

@@ -167,7 +167,7 @@ def figure_6(
     """Probability of trying the only good candidate of many, over epsilon."""
 
     def success(repetitions: Repetitions) -> float:
-        return float(repetitions.phi_survival(1.0 / candidates))
+        return repetitions.chance_to_include(candidates)
 
     label = f"probability of trying the best of {candidates}"
     return _utility(rho, delta, etas, largest_mean, points, success, label, True)

@@ -278,6 +278,14 @@ def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec: str) -> Non
     assert tight <= claimed * (1 + 1e-9)
     exact = hockey_stick(tuned(p, range(4), law), tuned(q, range(4), law), tight)
     assert law.phi_survival(leak) * 0.9 < exact <= total
+    alpha, divergence, failure = upper_bounds.published.corollary_21(
+        epsilon_0, leak, repetitions.Poisson(8.0)
+    )
+    assert failure == pytest.approx(-math.expm1(-8e-4))
+    assert divergence == pytest.approx(epsilon_0 + math.expm1(epsilon_0) * math.log(8.0), rel=1e-3)
+    assert upper_bounds.published.approximate_to_delta(
+        alpha, divergence, failure, 50.0
+    ) == pytest.approx(failure, rel=1e-3)
 
 
 def test_example_1_of_xiang_wang_and_wang() -> None:
@@ -380,6 +388,11 @@ def test_candidates_of_different_cost() -> None:
     assert max(alone) <= together * (1 + 1e-9)
     assert together <= 1.1 * max(alone)
     assert upper_bounds.region(WorstOf(tuple(several)), law, 1e-6).epsilon < together
+    epsilon_1, base = 0.3, several[0]
+    by_formula = upper_bounds.published.corollary_6_2(
+        epsilon_1, float(base.delta(epsilon_1)), base.epsilon(1e-6 / law.mean), law
+    )
+    assert alone[0] <= by_formula * (1 + 1e-9)
 
 
 def test_propose_test_release_shifts_the_profile() -> None:

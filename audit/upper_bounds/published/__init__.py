@@ -7,6 +7,7 @@ are functions of (base, protocol, delta), like the bounds of `audit.upper_bounds
 from audit.upper_bounds.published.hypo import hypo, hypo_curve, hypo_theorem_2, project_density
 from audit.upper_bounds.published.koskela_kulkarni import koskela_kulkarni, subset_divergences
 from audit.upper_bounds.published.koskela_redberg_wang import (
+    corollary_6_2,
     noisy_max,
     profile,
     propose_test_release,
@@ -14,9 +15,11 @@ from audit.upper_bounds.published.koskela_redberg_wang import (
 from audit.upper_bounds.published.liu_talwar import liu_talwar
 from audit.upper_bounds.published.papernot_steinke import (
     approximate,
+    approximate_to_delta,
     conditional_curve,
     corollary_4,
     corollary_4_curve,
+    corollary_21,
     lemma_7,
     lemma_7_curve,
     lemma_22,
@@ -35,9 +38,12 @@ from audit.upper_bounds.published.xiang import (
 __all__ = [
     "ReducedGameRenyi",
     "approximate",
+    "approximate_to_delta",
     "conditional_curve",
     "corollary_4",
     "corollary_4_curve",
+    "corollary_6_2",
+    "corollary_21",
     "hypo",
     "hypo_curve",
     "hypo_theorem_2",

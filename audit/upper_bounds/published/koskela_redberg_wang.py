@@ -18,7 +18,8 @@ from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, safe_log
 from audit.protocols import NoisyMax
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
+from audit.upper_bounds.published.papernot_steinke import power_law
 from audit.upper_bounds.registry import BoundValue, bound
 
 _SOURCE = "Koskela, Redberg & Wang 2024"
@@ -76,6 +77,29 @@ def _smallest_penalty(
         best = int(np.argmin(values))
         left, right = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     return float(values.min())
+
+
+def corollary_6_2(
+    epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: str | Repetitions
+) -> float:
+    """Epsilon of tuning over candidates that all keep two points of a privacy profile.
+
+    If each is (epsilon_1, delta_1)- and (epsilon_hat, d)-DP, tuning is (epsilon, E[K] d)-DP with
+    epsilon = epsilon_hat + (eta+1) log(e^epsilon_1 + ((1-gamma)/gamma) delta_1) (Koskela, Redberg
+    & Wang 2024, corollary 6.2). `profile` of `WorstOf` optimises over both points.
+
+    Example:
+        >>> round(corollary_6_2(0.5, 1e-8, 1.0, "tnb:0,0.1"), 9)
+        1.500000055
+    """
+    epsilon_1 = checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
+    delta_1 = checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
+    epsilon_hat = checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
+    law = power_law(parse_repetitions(repetitions))
+    log_odds = math.log1p(-law.gamma) - math.log(law.gamma)
+    return epsilon_hat + (law.eta + 1.0) * float(
+        np.logaddexp(epsilon_1, log_odds + safe_log(delta_1))
+    )
 
 
 def propose_test_release(

@@ -17,7 +17,7 @@ from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.protocols import UntilAccepted
-from audit.repetitions import PowerLaw, Repetitions, parse_repetitions
+from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import FAILURE_TOO_LIKELY
@@ -330,6 +330,45 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
 
 
 _PARTS = 13
+
+
+def corollary_21(
+    epsilon_0: float, delta_0: float, repetitions: Poisson
+) -> tuple[float, float, float]:
+    """Papernot & Steinke's corollary 21: Poisson repetitions of an (epsilon_0, delta_0)-DP base.
+
+    Args:
+        epsilon_0: > 0.
+        delta_0: in [0, 1).
+        repetitions: Poisson.
+
+    Returns:
+        alpha, epsilon' and delta': the tuned mechanism is delta'-approximately (alpha,
+        epsilon')-RDP, at every smaller order too; `approximate_to_delta` converts it.
+
+    Example:
+        >>> from audit.repetitions import Poisson
+        >>> tuple(round(value, 6) for value in corollary_21(1.0, 1e-6, Poisson(10.0)))
+        (1.581977, 4.956493, 1e-05)
+    """
+    growth = math.expm1(checks.interval("epsilon_0", epsilon_0, 0.0))
+    delta_0 = checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
+    # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
+    mu = repetitions.mu * (1.0 - delta_0)
+    log_sum = float(np.logaddexp(-mu, epsilon_0 / growth + math.log(mu)))
+    return 1.0 + 1.0 / growth, growth * log_sum, float(repetitions.phi_survival(delta_0))
+
+
+def approximate_to_delta(alpha: float, divergence: float, failure: float, epsilon: float) -> float:
+    """delta at epsilon of a failure-approximately (alpha, divergence)-RDP mechanism.
+
+    failure + e^((alpha-1)(divergence-epsilon)) (Papernot & Steinke 2022, section E).
+
+    Example:
+        >>> round(approximate_to_delta(alpha=10.0, divergence=0.3, failure=1e-6, epsilon=2.0), 9)
+        1.227e-06
+    """
+    return min(failure + math.exp(min((alpha - 1.0) * (divergence - epsilon), 0.0)), 1.0)
 
 
 def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
