@@ -158,7 +158,7 @@ def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says() ->
     huge = upper_bounds.best_runs(base, "best:100/tnb:1,1e-9", DELTA)
     assert not huge.applies
     assert "must be below" in huge.reason
-    with pytest.raises(ValueError, match="released must be a whole number >= 1"):
+    with pytest.raises(ValueError, match=r"released must be a whole number in \[1, 100\], got 0$"):
         protocols.parse_protocol("best:0/fixed:3")
     with pytest.raises(ValueError, match="RELEASED"):
         protocols.parse_protocol("best/fixed:3")
