@@ -271,7 +271,7 @@ def test_the_same_number_of_runs_by_protocol(capsys: pytest.CaptureFixture[str])
     [
         (["--protocol", "gird:3"], "did you mean 'grid'?"),
         (["--protocol", "grid:3", "--repetitions", "tnb:0,0.1"], "repetitions must not be given"),
-        (["--protocol", "until:2"], "acceptance must be in (0, 1], got 2.0"),
+        (["--protocol", "until:2"], "acceptance must be in (0, 1], got 2\n"),
         (["--protocol", "until:0.5", "--final-run"], "must come with protocol search"),
         (["--compare", "1"], "compare must be in [2, 1e+06], got 1.0"),
         (["--plot", "/no/such/folder/x.png"], "plot must be a file"),
