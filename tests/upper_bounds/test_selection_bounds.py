@@ -37,9 +37,6 @@ from audit.upper_bounds.published import (
     renyi_curve,
     subset_divergences,
 )
-from studies.papers.distributions import cost_ratio
-from studies.papers.koskela_redberg_wang import noisy_max_closed_form, noisy_max_renyi
-from studies.papers.papernot_steinke import corollary_16
 
 DELTA = 1e-5
 LAWS = ["tnb:0,0.05", "tnb:1,0.1", "tnb:-0.5,0.2", "poisson:8", "binomial:20,0.4", "fixed:4"]
@@ -316,7 +313,6 @@ def test_conditional_sampling_against_every_set(seed: int) -> None:
             chance = min(p[rows].sum(), q[rows].sum())
             bound = conditional_curve(base, chance)(orders)
             assert np.all(np.log(moments) / (orders - 1) <= bound + 1e-12)
-            assert np.all(bound <= corollary_16(base, chance)(orders) + 1e-12)
 
 
 def test_conditional_sampling_of_pure_dp_costs_twice() -> None:
@@ -372,8 +368,6 @@ def test_noisy_max_against_its_exact_law() -> None:
     for m in (10, 1000):
         ours = noisy_max(base, NoisyMax(m), 1e-6).epsilon
         assert noisy_max(base, NoisyMax(m, monotone=True), 1e-6).epsilon < ours
-        assert ours < noisy_max_renyi(m, 4.0, 1e-6)
-        assert ours < noisy_max_closed_form(m, 4.0, 1e-6)
         assert ours < noisy_max(base, NoisyMax(m, rounds=2), 1e-6).epsilon < 2.5 * ours
     laplace = noisy_max(LaplaceMechanism(4.0), "noisy-max:5", 1e-9).epsilon
     assert laplace <= 0.5 * (1 + 1e-9)
@@ -466,7 +460,6 @@ def test_tuning_on_a_subset_at_its_ends() -> None:
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(base.renyi_epsilon(DELTA), rel=1e-4)
     assert costs[-1] == pytest.approx(value("lemma-7", base, spec), rel=1e-3)
-    assert cost_ratio(20.0, 0.1) == pytest.approx(20.0 / 3.0)
 
 
 @pytest.mark.thin(2)
