@@ -133,7 +133,7 @@ def _keep_view(
     out: Path,
 ) -> Path:
     parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
-    used = (*_PER_TRIAL, *_used_per_run(_view(settings, view)))
+    used = (*_PER_TRIAL, *_used_per_run(_view(AuditConfig.from_mapping(settings), view)))
     for (budget, repeat), count in sorted(counts.items()):
         for number in range(count):
             with np.load(blocks[view, budget, repeat][number], allow_pickle=False) as shard:
@@ -161,8 +161,8 @@ def _used_per_run(config: AuditConfig) -> tuple[str, ...]:
     return () if config.score == "worst-order" else ("run_lambda_a",)
 
 
-def _view(settings: dict[str, Any], view: str) -> AuditConfig:
-    whole = AuditConfig.from_mapping(dict(settings))
+def _view(whole: AuditConfig, view: str) -> AuditConfig:
+    """The settings of one view of an audit."""
     return dict(zip(whole.view_names, whole.views, strict=True))[view]
 
 
@@ -175,8 +175,8 @@ def load(path: Path) -> Iterator[KeptGame]:
     with np.load(path, allow_pickle=False) as file:
         described = json.loads(str(file["described"]))
         columns = {column: file[column] for column in file.files if column != "described"}
-    whole = AuditConfig.from_mapping(dict(described["settings"]))
-    config = _view(described["settings"], described["view"])
+    whole = AuditConfig.from_mapping(described["settings"])
+    config = _view(whole, described["view"])
     of_run = np.repeat(columns["budget"], columns["runs"])
     for budget in np.unique(columns["budget"]):
         fixed = described["fixed"][budget]
