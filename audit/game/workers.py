@@ -39,7 +39,7 @@ from audit.processes import end_with_parent
 _PATIENCE = 10.0
 # Seconds in which a scheduler that accepts connections must speak the protocol of its backend. A
 # process of its own tries, because neither library gives up on a server that stays silent.
-_SECONDS_TO_CONNECT = 20.0
+_SECONDS_TO_CONNECT = 15.0
 _CONNECT = {
     "dask": "from distributed import Client; Client(sys.argv[1], timeout=10).close()",
     "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)",
@@ -233,15 +233,19 @@ def _check_answers(place: Place) -> None:
                 raise _no_answer(place, error) from error
         time.sleep(min(0.5, _PATIENCE))
     command = [sys.executable, "-c", f"import sys; {_CONNECT[place.backend]}", place.scheduler]
+    talking = os.environ | {"RAY_BACKEND_LOG_LEVEL": "warning"}  # A refused token is a warning.
     try:
         subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_SECONDS_TO_CONNECT
+            command, check=True, capture_output=True, timeout=_SECONDS_TO_CONNECT, env=talking
         )
     except subprocess.TimeoutExpired as error:
-        silent = TimeoutError(f"no answer within {_SECONDS_TO_CONNECT:g} s")
-        raise _no_answer(place, silent) from error
+        silent = f"no answer within {_SECONDS_TO_CONNECT:g} s"
+        if b"InvalidAuthToken" in (error.stderr or b""):
+            # Since version 2.60, `ray start` lets only drivers in that send its token.
+            silent = "it asks for an authentication token: set RAY_AUTH_MODE=token"
+        raise _no_answer(place, TimeoutError(silent)) from error
     except subprocess.CalledProcessError as error:
-        words = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        words = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
         raise _no_answer(place, RuntimeError(words[-1])) from error
 
 

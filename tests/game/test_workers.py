@@ -114,6 +114,17 @@ def test_a_missing_cluster_is_one_line(
     assert error_line.count("\n") == 1
 
 
+def test_a_ray_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(command: list[str], timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout, stderr=b"RPC error: InvalidAuthToken: ..")
+
+    monkeypatch.setattr(subprocess, "run", refused)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ValueError, match="authentication token: set RAY_AUTH_MODE=token"):
+            workers._check_answers(AuditConfig(backend="ray", scheduler=address).place)
+
+
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\n\r\n", b""], ids=["web", "silent"])
 def test_another_server_is_no_cluster(
