@@ -48,6 +48,7 @@ NAMES = {
     "audit.upper_bounds.cost": "audit.upper_bounds.tuning_cost",
     "audit.upper_bounds.same_runs": "audit.upper_bounds.compare_protocols",
     "audit.accounting.tuning_epsilon": "audit.integrations.opacus.tuning_epsilon",
+    "audit.certificate.Finding": "audit.certificate.Status",
     "audit.claims.Condition": "audit.claims.Assumption",
     "audit.claims.Verdict": "audit.claims.Validity",
     "audit.upper_bounds.tested_region": "audit.upper_bounds.tuning_cost",

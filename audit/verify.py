@@ -11,14 +11,14 @@ from pathlib import Path
 from types import FrameType
 
 from audit import checks, console
-from audit.certificate import Finding, check_signature, schema, sign
+from audit.certificate import Status, check_signature, schema, sign
 from audit.certificate.verification import read, verdict_of
 from audit.errors import InvalidInput
 
 WRONG, VOID = 1, 3
 SECONDS = 20.0
 
-_CODES = {Finding.CORRECT: console.OK, Finding.WRONG: WRONG, Finding.VOID: VOID}
+_CODES = {Status.CORRECT: console.OK, Status.WRONG: WRONG, Status.VOID: VOID}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,9 +103,9 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(line)
     if signer is not None:
         print(f"signature: valid, by {signer!a}")
-    elif key is None and verdict.finding is not Finding.WRONG:
+    elif key is None and verdict.status is not Status.WRONG:
         print("signature: not checked; see --check-signature")
-    code = _CODES[verdict.finding]
+    code = _CODES[verdict.status]
     if verdict.certificate is not None and page is not None:
         verdict.certificate.save(page)
         print(f"page: {page!a}")

@@ -4,6 +4,7 @@ One result object, `Certificate`; json, text and html are made from it, and `pyt
 recomputes every number of the json and every condition that it must state.
 """
 
+from audit import _deprecated
 from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
 from audit.certificate.contents import FORMAT
@@ -12,7 +13,7 @@ from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
 from audit.certificate.released import model_hash
 from audit.certificate.signature import check_signature, sign
-from audit.certificate.verification import Finding, Verdict, schema, verify
+from audit.certificate.verification import Status, Verdict, schema, verify
 
 __all__ = [
     "FORMAT",
@@ -20,12 +21,12 @@ __all__ = [
     "Condition",
     "Declaration",
     "Evidence",
-    "Finding",
     "Ground",
     "Numbers",
     "PrivacyPoint",
     "Setting",
     "Spending",
+    "Status",
     "StudyFacts",
     "Verdict",
     "check_signature",
@@ -35,3 +36,5 @@ __all__ = [
     "sign",
     "verify",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from audit import checks
+from audit import _deprecated, checks
 from audit.accounting import DeltaUnreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Ground, bases_of, checkable, testable
@@ -42,11 +42,11 @@ _FIRST_DAY = datetime.date(2026, 11, 1)  # first day of this format
 _VERSION = re.compile(r"\d[\w.+!-]{0,39}", re.ASCII)
 
 
-class Finding(Enum):
+class Status(Enum):
     """Result of a verification.
 
     Example:
-        >>> [one.value for one in Finding]
+        >>> [one.value for one in Status]
         ['correct', 'wrong', 'void']
     """
 
@@ -60,18 +60,24 @@ class Verdict:
     """Result of a verification.
 
     Attributes:
-        finding: correct, wrong or void.
-        lines: explanation in printable ASCII; the first line begins with the finding.
+        status: correct, wrong or void.
+        lines: explanation in printable ASCII; the first line begins with the status.
         certificate: the verified certificate; None if it is wrong.
 
     Example:
-        >>> Verdict(Finding.WRONG, ("wrong: the hash differs",)).finding.value
+        >>> Verdict(Status.WRONG, ("wrong: the hash differs",)).status.value
         'wrong'
     """
 
-    finding: Finding
+    status: Status
     lines: tuple[str, ...]
     certificate: Certificate | None = None
+
+    @property
+    def finding(self) -> Status:
+        """Old name of the status."""
+        _deprecated.warn("Verdict.finding", "Verdict.status")
+        return self.status
 
 
 def schema() -> dict[str, Any]:
@@ -226,7 +232,7 @@ def _verdict(values: Any) -> Verdict:
             "more than the certified epsilon"
         )
     return Verdict(
-        Finding.VOID if anew.void else Finding.CORRECT, tuple(map(_ascii, _lines(anew))), anew
+        Status.VOID if anew.void else Status.CORRECT, tuple(map(_ascii, _lines(anew))), anew
     )
 
 
@@ -277,7 +283,7 @@ def _lines(right: Certificate) -> Iterator[str]:
 
 
 def _wrong(reason: str) -> Verdict:
-    return Verdict(Finding.WRONG, (_ascii(f"wrong: {reason}"),))
+    return Verdict(Status.WRONG, (_ascii(f"wrong: {reason}"),))
 
 
 def _problem(

@@ -245,8 +245,8 @@ def _check_answers(place: Place) -> None:
             silent = "it asks for an authentication token: set RAY_AUTH_MODE=token"
         raise _no_answer(place, TimeoutError(silent)) from error
     except subprocess.CalledProcessError as error:
-        words = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
-        raise _no_answer(place, RuntimeError(words[-1])) from error
+        words = error.stderr.decode(errors="replace").strip() or f"exit code {error.returncode}"
+        raise _no_answer(place, RuntimeError(words.splitlines()[-1])) from error
 
 
 def _no_answer(place: Place, error: Exception) -> InvalidInput:

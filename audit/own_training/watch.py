@@ -12,7 +12,7 @@ from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
 
 if TYPE_CHECKING:
-    from audit.own_training.white_box import Trace, WhiteBox
+    from audit.own_training.white_box import WhiteBox, WhiteBoxTrace
 
 
 History = tuple[tuple[float, float, int], ...]
@@ -181,6 +181,6 @@ class Watch:
             if each is not None:
                 each.close()
 
-    def trace(self) -> "Trace | None":
+    def trace(self) -> "WhiteBoxTrace | None":
         """What was seen; None where no step was."""
         return None if self._white_box is None else self._white_box.trace()

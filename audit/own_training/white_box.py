@@ -47,7 +47,7 @@ def cross_entropy(model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Trace:
+class WhiteBoxTrace:
     """What the white box saw of one run, of m canaries.
 
     Attributes:
@@ -124,7 +124,7 @@ class WhiteBox:
             hook.remove()
         self._hooks = []
 
-    def trace(self) -> Trace | None:
+    def trace(self) -> WhiteBoxTrace | None:
         """What was seen; None where no step was."""
         if not self._products:
             return None
@@ -152,7 +152,7 @@ class WhiteBox:
                     [part.sum() for part in parts],
                 ]
             )
-        return Trace(steps, lambda_a, lambda_c, details)
+        return WhiteBoxTrace(steps, lambda_a, lambda_c, details)
 
     def _parameters(self) -> list[Tensor]:
         groups = self._optimizer.param_groups
