@@ -242,7 +242,7 @@ def _check_answers(place: Place) -> None:
         silent = f"no answer within {_SECONDS_TO_CONNECT:g} s"
         if b"InvalidAuthToken" in (error.stderr or b""):
             # Since version 2.60, `ray start` lets only drivers in that send its token.
-            silent = "it asks for an authentication token: set RAY_AUTH_MODE=token"
+            silent = "it needs an authentication token: set RAY_AUTH_MODE=token"
         raise _no_answer(place, TimeoutError(silent)) from error
     except subprocess.CalledProcessError as error:
         words = error.stderr.decode(errors="replace").strip() or f"exit code {error.returncode}"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import audit
-from audit import app
 from audit.bounds import main as bounds
+from audit.commands import app
 from audit.errors import InvalidInput
 from audit.numerics import format_rounded
 

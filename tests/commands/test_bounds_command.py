@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from audit import bounds, checks, console, repetitions, upper_bounds
+from audit import checks, console, repetitions, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
+from audit.commands import bounds
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 from audit.upper_bounds.registry import answered

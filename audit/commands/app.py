@@ -1,0 +1,294 @@
+"""The command `dp-tuning-audit app`: a calculator of the cost of a tuning, in the browser.
+
+The page is built with Panel and is served to this machine only.
+"""
+
+import argparse
+import asyncio
+import functools
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from audit import checks, console
+from audit.accounting import DeltaUnreachable, DpSgd
+from audit.errors import InvalidInput
+from audit.numerics import format_exact, format_rounded
+from audit.protocols import Grid, RandomSearch, UntilAccepted, parse_protocol
+from audit.repetitions import Fixed, TruncatedNegativeBinomial
+from audit.upper_bounds import tuning_cost
+
+
+def _logarithmic(runs: int) -> str:
+    found = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
+    assert isinstance(found, TruncatedNegativeBinomial)
+    return f"tnb:0,{found.gamma:.3g}"
+
+
+_DRAWN = "each run trains a candidate drawn anew from a prior that does not depend on the records"
+# Name, text of the protocol with about that many runs, the condition on the tuning, and a colour.
+PROTOCOLS = {
+    "random search, logarithmic K": (
+        _logarithmic, f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}",
+        "#0173b2",
+    ),
+    "random search, geometric K": (
+        lambda runs: f"geometric:{1 / runs:.3g}",
+        f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}", "#de8f05",
+    ),
+    "random search, Poisson K": (
+        lambda runs: f"poisson:{runs}",
+        f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}", "#029e73",
+    ),
+    "random search, fixed K": (
+        lambda runs: f"fixed:{runs}", f"there are {{runs}} runs, and {_DRAWN}", "#d55e00",
+    ),
+    "grid, every point once": (
+        lambda runs: f"grid:{runs}",
+        "each of {runs} candidates that were fixed in advance is trained once", "#cc78bc",
+    ),
+    "repeat until one is accepted": (
+        lambda runs: f"until:{1 / runs:.3g}",
+        "candidates are trained until one is accepted, each run is accepted with probability "
+        "{chance} on any data set, and no one observes the number of runs", "#949494",
+    ),
+}  # fmt: skip
+RUNS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
+_CURVE_RUNS = (2, 5, 20, 100, 500)
+_EXAMPLES = {
+    "dp-tuning-audit app": "opens the calculator in the browser",
+    "dp-tuning-audit app --port 8000 --no-browser": "serves it at http://127.0.0.1:8000",
+}
+# Without the viewport, a phone shows the page as if its screen had 980 pixels.
+_TEMPLATE = """{% extends base %}
+{% block postamble %}<meta name="viewport" content="width=device-width">{% endblock %}
+{% block contents %}{{ embed(roots.content) }}{% endblock %}"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result that the page shows.
+
+    Attributes:
+        epsilon: cost of the tuning.
+        one_run: epsilon of one run.
+        quantile: expected quantile of the best candidate, where candidates come from one prior.
+        sentence: the statement about the released model.
+        command: the command line that computes the cost.
+        python: the Python lines that compute it.
+    """
+
+    epsilon: float
+    one_run: float
+    quantile: float
+    sentence: str
+    command: str
+    python: str
+
+
+@functools.lru_cache(maxsize=1000)
+def _cost(run: DpSgd, spec: str, delta: float) -> float:
+    return tuning_cost(run, spec, delta).epsilon
+
+
+def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
+    """The cost of a tuning, its quality, its statement and the lines that reproduce it.
+
+    Args:
+        run: one run.
+        title: a key of `PROTOCOLS`.
+        runs: expected number of runs.
+        delta: of the whole tuning, in (0, 1).
+
+    Raises:
+        InvalidInput: an argument is out of its range.
+        DeltaUnreachable: no bound reaches delta.
+    """
+    make, condition, _ = PROTOCOLS[checks.one_of("protocol", title, PROTOCOLS)]
+    spec = make(runs)
+    protocol = parse_protocol(spec)
+    epsilon = _cost(run, spec, delta)
+    if isinstance(protocol, UntilAccepted):  # the released run is uniform among the accepted
+        quantile = 1.0 - protocol.acceptance / 2.0
+    elif isinstance(protocol, Grid):
+        quantile = Fixed(protocol.candidates).expected_quantile()
+    else:
+        assert isinstance(protocol, RandomSearch)
+        quantile = protocol.repetitions.expected_quantile()
+    sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
+    batches = "all records" if run.sampling_rate == 1 else f"Poisson batches at rate {rate}"
+    sentence = (
+        f"The released model is ({format_rounded(epsilon, up=True, digits=4)}, {at})-differentially"
+        " private under adding or removing one record, whatever the score, if "
+        + condition.format(spec=spec, runs=runs, chance=spec.rpartition(":")[2])
+        + f"; if each run makes at most {run.steps} steps of DP-SGD with {batches}, noise "
+        f"multiplier {sigma} and a divisor that does not depend on the records; and if nothing but "
+        "the best model is released."
+    )
+    option = "protocol" if not isinstance(protocol, RandomSearch) else "repetitions"
+    command = (
+        f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "
+        f"--steps {run.steps} --{option} {spec} --delta {at}"
+    )
+    python = (
+        "import audit\n\n"
+        f"run = audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, sampling_rate={rate})\n"
+        f'audit.tuning_cost(run, "{spec}", delta={at}).epsilon'
+    )
+    return Answer(epsilon, run.epsilon(delta), quantile, sentence, command, python)
+
+
+class _Figure:
+    """Cost over the number of runs, one line per protocol, and the user's point."""
+
+    def __init__(self) -> None:
+        from bokeh.models import ColumnDataSource, FixedTicker, Legend, LegendItem
+        from bokeh.plotting import figure
+
+        self.plot = figure(
+            x_axis_type="log", height=500, sizing_mode="stretch_width", toolbar_location=None,
+            tools="", x_axis_label="expected number of runs", y_axis_label="ε of the tuning",
+            x_range=(1.8, 560),
+        )  # fmt: skip
+        self.plot.y_range.start = 0.0
+        self.plot.xaxis.ticker = FixedTicker(ticks=[2, 5, 10, 20, 50, 100, 200, 500])
+        self.lines = {}
+        items = []
+        for title, (_, _, colour) in PROTOCOLS.items():
+            self.lines[title] = ColumnDataSource({"x": [], "y": []})
+            style = "dashed" if title.startswith("grid") else "solid"  # it may cover another line
+            line = self.plot.line(
+                "x", "y", source=self.lines[title], color=colour, line_width=3, line_dash=style
+            )
+            items.append(LegendItem(label=title, renderers=[line]))
+        self.point = ColumnDataSource({"x": [], "y": []})
+        point = self.plot.scatter("x", "y", source=self.point, size=15, color="black")
+        items.insert(0, LegendItem(label="yours", renderers=[point]))
+        legend = Legend(items=items, location="bottom_left", border_line_alpha=0, padding=0)
+        self.plot.add_layout(legend, "below")
+
+
+def _page() -> Any:
+    """The page of one visitor."""
+    import panel  # in the extra `app`
+
+    run_inputs = [
+        panel.widgets.FloatInput(name="noise multiplier", value=70.0, start=1e-3, step=0.1),
+        panel.widgets.FloatInput(name="sampling rate", value=1.0, start=1e-6, end=1.0, step=0.01),
+        panel.widgets.IntInput(name="steps of one run", value=300, start=1, end=10**6),
+        panel.widgets.FloatInput(name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6,
+                                 format="0.[000000000000000]"),
+    ]  # fmt: skip
+    protocol = panel.widgets.DiscreteSlider(
+        name="protocol", options=list(PROTOCOLS), value="grid, every point once"
+    )
+    runs = panel.widgets.DiscreteSlider(
+        name="expected number of runs", options=list(RUNS), value=20
+    )
+    inputs = [*run_inputs, protocol, runs]
+    for one in inputs:
+        one.sizing_mode = "stretch_width"
+    texts = [panel.pane.HTML("", sizing_mode="stretch_width") for _ in range(4)]
+    cost, sentence, command, python = texts
+    figure = _Figure()
+    latest: list[object] = [None]
+    document = panel.state.curdoc
+
+    def draw(source: Any, x: list[float], y: list[float]) -> None:
+        # Another event may hold the lock of the document now.
+        document.add_next_tick_callback(lambda: setattr(source, "data", {"x": x, "y": y}))
+
+    async def update(*_: Any) -> None:
+        latest[0] = mine = object()
+        try:
+            run = DpSgd(run_inputs[0].value, run_inputs[2].value, run_inputs[1].value)
+            delta, title, mean = run_inputs[3].value, protocol.value, runs.value
+            answer = await asyncio.to_thread(compute, run, title, mean, delta)
+        except (InvalidInput, DeltaUnreachable) as error:
+            for text in texts:
+                text.object = ""
+            sentence.object = f"<p id='error'>Error: {html.escape(str(error))}</p>"
+            return
+        if latest[0] is not mine:
+            return
+        cost.object = (
+            "<p style='font-size: 18px'>Cost of the tuning: ε = "
+            f"<b id='cost'>{format_rounded(answer.epsilon, up=True)}</b><br>Cost of one run: ε = "
+            f"<span id='run'>{format_rounded(answer.one_run, up=True)}</span><br>Expected quantile "
+            f"of the best candidate: <span id='quantile'>{answer.quantile:.3f}</span></p>"
+        )
+        sentence.object = f"<p id='sentence' style='font-size: 14px'>{answer.sentence}</p>"
+        wrap = "style='white-space: pre-wrap; overflow-wrap: anywhere'"
+        command.object = f"<pre id='command' {wrap}>{answer.command}</pre>"
+        python.object = f"<pre id='python' {wrap}>{html.escape(answer.python)}</pre>"
+        draw(figure.point, [mean], [answer.epsilon])
+        for line in figure.lines.values():
+            draw(line, [], [])
+        # The curves take longer, so they appear after the answer, the chosen protocol first.
+        for name in sorted(PROTOCOLS, key=lambda one: one != title):
+            x: list[float] = []
+            y: list[float] = []
+            for count in sorted({*_CURVE_RUNS, mean} if name == title else _CURVE_RUNS):
+                try:
+                    spec = PROTOCOLS[name][0](count)
+                    y = [*y, await asyncio.to_thread(_cost, run, spec, delta)]
+                except (InvalidInput, DeltaUnreachable):
+                    continue
+                if latest[0] is not mine:
+                    return
+                x = [*x, count]
+                draw(figure.lines[name], x, y)
+
+    panel.bind(update, *inputs, watch=True)
+    panel.state.onload(update)
+    content = panel.Column(
+        "# The privacy cost of tuning",
+        "Train several models with DP-SGD, release the best: what does the whole tuning cost?",
+        panel.FlexBox(*(panel.Column(*part, min_width=300, max_width=420, margin=(0, 10))
+                        for part in (run_inputs, (protocol, runs, cost)))),
+        panel.pane.Bokeh(figure.plot, sizing_mode="stretch_width"),
+        "### What may be stated", sentence,
+        "### On the command line", command,
+        "### In Python", python,
+        max_width=900, sizing_mode="stretch_width", styles={"margin": "auto"},
+    )  # fmt: skip
+    page = panel.Template(_TEMPLATE)
+    page.add_panel("content", content)
+    return page
+
+
+def make_parser() -> console.Parser:
+    """The options of the command."""
+    parser = console.Parser(
+        prog="python -m audit.app",
+        description="A calculator of the cost of a tuning, in the browser, on this machine only.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free port")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves the calculator until it is interrupted.
+
+    Args:
+        argv: command-line arguments.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        arguments: argparse.Namespace = make_parser().parse_args(argv)
+        port = checks.integer("port", arguments.port, 0, 65535)
+    except ValueError as error:
+        return console.report_error(error)
+    import panel
+
+    panel.extension(throttled=True)
+    panel.serve(
+        _page, port=port, address="127.0.0.1", show=not arguments.no_browser,
+        title="The privacy cost of tuning",
+    )  # fmt: skip
+    return console.OK

@@ -1,0 +1,247 @@
+"""The command that computes the cost of a tuning: `python -m audit.bounds --help`.
+
+It prints every bound on the epsilon of a tuning protocol, or finds the noise, the number of runs or
+the distribution of K that keep the whole tuning within a budget. It needs only numpy and scipy.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from audit import accounting, checks, console, protocols, upper_bounds
+from audit.accounting import Composition, DpSgd, Mechanism
+from audit.claims import Claim, Kind
+from audit.commands.bounds_base import base_of, delta_note, one_run, rounded_distribution
+from audit.commands.bounds_options import BASES, checked_options, make_parser
+from audit.commands.bounds_table import print_comparison, print_table
+from audit.errors import InvalidInput
+from audit.numerics import format_exact, format_rounded
+from audit.protocols import Protocol, RandomSearch
+from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
+from audit.upper_bounds.comparison import MAX_COMPARED
+from audit.upper_bounds.registry import answered
+
+_MAX_TUNINGS = 10**6
+_MANY_TRIALS = 1000
+
+
+def _bound_named(name: str | None, protocol: Protocol) -> Bound | None:
+    """The upper bound of that name; None for the default.
+
+    Raises:
+        InvalidInput: the protocol has no upper bound of that name.
+    """
+    usable = {
+        entry.name: entry.function
+        for entry in upper_bounds.entries(type(protocol))
+        if entry.claim.kind is Kind.BOUND
+    }
+    if name is None:
+        return None
+    name = checks.one_of("bound", name, usable)
+    return None if name == "region" and isinstance(protocol, RandomSearch) else usable[name]
+
+
+def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
+    """The composed region bound of several tunings, or of a tuning and a final run."""
+    times = checks.integer("tunings", arguments.tunings, 1, _MAX_TUNINGS)
+    if times == 1 and not arguments.final_run:
+        return []
+    if not isinstance(protocol, RandomSearch):
+        raise InvalidInput(
+            f"tunings and final-run must come with protocol search, got {protocol.spec}"
+        )
+    tuned: Mechanism = TunedMechanism(base, protocol.repetitions)
+    parts: tuple[Mechanism, ...] = (tuned,) * times
+    if arguments.final_run:
+        parts += (base,)
+    then = ", then one run of the base" if arguments.final_run else ""
+    claim = Claim(
+        Kind.BOUND,
+        "region bound, composed by privacy loss distributions",
+        (RandomSearch,),
+        about=(f"tuned {times} time(s){then}",),
+        is_upper=True,
+    )
+
+    def composed() -> UpperBound:
+        return UpperBound("total", Composition(parts).epsilon(arguments.delta), claim)
+
+    return [answered("total", claim, composed)]
+
+
+def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
+    """A note if the search stopped at its limit, so that the budget allows more."""
+    if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
+        if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
+            return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
+    elif solved in ("runs", "distribution") and isinstance(protocol, RandomSearch):
+        distribution = protocol.repetitions
+        if distribution.mean >= inverse.most_runs(distribution) * (1.0 - 1e-5):
+            mean = f"{distribution.mean:.4g}"
+            return [f"the search for more runs stopped at {mean}: the budget allows more"]
+    return []
+
+
+def _distribution_as_json(protocol: Protocol) -> dict[str, object]:
+    """The distribution of K and the expected quantile of the best run, for random search."""
+    if not isinstance(protocol, RandomSearch):
+        return {}
+    distribution = protocol.repetitions
+    return {"repetitions": distribution.spec, "expected_quantile": distribution.expected_quantile()}
+
+
+def _tuning_done(arguments: argparse.Namespace) -> int:
+    """Prints the cost of a finished tuning."""
+    # Slow to import, and used only here.
+    from audit.tuning.cost_of_trials import cost_of_trials, read_prior, read_trials
+
+    delta, neighbours, group_size = arguments.delta, arguments.neighbours, arguments.group_size
+    notes = delta_note(arguments)
+    if arguments.trials is not None and arguments.chosen is None:
+        raise InvalidInput("chosen must be given with --trials: grid, random or sequential")
+    prior = None
+    if arguments.prior is not None:
+        prior = read_prior(arguments.prior, neighbours, group_size)
+    options: dict[str, Any] = {
+        "delta": delta,
+        "protocol": arguments.repetitions,
+        "prior": prior,
+        "cap": arguments.cap,
+        "budgets": arguments.budgets,
+    }
+    if arguments.trials is not None:
+        trials = read_trials(arguments.trials, neighbours, group_size)
+        if not arguments.json and len(different := set(trials)) > _MANY_TRIALS:
+            console.note(f"{len(different):,} different trials, whose cost takes up to a minute")
+        found = cost_of_trials(trials, arguments.chosen, **options)
+    else:
+        from audit.integrations.optuna import cost_of_study
+
+        base = None
+        if any(getattr(arguments, name) is not None for name in BASES):
+            base, computed = one_run(arguments)
+            notes = computed + notes
+        found = cost_of_study(
+            *arguments.optuna,
+            chosen=arguments.chosen,
+            base=base,
+            neighbours=neighbours,
+            **options,
+        )
+    if arguments.json:
+        print(json.dumps(asdict(found) | {"notes": notes}, indent=2))
+    else:
+        print("\n".join([*found.lines, *(f"note: {note}" for note in notes)]))
+    return console.OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        asked = checked_options(arguments)
+        arguments.delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
+        answer = _tuning_done if asked in ("--trials", "--optuna") else _bounds_of_tuning
+        return answer(arguments)
+    except ValueError as error:
+        return console.report_error(error)
+
+
+def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
+    """Prints the bounds of a protocol and a base, or what a budget allows."""
+    delta = arguments.delta
+    protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
+    checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
+    if arguments.plot is not None:
+        from audit.report.cost import check_writable, draw_cost  # slow to import
+
+        check_writable(arguments.plot)
+    bound = _bound_named(arguments.bound, protocol)
+    base, notes = base_of(arguments, protocol, bound)
+    affordable: list[upper_bounds.AffordableRepetitions] = []
+    if arguments.solve != "noise":
+        protocol, affordable = _affordable(base, protocol, bound, arguments)
+    if arguments.compare is not None:
+        checks.interval(
+            "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
+        )
+    solved = arguments.solve if arguments.target_epsilon is not None else None
+    notes += [*delta_note(arguments), *_ends_of_search(base, protocol, solved)]
+    report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
+    rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
+    total = _total(base, protocol, arguments)
+    recommended = upper_bounds.smallest(total or rows)
+    if recommended is None and arguments.epsilon_base is not None:
+        failing = delta if arguments.delta_base is None else arguments.delta_base
+        raise InvalidInput(
+            "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
+            f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
+            f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
+            "--steps, or --gaussian-epsilon for full batches"
+        )
+    rows += total
+    compared = (
+        []
+        if arguments.compare is None
+        else upper_bounds.compare_protocols(base, arguments.compare, delta)
+    )
+    if arguments.json:
+        answer = {
+            "delta": delta,
+            "protocol": protocol.spec,
+            **_distribution_as_json(protocol),
+            "base": asdict(report),
+            "bounds": [row.as_dict() for row in rows],
+            "cost": None if recommended is None else recommended.as_dict(),
+            "compared": [vars(one) | {"protocol": one.protocol.spec} for one in compared],
+            "notes": notes,
+            "affordable": [vars(one) | {"repetitions": one.repetitions.spec} for one in affordable],
+        }
+        print(json.dumps(answer, indent=2))
+    else:
+        print_table(report, protocol, delta, rows)
+        if recommended is not None:
+            cost = format_rounded(recommended.epsilon, up=True)
+            print(f"\ncost: {cost} by {recommended.name}, whatever the score")
+        for note in notes:
+            print(f"note: {note}")
+        print_comparison(compared, arguments.compare)
+        for one in affordable:
+            print(
+                f"{one.repetitions.spec:24} expected quantile of the best run "
+                f"{one.expected_quantile:.5f}"
+            )
+    if arguments.plot is not None:
+        # A plot takes up to a minute; with --json, only the json is printed.
+        bar: dict[str, Any] = {}
+        if not arguments.json:
+            bar["progress"] = partial(console.with_bar, unit="point")
+        draw_cost(base, protocol, delta, arguments.plot, **bar)
+    return console.OK
+
+
+def _affordable(
+    base: Mechanism, protocol: Protocol, bound: Bound | None, arguments: argparse.Namespace
+) -> tuple[Protocol, list[upper_bounds.AffordableRepetitions]]:
+    """The search that keeps the budget, and all distributions of K if these were asked for."""
+    if not isinstance(protocol, RandomSearch):
+        raise InvalidInput(
+            f"solve {arguments.solve} must come with protocol search, got {protocol}"
+        )
+    budget: dict[str, Any] = {
+        "target_epsilon": arguments.target_epsilon,
+        "target_delta": arguments.delta,
+        "bound": bound,
+    }
+    if arguments.solve == "runs":
+        most = upper_bounds.calibrate_runs(base, protocol.repetitions, **budget)
+        return RandomSearch(rounded_distribution(most)), []
+    found = [
+        replace(one, repetitions=rounded_distribution(one.repetitions))
+        for one in upper_bounds.best_repetitions(base, **budget)
+    ]
+    return RandomSearch(rounded_distribution(found[0].repetitions)), found

@@ -1,0 +1,243 @@
+"""The options of `audit.bounds`, and which of them apply to which question."""
+
+import argparse
+from collections.abc import Iterable, Set
+
+from audit import accounting, checks, console, protocols
+from audit.errors import InvalidInput
+
+_SOLVES = ("noise", "runs", "distribution")
+
+
+_EXAMPLES = {
+    "python -m audit.bounds --noise-multiplier 1 --sampling-rate 0.01 --steps 500": "a random K",
+    "python -m audit.bounds --mu 0.25 --protocol grid:20 --compare 20": "a grid",
+    "python -m audit.bounds --target-epsilon 3 --sampling-rate 0.01 --steps 500": "solve for noise",
+    "python -m audit.bounds --trials runs.csv --chosen grid": "a finished tuning",
+}
+
+
+def make_parser() -> console.Parser:
+    """The options of the command. Those not given are None or False."""
+    parser = console.Parser(
+        prog="python -m audit.bounds",
+        description="Bounds on the privacy cost of releasing the best of K runs.",
+        examples=_EXAMPLES,
+    )
+    parser.add_options(_OPTIONS)
+    return parser
+
+
+_OPTIONS: dict[str, dict[str, console.Option]] = {
+    "one run: DP-SGD, or another mechanism": {
+        "noise-multiplier": (float, "SIGMA", "as in Opacus"),
+        "sampling-rate": (float, "TAU", "of Poisson sampling (default: 1)"),
+        "steps": (int, "N", "iterations of one run"),
+        "batch-size": (int, "B", "expected; with --records, for the rate"),
+        "records": (int, "N", "of the data set; also checks delta"),
+        "epochs": (float, "E", "instead of --steps, rounded up"),
+        "mu": (float, "MU", "Gaussian DP, such as full batches"),
+        "gaussian-epsilon": (float, "E", "epsilon of a Gaussian mechanism: full batches only"),
+        "base": (
+            str,
+            "SPEC",
+            "laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
+            "renyi:FILE or profile:FILE (csv of two columns)",
+        ),
+    },
+    "how the best run was chosen": {
+        "protocol": (
+            str,
+            "SPEC",
+            "search (default), best:M, pareto:M, grid:N[,CHANCE], adaptive:LOW,HIGH, "
+            "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
+            "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
+        ),
+        "repetitions": (
+            str,
+            "SPEC",
+            "distribution of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
+            f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
+        ),
+        "delta": (float, "D", "of the whole (default 1e-5)"),
+    },
+    "what a budget allows": {
+        "target-epsilon": (float, "E", "budget of the whole tuning"),
+        "solve": (
+            str,
+            "WHAT",
+            "noise (default; with --steps), runs (the largest number) or distribution (of K, with "
+            "the best quantile)",
+        ),
+    },
+    "a finished tuning, instead of --protocol and one run": {
+        "trials": (str, "FILE", "csv: noise_multiplier, sampling_rate and steps, or mu, or rho"),
+        "optuna": (str, ("STORAGE", "NAME"), "an Optuna study"),
+        "chosen": (
+            str,
+            "HOW",
+            "grid, random or sequential (any choice that uses earlier results)",
+        ),
+        "cap": (
+            float,
+            "E",
+            "sequential: the epsilon that all trials may spend, fixed in advance",
+        ),
+    },
+    "output": {
+        "compare": (float, "RUNS", "also compare all protocols at this mean number of runs"),
+        "plot": (str, "FILE", "plot epsilon over runs by protocol"),
+        "json": (bool, "", "json instead of a table"),
+    },
+    console.RARE: {
+        "neighbours": (
+            str,
+            "NAME",
+            "add-remove (default), zero-out (the number of records is public; default with "
+            "--batch-size) or replace-one",
+        ),
+        "group-size": (int, "K", "records of one person, protected together (default 1)"),
+        "epsilon-base": (
+            float,
+            "E",
+            "if only this is known: one run is (E, D)-DP, with --delta-base D",
+        ),
+        "delta-base": (float, "D", "far below --delta (default: --delta)"),
+        "bound": (
+            str,
+            "NAME",
+            "bound to solve with, a row of the table (default: region, or the smallest)",
+        ),
+        "prior": (
+            str,
+            "FILE",
+            "csv as for --trials, of all candidates; column chance if not equally likely",
+        ),
+        "budgets": (
+            str,
+            "HOW",
+            "sequential: number and budgets of trials were planned (fixed in advance) or adaptive",
+        ),
+        "accounting": (
+            str,
+            "NAME",
+            "accounting of eps_B: rdp, as in the papers (default), or exact",
+        ),
+        "tunings": (int, "N", "number of tunings"),
+        "final-run": (bool, "", "a final run is released as well"),
+    },
+}
+"""The options, in groups; see `console.Parser.add_options`."""
+
+_DEFAULTS = {
+    "protocol": "search",
+    "delta": 1e-5,
+    "solve": "noise",
+    "sampling_rate": 1.0,
+    "neighbours": "add-remove",
+    "group_size": 1,
+    "accounting": "rdp",
+    "tunings": 1,
+}
+_SAMPLING = frozenset({"sampling_rate", "steps", "batch_size", "records", "epochs"})
+BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base", "base"})
+_PROTECTED = frozenset({"neighbours", "group_size"})
+_ONE_RUN = _SAMPLING | BASES | _PROTECTED | {"delta_base", "accounting"}
+_REPORT = frozenset({"protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"})
+_DONE = frozenset(
+    {"chosen", "prior", "cap", "budgets", "repetitions", "delta", "neighbours", "json"}
+)
+_SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
+_APPLY = {
+    "--trials": _DONE | {"trials", "records", "group_size"},
+    "--optuna": _DONE | _ONE_RUN | {"optuna"},
+    "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
+    "--solve runs": _SOLVED | _ONE_RUN,
+    "--solve distribution": (_SOLVED | _ONE_RUN) - {"repetitions"},
+    "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
+}
+"""The options that apply to each question; all others are refused."""
+_APPLY_TO_BASE = {
+    "noise_multiplier": _SAMPLING | _PROTECTED,
+    "mu": {"steps", "records"},
+    "gaussian_epsilon": {"steps", "records"},
+    "epsilon_base": {"delta_base", "records"},
+    "base": {"records"},
+}
+"""The options of one run that apply to each way of describing it."""
+
+
+def _options(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+
+
+def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
+    """Refuses options that would be ignored."""
+    rest = given - allowed
+    if rest:
+        verb = "does not apply" if len(rest) == 1 else "do not apply"
+        apply = _options(allowed & _ONE_RUN if to in map(_option, BASES) else allowed)
+        raise InvalidInput(f"{_options(rest)} {verb} to {to}, to which these do: {apply}")
+
+
+def _option(name: str) -> str:
+    return _options((name,))
+
+
+def checked_options(arguments: argparse.Namespace) -> str:
+    """Refuses options that would be ignored, and adds defaults; returns a key of `_APPLY`."""
+    given = {
+        name for name, value in vars(arguments).items() if not (value is None or value is False)
+    }
+    if {"trials", "optuna"} <= given:
+        raise InvalidInput("trials and optuna must not be given together, got both")
+    if "solve" in given:
+        if arguments.solve == "law":  # its name in version 2
+            arguments.solve = "distribution"
+        arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
+    if "neighbours" in given:
+        arguments.neighbours = checks.one_of(
+            "neighbours", arguments.neighbours, accounting.NEIGHBOURS
+        )
+    asked = "one run"
+    if given & {"trials", "optuna"}:
+        asked = "--trials" if "trials" in given else "--optuna"
+    elif "target_epsilon" in given:
+        solved = arguments.solve in ("runs", "distribution")
+        asked = f"--solve {arguments.solve}" if solved else "--target-epsilon"
+    elif "solve" in given:
+        raise InvalidInput(f"target-epsilon must be given with --solve {arguments.solve}, got none")
+    elif "bound" in given:
+        raise InvalidInput("target-epsilon must be given with --bound, got none")
+    elif given & {"chosen", "prior", "cap", "budgets"}:
+        wrong = _options(given & {"chosen", "prior", "cap", "budgets"})
+        raise InvalidInput(f"{wrong} must be given with --trials or --optuna, got neither")
+    ways = given & BASES
+    if asked == "--target-epsilon" and ways:
+        raise InvalidInput(
+            f"{_options(ways)} must not be given with --target-epsilon, which solves for the noise "
+            "(or add --solve runs or --solve distribution)"
+        )
+    _refuse_rest(given, _APPLY[asked], asked)
+    if asked in ("one run", "--solve runs", "--solve distribution") and len(ways) != 1:
+        # Most users know the noise multiplier of their runs, so it comes first.
+        raise InvalidInput(
+            f"exactly one of --noise-multiplier (with --steps and --sampling-rate), "
+            f"{_options(BASES - {'noise_multiplier'})} or --target-epsilon must be given, got "
+            f"{_options(ways) or 'none'}"
+        )
+    if len(ways) > 1:
+        raise InvalidInput(f"at most one of {_options(BASES)} must be given, got {_options(ways)}")
+    if ways:
+        (way,) = ways
+        general = {"accounting"} | ({"neighbours"} if asked == "--optuna" else set())
+        allowed = _APPLY_TO_BASE[way] | general
+        _refuse_rest(given & (_ONE_RUN - BASES), allowed, _option(way))
+    elif asked == "--optuna":
+        _refuse_rest(given & (_ONE_RUN - BASES), {"neighbours", "records"}, "--optuna alone")
+    if arguments.batch_size is not None and arguments.neighbours is None:
+        arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
+    for name, value in _DEFAULTS.items():
+        if getattr(arguments, name) is None and name != "sampling_rate":
+            setattr(arguments, name, value)
+    return asked

@@ -1,0 +1,294 @@
+"""The command that runs an audit: `python -m audit.run --help`.
+
+It plays the distinguishing game against a tuning protocol, computes lower bounds from the trials
+and upper bounds from theory, and writes tables and figures of both.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+# Two OpenMP threads of one process stall each other on a busy machine. Set before torch starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from audit import console
+from audit.errors import AuditError, InvalidInput
+from audit.game.presets import preset_names, read_preset
+from audit.game.settings import AuditConfig
+
+if TYPE_CHECKING:
+    from audit.report.results import Report
+
+_GROUPS = {
+    "what is attacked": ("threat", "canary", "score", "dataset", "model"),
+    "one run": ("epsilon", "delta", "steps", "sampling_rate"),
+    "how the best run is chosen": ("repetitions", "protocol"),
+    "the candidates": ("learning_rates", "max_grad_norm", "momentum"),
+    "how much is played": ("trials", "repeats", "stop_at", "confidence", "seed"),
+    "where": ("out", "jobs", "devices"),
+}
+_EXAMPLES = {
+    "python -m audit.run --epsilon 1 --score worst-order": "the worst possible score",
+    "python -m audit.run --canary input --dataset DIGITS": "a real record, real training",
+    "python -m audit.run --preset etcv4": "a row of the paper's table 2",
+    "python -m audit.run --train package.function": "your own training (add --help)",
+}
+
+
+def make_parser() -> console.Parser:
+    """The options of the command."""
+    parser = console.Parser(
+        prog="python -m audit.run",
+        description="Audits the privacy of hyperparameter tuning with DP-SGD.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument(
+        "--preset",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="presets, or TOML files of settings; options take precedence",
+    )
+    parser.add_argument("--list-presets", action=_ListPresets, help="list the installed presets")
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as json instead of a table"
+    )
+    settings = {field.name: field for field in fields(AuditConfig)}
+    named = [name for names in _GROUPS.values() for name in names]
+    for title, names in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            _add(group, settings[name])
+    rare = parser.add_rare_group()
+    for name, setting in settings.items():
+        if name not in named:
+            _add(rare, setting)
+    return parser
+
+
+class _ListPresets(argparse.Action):
+    """Prints the installed presets and ends the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        names = preset_names()
+        width = max(map(len, names), default=0)
+        for name, first in names.items():
+            print(f"{name:{width}}  {first}")
+        parser.exit()
+
+
+def _add(group: Any, field: Any) -> None:
+    several = isinstance(field.default, tuple)
+    kind = type(field.default[0]) if several else type(field.default)
+    given = field.default if several else (field.default,)
+    values = " ".join(f"{value:g}" if kind is float else str(value) for value in given)
+    default = f" (default: {values})" if values != "" else ""
+    group.add_argument(
+        "--" + field.name.replace("_", "-"),
+        type=_number_or_text(kind),
+        nargs="+" if several else None,
+        default=argparse.SUPPRESS,
+        metavar={int: "N", float: "X"}.get(kind, "NAME"),
+        help=field.metadata["meaning"].replace("%", "%%") + default,
+    )
+
+
+def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser that returns unparsable text unchanged: the settings name it in their error."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    return read
+
+
+def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
+    """The audits of a command line: one, or one per preset.
+
+    Raises:
+        InvalidInput: an unknown name, a value out of its range, or several audits that share a
+            folder or cannot be compared.
+    """
+    options = vars(make_parser().parse_args(argv))
+    del options["json"]
+    return _configs(options)
+
+
+def _configs(options: dict[str, Any]) -> list[AuditConfig]:
+    presets = options.pop("preset")
+    if len(presets) <= 1:
+        values = read_preset(presets[0]) if presets else {}
+        return [AuditConfig.from_mapping({**values, **options})]
+    configs = []
+    for preset in presets:
+        below = {"out": str(Path(options["out"], Path(preset).stem))} if "out" in options else {}
+        configs.append(AuditConfig.from_mapping({**read_preset(preset), **options, **below}))
+    folders = [config.out for config in configs]
+    if len(set(folders)) < len(folders):
+        raise InvalidInput(
+            f"out must be a different folder for every preset, got {', '.join(folders)}"
+        )
+    from audit.report import comparison
+
+    comparison.check_comparable([config.identity for config in configs])
+    return configs
+
+
+def run(config: AuditConfig) -> "list[Report]":
+    """Plays an audit, or resumes it, and writes its results.
+
+    The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
+    figure.png and scores.png (docs/results.md). After an interruption, the same call resumes from
+    the finished shards and gives the same results.
+
+    Args:
+        config: the audit.
+
+    Returns:
+        The report of every view of the runs; several views have a folder each, below `config.out`.
+
+    Raises:
+        InvalidInput: settings that do not fit each other, an unusable folder, or runs that all
+            diverged.
+    """
+    # Importing torch takes seconds, which --help need not wait for.
+    from audit.game import audit_loop, binding, blocks, play, setup, store, workers
+
+    workload, place, evaluation = config.workload, config.place, config.evaluation
+    first = setup.set_up(config, 0)
+    seconds = blocks.expected_seconds(workload, first.engine.name)
+    set_ups = setup.set_up_all(config, partial(console.with_bar, unit="budget"))
+    all_blocks = blocks.all_blocks(workload, first.engine.name)
+    bound_to = binding.binding(config.plug_ins, set_ups)
+    folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)
+    is_finished = folder.is_finished(all_blocks)
+    if not is_finished:
+        workers.check_devices(place)
+    with store.locked(folder.path):
+        folder.open()
+        if not is_finished:
+            for line in blocks.outlook(workload, evaluation, max(config.epsilon), seconds):
+                console.note(line)
+        play_blocks = partial(workers.play_all, place, partial(play.play, config), folder)
+        trials = audit_loop.play_audit(all_blocks, play_blocks, evaluation)
+        # Importing tables and figures takes another second, so it waits for the trials.
+        from audit.report.write import write_reports
+
+        return write_reports(config.views, set_ups, folder, trials)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    The exit code is 0; 1 if --train found a leak; 2 after a line about invalid input; or 128 plus
+    the number of the signal that stopped the command (130 for Ctrl-C).
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    trains = any(argument.split("=")[0] == "--train" for argument in arguments)
+    try:
+        with _signals_as_exceptions():
+            if trains:
+                from audit.own_training import command
+
+                return command.main(arguments)
+            return _run_all(vars(make_parser().parse_args(arguments)))
+    except (AuditError, ValueError, OSError, RuntimeError) as error:
+        return console.report_error(error)
+    except _Stopped as stopped:
+        return _stopped(stopped.number, resumes=not trains)
+    except KeyboardInterrupt:
+        return _stopped(signal.SIGINT, resumes=not trains)
+
+
+def _run_all(options: dict[str, Any]) -> int:
+    as_json = options.pop("json")
+    configs = _configs(options)
+    # With --json, only the json goes to stdout.
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        reports = _audited(configs, prints=not as_json)
+    if as_json:
+        _print_json(reports)
+    if len(configs) == 1:
+        return 0
+    from audit.commands import compare
+
+    folders = [config.out for config in configs]
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
+
+
+def _audited(configs: Sequence[AuditConfig], *, prints: bool) -> "list[Report]":
+    found = []
+    for config in configs:
+        reports = run(config)
+        if prints:
+            _print(config, reports)
+        if prints and len(configs) > 1:
+            print()
+        found += reports
+    return found
+
+
+def _print_json(reports: "Sequence[Report]") -> None:
+    """Prints summary.json, or a list of them if there are several reports."""
+    from audit.report import summary
+
+    texts = [summary.to_json(report).rstrip() for report in reports]
+    print(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal requested the end of this process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _stopped(number: int, *, resumes: bool) -> int:
+    again = "; run the same command again to resume" if resumes else ""
+    print(f"stopped{again}", file=sys.stderr)
+    return 128 + number
+
+
+@contextlib.contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into exceptions, so that workers and files are closed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    before = {}
+    with contextlib.suppress(ValueError):  # Only the main thread can set handlers.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print(config: AuditConfig, reports: "Sequence[Report]") -> None:
+    from audit.report.text import to_text
+
+    for view, report in zip(config.views, reports, strict=True):
+        print(to_text(report))
+        print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
+    if len(reports) > 1:
+        print(f"\n{config.threat}, canary {config.canary}, share runs: results are correlated.")
