@@ -294,22 +294,21 @@ def _crossing(
     if ranks[0] <= atoms:
         return 1.0
     log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, with independent labels
-    zeros, ones, masses = _stretches(_crossings(atoms, log_odds, ranks, boundary))
-    if not masses:
+    stretches = _stretches(_crossings(atoms, log_odds, ranks, boundary))
+    if stretches is None:
         return 0.0
-    log_weight = _log_weight(
-        n0, n1, atoms, log_ceiling, log_odds, np.concatenate(zeros), np.concatenate(ones)
-    )
+    log_weight = _log_weight(n0, n1, atoms, log_ceiling, log_odds, stretches.zeros, stretches.ones)
+    weight = np.exp(log_weight)
     total, at = 0.0, 0
-    for kept, nodes in zip(masses, ones, strict=True):
-        log_weights = log_weight[at : at + len(nodes)]
-        at += len(nodes)
+    for kept, nodes in zip(stretches.masses, stretches.nodes, strict=True):
         if len(kept) > _MAX_DIRECT:
             powers = np.polynomial.chebyshev.chebvander(
                 np.linspace(-1.0, 1.0, len(kept)), len(_NODES) - 1
             )
-            log_weights = powers @ (_FIT @ log_weights)
-        total += float(kept @ np.exp(log_weights))
+            total += float(kept @ np.exp(powers @ (_FIT @ log_weight[at : at + nodes])))
+        else:
+            total += float(kept @ weight[at : at + nodes])
+        at += nodes
     return min(total, 1.0)
 
 
@@ -345,30 +344,51 @@ def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray)
     return crossed
 
 
-def _stretches(
-    crossed: _Crossings,
-) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
-    """Ranks and numbers of ones at which weights are computed, and the probabilities to weight.
+@dataclass(frozen=True, eq=False)
+class _Stretches:
+    """Where paths cross with probabilities that matter, one stretch of numbers of ones per rank.
+
+    Attributes:
+        zeros: [m] ranks at which weights are computed, one stretch after the other.
+        ones: [m] numbers of ones there.
+        nodes: numbers of weights of every stretch.
+        masses: the probabilities of every stretch.
+    """
+
+    zeros: FloatArray
+    ones: FloatArray
+    nodes: list[int]
+    masses: list[FloatArray]
+
+
+def _stretches(crossed: _Crossings) -> _Stretches | None:
+    """Ranks and numbers of ones at which weights are computed; None if nothing crosses.
 
     Negligible probabilities are dropped. The log of the weight is smooth, nearly a parabola, in the
     number of ones, so it is interpolated over a long array.
     """
-    zeros: list[FloatArray] = []
-    ones: list[FloatArray] = []
-    masses: list[FloatArray] = []
-    floor = 1e-9 * sum(c.sum() for _, _, c in crossed) / max(sum(len(c) for _, _, c in crossed), 1)
-    for rank, first, probabilities in crossed:
-        matter = np.flatnonzero(probabilities > floor)
-        if len(matter) == 0:
-            continue
-        kept = probabilities[matter[0] : matter[-1] + 1]
-        span = np.arange(len(kept), dtype=np.float64)
-        if len(kept) > _MAX_DIRECT:
-            span = (len(kept) - 1) * 0.5 * (1.0 + _NODES)
-        zeros.append(np.full(len(span), float(rank)))
-        ones.append(first + matter[0] + span)
-        masses.append(kept)
-    return zeros, ones, masses
+    if not crossed:
+        return None
+    ranks, firsts, parts = zip(*crossed, strict=True)
+    probabilities = np.concatenate(parts)
+    ends = np.cumsum([len(part) for part in parts])
+    starts = np.concatenate([[0], ends[:-1]])
+    matter = np.flatnonzero(probabilities > 1e-9 * probabilities.sum() / len(probabilities))
+    low, high = np.searchsorted(matter, starts), np.searchsorted(matter, ends)
+    kept = high > low
+    starts, begin, end = starts[kept], matter[low[kept]], matter[high[kept] - 1] + 1
+    lengths = end - begin
+    nodes = np.where(lengths > _MAX_DIRECT, len(_NODES), lengths)
+    place = np.arange(nodes.sum()) - np.repeat(np.cumsum(nodes) - nodes, nodes)
+    span = place.astype(np.float64)
+    long = np.repeat(lengths > _MAX_DIRECT, nodes)
+    span[long] = np.repeat((lengths - 1) * 0.5, nodes)[long] * (1.0 + _NODES[place[long]])
+    return _Stretches(
+        zeros=np.repeat(np.array(ranks, dtype=np.float64)[kept], nodes),
+        ones=np.repeat(np.array(firsts)[kept] + begin - starts, nodes) + span,
+        nodes=nodes.tolist(),
+        masses=[probabilities[i:j] for i, j in zip(begin.tolist(), end.tolist(), strict=True)],
+    )
 
 
 def _negative_binomial(zeros: int, log_odds: float, last: int) -> tuple[FloatArray, int]:

@@ -26,28 +26,26 @@ from threat_models import datasets
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "table3.md"
-SLOW = pytest.mark.slow
 
 
-# Every kept file has games at eps_B = 4.
-@pytest.fixture(scope="module", params=[4.0, *(pytest.param(b, marks=SLOW) for b in (2.0, 1.0))])
-def result(request: pytest.FixtureRequest) -> Result:
-    games = [game for game in table3.kept_games() if game.epsilon == request.param]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table3, "kept_games", lambda folder: games)
-        return REPRODUCTIONS["x-table3-played"].run()
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return REPRODUCTIONS["x-table3-played"].run()
 
 
 def test_kept_trials_give_every_row_of_the_page(result: Result) -> None:
     page = PAGE.read_text().splitlines()
     lines = [line for line in result.lines if line.startswith("|")]
-    assert len(lines) > 30
     assert [line for line in lines if line not in page] == []
+    of_a_budget = [
+        line for line in page if line.startswith("| ") and _second_cell(line) in ("1", "2", "4")
+    ]
+    assert len(of_a_budget) > 180
+    assert [line for line in of_a_budget if line not in lines] == []
 
 
-def test_every_kept_file_has_games_at_the_largest_budget() -> None:
-    rows = {table3.row_of(game) for game in table3.kept_games()}
-    assert rows == {table3.row_of(g) for g in table3.kept_games() if g.epsilon == 4.0}
+def _second_cell(line: str) -> str:
+    return line.split("|")[2].strip()
 
 
 def test_kept_files_are_small() -> None:
