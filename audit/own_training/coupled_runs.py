@@ -73,7 +73,8 @@ class Step:
         clip: C, or None where it is unknown; of per-layer clipping the norm of all thresholds.
         noise_multiplier: the optimizer's own statement, or None.
         divisor: what an Opacus optimizer divides the noisy sum by, or None where it is unknown.
-        generators: a digest of the states of all known random generators after the noise.
+        generators: a digest of the states of all known random generators after the noise; this and
+            all below are empty in runs without digests.
         weights: a digest of all parameters before the step.
         settings: the optimizer's learning rate and its other numbers, as text.
         weights_after: a digest of all parameters after the step; empty of the last one.
@@ -83,9 +84,9 @@ class Step:
     clip: float | None
     noise_multiplier: float | None
     divisor: float | None
-    generators: bytes
-    weights: bytes
-    settings: str
+    generators: bytes = b""
+    weights: bytes = b""
+    settings: str = ""
     weights_after: bytes = b""
 
 
@@ -206,6 +207,7 @@ class CoupledRuns:
         seed: int,
         like: Trace | None = None,
         stop_after: int | None = None,
+        digests: bool = True,
     ) -> Trace:
         """Trains once.
 
@@ -214,12 +216,13 @@ class CoupledRuns:
             seed: of every global generator, also handed to the function.
             like: the run whose initial weights and released gradients are forced.
             stop_after: number of steps after which the run is ended; None completes it.
+            digests: whether the states of generators, weights and optimizer are kept too.
 
         Returns:
             What was released, or what the function raised.
         """
         self.count += 1
-        watch = RecordingWatch(like, stop_after)
+        watch = RecordingWatch(like, stop_after, digests)
         trace = watch.recorded
         start = time.perf_counter()
         with undisturbed_generators(), warnings.catch_warnings():
@@ -252,9 +255,9 @@ class CoupledRuns:
 class RecordingWatch(Watch):
     """A watch that records every released gradient and overwrites it in coupled runs."""
 
-    def __init__(self, like: Trace | None, stop_after: int | None) -> None:
+    def __init__(self, like: Trace | None, stop_after: int | None, digests: bool = True) -> None:
         super().__init__(None, np.zeros(0, np.bool_))
-        self._like, self._stop_after = like, stop_after
+        self._like, self._stop_after, self._digests = like, stop_after, digests
         self._hooks: list[Any] = []
         self._clip: Any = None
         self.recorded = Trace()
@@ -324,7 +327,7 @@ class RecordingWatch(Watch):
 
     def _after_step(self, *_: Any) -> None:
         steps = self.recorded.steps
-        if steps:
+        if steps and self._digests:
             steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
 
     def _weights(self) -> list[Any]:
@@ -350,23 +353,21 @@ class RecordingWatch(Watch):
             noise = getattr(optimizer, "noise_multiplier", None)
             trace.steps.append(
                 Step(
-                    gradient.astype(np.float64),
+                    gradient,
                     flat,
                     None if noise is None else float(noise),
                     _divisor(optimizer),
-                    _generator_digest(optimizer),
-                    _digest(self._weights()),
-                    _settings(optimizer),
+                    *self._state_digests(),
                 )
             )
             if self._like is not None and number < len(self._like.steps):
                 forced = self._like.steps[number].gradient
                 for p, part in zip(parameters, self._like.slices, strict=True):
-                    values = torch.from_numpy(forced[part].copy()).view(p.shape)
+                    values = torch.from_numpy(forced[part]).view(p.shape)
                     if p.grad is not None:
-                        p.grad.copy_(values.to(p.grad.device, p.grad.dtype))
+                        p.grad.copy_(values)
                     elif np.any(forced[part]):
-                        p.grad = values.to(p.device, p.dtype)
+                        p.grad = values.to(p.device, p.dtype, copy=True)
                 # Adaptive clipping releases its next threshold too.
                 if number < len(self._like.clips) and self._like.clips[number] is not None:
                     optimizer.max_grad_norm = _copied(self._like.clips[number])
@@ -375,6 +376,12 @@ class RecordingWatch(Watch):
             self._clip = thresholds_of(optimizer)
         if self._stop_after is not None and len(trace.steps) >= self._stop_after:
             raise _EnoughSteps
+
+    def _state_digests(self) -> tuple[bytes, bytes, str] | tuple[()]:
+        if not self._digests:
+            return ()
+        optimizer = self._optimizer
+        return _generator_digest(optimizer), _digest(self._weights()), _settings(optimizer)
 
     def released(self, result: Any) -> Mapping[str, Any]:
         """Every number that the run released, by name."""

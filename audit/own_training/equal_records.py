@@ -145,7 +145,7 @@ def _quiet_record(
         if any(_same(each, other) for other in tried):
             continue
         data = copies(experiment.records, each, len(experiment.records))
-        trace = experiment.coupled(data, experiment.seed_of(200))
+        trace = experiment.coupled(data, experiment.seed_of(200), digests=False)
         if experiment.ended_early(trace) or not np.isfinite(trace.gradients).all():
             continue
         if not _same(each, canaries.pair[0]):
@@ -177,7 +177,8 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     while len(runs.same) < _MAX_RUNS:
         count = len(runs.same)
         seed = experiment.seed_of(1000 + count)
-        traces = [experiment.coupled(x, seed) for x in (data[:1] if runs.full else data)]
+        needed = data[:1] if runs.full else data
+        traces = [experiment.coupled(each, seed, digests=False) for each in needed]
         if any(experiment.ended_early(trace) for trace in traces):
             if not _explained_end(experiment, traces, count):
                 return None
@@ -348,7 +349,7 @@ def _pair_gaps(
         return reach
     data = replace_one(same, canaries.pair[1])
     for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
-        trace = experiment.coupled(data, experiment.seed_of(1000 + i))
+        trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
         if experiment.ended_early(trace) or not experiment.time_left(0.85):
             break
         gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
@@ -388,7 +389,8 @@ def _small_batches(
     data = _three_data_sets(experiment, canaries, quiet, n)
     runs = _Runs([], [], [])
     for i in range(_SMALL_RUNS):
-        traces = [experiment.coupled(each, experiment.seed_of(3000 + i)) for each in data]
+        seed = experiment.seed_of(3000 + i)
+        traces = [experiment.coupled(each, seed, digests=False) for each in data]
         if any(experiment.ended_early(trace) for trace in traces):
             reason = next((trace.error for trace in traces if trace.error), "fewer steps")
             experiment.notes.append(

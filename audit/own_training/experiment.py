@@ -134,10 +134,16 @@ class Experiment:
 
     # --- runs ---
 
-    def coupled(self, records: TrainingSet, seed: int) -> Trace:
-        """The tested steps of a run that is coupled to the reference."""
+    def coupled(self, records: TrainingSet, seed: int, digests: bool = True) -> Trace:
+        """The tested steps of a run that is coupled to the reference.
+
+        Args:
+            records: to train on.
+            seed: of the run.
+            digests: whether the states of generators, weights and optimizer are kept too.
+        """
         stop = self.first_step + self.steps
-        trace = self.runs.run(records, seed, like=self.forced, stop_after=stop)
+        trace = self.runs.run(records, seed, like=self.forced, stop_after=stop, digests=digests)
         return trace.from_step(self.first_step)
 
     def ended_early(self, trace: Trace) -> bool:

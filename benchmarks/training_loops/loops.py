@@ -142,10 +142,8 @@ def each_gradient(state: State, x: Tensor, y: Tensor) -> list[Tensor]:
     trained = {k: p for k, p in state.model.named_parameters() if p.requires_grad}
     if not len(y):
         return [torch.zeros(0, *p.shape) for p in trained.values()]
-    layers = list(state.model) if isinstance(state.model, nn.Sequential) else [None]
-    known = all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in layers)
-    if known and len(trained) == len(list(state.model.parameters())):
-        return _linear_gradients(layers, x, y)
+    if all(type(module) in _LINEAR | _WITHOUT_MIXING for module in state.model.modules()):
+        return _gradients_of_layers(state.model, x, y)
 
     def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
         out = torch.func.functional_call(state.model, parameters, (one_x[None],))
@@ -158,19 +156,52 @@ def each_gradient(state: State, x: Tensor, y: Tensor) -> list[Tensor]:
     return [grads[k] for k in trained]
 
 
-def _linear_gradients(layers: list[nn.Module], x: Tensor, y: Tensor) -> list[Tensor]:
-    """The same of linear layers with biases, by outer products, much faster than by vmap."""
-    inputs, outputs = [], []
-    for layer in layers:
-        if isinstance(layer, nn.Linear):
-            inputs.append(x)
-        x = layer(x)
-        if isinstance(layer, nn.Linear):
-            outputs.append(x)
-    loss = functional.cross_entropy(x, y, reduction="sum")
-    back = torch.autograd.grad(loss, outputs)
-    pairs = zip(back, inputs, strict=True)
-    return [each for g, a in pairs for each in (g[:, :, None] * a.detach()[:, None], g)]
+# Layers whose output is linear in their weights, and modules that keep records apart.
+_LINEAR = {nn.Linear, nn.Embedding, nn.LayerNorm, nn.Conv2d}
+_WITHOUT_MIXING = {
+    *(nn.Sequential, nn.Flatten, nn.Tanh, nn.ReLU),
+    *(Lstm, LoraLinear, LoraTransformer),
+}
+
+
+def _gradients_of_layers(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The same from gradients by the layers' outputs, several times as fast as by vmap."""
+    trained = {p: torch.zeros(len(y), *p.shape) for p in model.parameters() if p.requires_grad}
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((layer, inputs[0].detach(), output))
+
+    layers = [each for each in model.modules() if type(each) in _LINEAR]
+    trained_layers = [each for each in layers if any(p in trained for p in each.parameters())]
+    hooks = [each.register_forward_hook(keep) for each in trained_layers]
+    loss = functional.cross_entropy(model(x), y, reduction="sum")
+    for hook in hooks:
+        hook.remove()
+    back = torch.autograd.grad(loss, [output for _, _, output in calls])
+    for (layer, inputs, _), g in zip(calls, back, strict=True):
+        for name, gradient in _products(layer, inputs, g).items():
+            if (parameter := getattr(layer, name)) in trained:
+                trained[parameter] += gradient
+    return list(trained.values())
+
+
+def _products(layer: nn.Module, inputs: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """Each record's gradients by weight and bias, given those by the output, [b, ...]."""
+    if isinstance(layer, nn.Embedding):
+        hot = functional.one_hot(inputs, layer.num_embeddings).to(g.dtype)
+        return {"weight": torch.einsum("b...v,b...d->bvd", hot, g)}
+    if isinstance(layer, nn.Conv2d):
+        g = g.flatten(2)
+        patches = functional.unfold(inputs, layer.kernel_size, stride=layer.stride)
+        weight = (g @ patches.transpose(1, 2)).reshape(len(g), *layer.weight.shape)
+        return {"weight": weight, "bias": g.sum(2)}
+    g = g.reshape(len(g), -1, g.shape[-1])  # [b, positions, outputs]
+    if isinstance(layer, nn.LayerNorm):
+        scaled = functional.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+        return {"weight": (g * scaled.reshape(g.shape)).sum(1), "bias": g.sum(1)}
+    inputs = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+    return {"weight": g.transpose(1, 2) @ inputs, "bias": g.sum(1)}
 
 
 def norms(each: list[Tensor]) -> Tensor:

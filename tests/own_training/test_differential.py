@@ -103,6 +103,23 @@ def test_coupled_runs_differ_by_the_clipped_gradients_alone() -> None:
     assert not differences(base.released, other.released)
 
 
+@pytest.mark.parametrize("name", loops.MODELS)
+def test_gradients_of_records_by_layers_are_those_of_vmap(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, data = loops.MODELS[name]
+    torch.manual_seed(5)
+    state = loops.State(model=build())
+    with torch.no_grad():  # some weights start at 0
+        for p in state.model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    x, y = (torch.from_numpy(each[:5]) for each in data())
+    found = loops.each_gradient(state, x, y)
+    monkeypatch.setattr(loops, "_LINEAR", set())
+    for ours, expected in zip(found, loops.each_gradient(state, x, y), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_contributions_are_the_largest_half_distances_and_full_distances_from_absence() -> None:
     pool = [np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]), np.array([[1.0, 0.0]])]
     found = contributions(pool, [slice(0, 1), slice(1, 2)], 0.0)
@@ -488,7 +505,6 @@ def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.M
 # --- what is found ---
 
 
-@pytest.mark.thin(20)
 # `python -m benchmarks.training_loops` runs all of them, with the attack.
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
