@@ -9,7 +9,11 @@ export OMP_NUM_THREADS ?= 1
 # The tests start many processes, which share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: audit test suite test-slow test-lowest lint types docs clean
+# Tests that need only numpy and scipy.
+PLAIN := tests/test_checks.py tests/test_numerics.py tests/test_orders.py \
+	tests/repetitions/test_repetitions.py tests/upper_bounds/test_selection_bounds.py
+
+.PHONY: audit test suite test-slow test-lowest test-bare lint types docs clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
@@ -31,9 +35,11 @@ test-lowest:
 	$(PYTHON) -m venv build/lowest
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/lowest.txt \
 		numpy scipy hypothesis pytest pytest-xdist
-	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" tests/test_checks.py \
-		tests/test_numerics.py tests/test_orders.py tests/repetitions/test_repetitions.py \
-		tests/upper_bounds/test_selection_bounds.py
+	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" $(PLAIN)
+
+# Tests the plain installation, from the wheel, under each newer Python that this machine has.
+test-bare:
+	PYTHON=$(PYTHON) .ci/bare $(PLAIN)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
