@@ -5,6 +5,7 @@ a step with k records in its batch; two runs that differ in one record alone dif
 where it is in the batch. The quotient is k: no noise is left in it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -228,6 +229,8 @@ def _sizes(
             yield TestResult(p_value, "uneven batches", numbers)
         elif ratio > 3 and deviation > 12:
             yield TestResult(1e-9, "uneven batches", numbers)
+    if same_rate:
+        yield from _gaps(sizes, numbers)
     # The chance that no batch is larger than the largest one.
     limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, chances)))
     yield TestResult(float(np.exp(limited)), "limited batches", numbers)
@@ -251,6 +254,38 @@ def _sizes(
         yield TestResult(
             float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers
         )
+
+
+def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[TestResult]:
+    """Tests whether a batch size is rarer than a smaller and a larger one.
+
+    The number of records of an independent sample has a single peak, whatever their rates: a sum
+    of independent Bernoulli variables has a log-concave distribution (Newton's inequality).
+    """
+    n = int(numbers["n"])
+    seen = np.bincount(sizes.astype(np.int64), minlength=n + 1)
+    best: tuple[float, int] | None = None
+    for size in range(1, n):
+        less, more = int(seen[:size].max()), int(seen[size + 1 :].max())
+        own = int(seen[size])
+        if own < min(less, more):
+            # If the size is not rarer than both, one of the two tests holds its level.
+            p_value = max(float(stats.binom.cdf(own, own + c, 0.5)) for c in (less, more))
+            best = min(best or (1.0, size), (p_value, size))
+    if best is not None:
+        p_value, size = best
+        triples = math.comb(n + 1, 3)
+        shown: dict[str, float | int | str] = {
+            **numbers,
+            "size": size,
+            "seen": int(seen[size]),
+            "less": int(seen[:size].max()),
+            "smaller": int(seen[:size].argmax()),
+            "more": int(seen[size + 1 :].max()),
+            "larger": size + 1 + int(seen[size + 1 :].argmax()),
+        }
+        matters = 3 * seen[size] < min(seen[:size].max(), seen[size + 1 :].max())
+        yield TestResult(min(1.0, triples * p_value), "gaps in batches", shown, bool(matters))
 
 
 def _inclusions(

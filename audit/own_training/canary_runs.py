@@ -1,5 +1,6 @@
 """Coupled runs with each canary in the place of the last record: what one record contributes."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ from audit.own_training.records import TrainingSet
 
 # Canaries that are tried however little time is left.
 _FEWEST = 12
+# Records, and seeds of each, whose steps may have lost their noise.
+_MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
+# Chance that an exchange of places in sampled batches stays unseen, and seeds that are tried.
+_SURE, _MAX_ORDER_SEEDS = 1e-4, 64
 # Steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
@@ -52,7 +57,8 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
     pool: list[PoolRecord] = []
     traces: list[Trace] = []
     base = experiment.base
-    raised, diverged = [], 0
+    raised: list[str] = []
+    diverged: list[PoolRecord] = []
     overflowing: list[PoolRecord] = []
     for canary in experiment.pool:
         if len(traces) >= _FEWEST and not experiment.time_left(0.45):
@@ -63,7 +69,7 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
         elif not np.isfinite(trace.gradients).all():
             overflowing.append(canary)
         elif not experiment.draws_as_reference(trace):
-            diverged += 1
+            diverged.append(canary)
         elif len(trace.steps) < min(experiment.steps, len(base.steps)):
             if not any(f.message.startswith("The number of steps") for f in experiment.findings):
                 experiment.findings.append(
@@ -87,10 +93,29 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
         experiment.findings.append(found)
     if diverged:
         experiment.notes.append(
-            f"for {diverged} of {len(experiment.pool)} canaries the number of steps or of random "
-            "draws depends on the record; they were left out"
+            f"for {len(diverged)} of {len(experiment.pool)} canaries the number of steps or of "
+            "random draws depends on the record; they were left out"
         )
+        _report_lost_noise(experiment, diverged)
     return pool, traces
+
+
+def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -> None:
+    """Reports a step that one of these records in the data leaves without noise."""
+    seeds = [experiment.seed_of(100 + i) for i in range(_SEEDS_OF_LOST_NOISE)]
+    usual = [experiment.coupled(experiment.with_canary(experiment.pool[0]), s) for s in seeds]
+    for canary in canaries[:: max(len(canaries) // _MAX_LOST, 1)]:
+        runs = [experiment.coupled(experiment.with_canary(canary), seed) for seed in seeds]
+        for step in range(min(len(run.steps) for run in [*usual, *runs])):
+            with_it, without = (
+                np.stack([run.steps[step].gradient for run in each]) for each in (runs, usual)
+            )
+            alike = np.all(np.ptp(with_it, axis=0) == 0)
+            empty = np.any(np.all(with_it == 0, axis=1))
+            if (alike or empty) and np.all(np.any(without != 0, axis=1)) and np.ptp(without) > 0:
+                number = experiment.first_step + step + 1
+                experiment.findings.append(explain("noise lost", step=number))
+                return
 
 
 def changes_other_records(
@@ -121,6 +146,38 @@ def changes_other_records(
         sizes = np.maximum(np.linalg.norm(here, axis=1), np.linalg.norm(there, axis=1))
         rounding = 8 * canaries.found.rounding[:steps]
         if np.any(np.linalg.norm(here - there, axis=1) > 0.02 * sizes + rounding):
+            return True
+    return False
+
+
+def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
+    """Whether two neighbouring records that change places change nothing, in sampled batches.
+
+    Batches are drawn by place. The records contribute differently, so that an exchange shows where
+    one of the two is drawn alone, unless the function sorts its records.
+    """
+    accounted = experiment.accounted
+    if accounted is None or len(experiment.records) < 3:
+        return False
+    rates = [accounted.rate(t) for t in range(experiment.steps)]
+    log_unseen = sum(math.log(q * q + (1 - q) * (1 - q)) for q in rates if 0 < q < 1)
+    seeds = math.ceil(math.log(_SURE) / log_unseen) if log_unseen < 0 else _MAX_ORDER_SEEDS + 1
+    if seeds > _MAX_ORDER_SEEDS:
+        return False
+    one, *others = {id(each): each for each in (*canaries.pair, *canaries.pool[-2:])}.values()
+    for other in others:
+        orders = [
+            replace_one(replace_one(experiment.records, first, -2), second)
+            for first, second in ((one, other), (other, one))
+        ]
+        for number in range(seeds):
+            runs = [experiment.coupled(data, experiment.seed_of(600 + number)) for data in orders]
+            if any(experiment.ended_early(run) for run in runs):
+                break
+            gap = np.linalg.norm(runs[0].gradients - runs[1].gradients, axis=1)
+            if np.any(gap > 8 * canaries.found.rounding[: experiment.steps]):
+                break
+        else:
             return True
     return False
 

@@ -24,7 +24,13 @@ from audit.own_training.batches import (
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns, changes_other_records
 from audit.own_training.coupled_runs import Trace
-from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, replace_one
+from audit.own_training.experiment import (
+    MAX_BYTES,
+    SHORTFALL,
+    Experiment,
+    draw_alike,
+    replace_one,
+)
 from audit.own_training.explanations import (
     divided_by_batch,
     explain,
@@ -35,9 +41,11 @@ from audit.own_training.explanations import (
 )
 from audit.own_training.noise import (
     MIN_CORRELATION,
+    ROUNDINGS,
     Noise,
     batches_in_noise,
     estimate_noise,
+    grain_of_noise,
     independence,
     noise_again,
     noise_along,
@@ -70,6 +78,7 @@ class EqualRecords:
         varying: whether one record's contribution differs between batches.
         random_gradients: whether a record's own gradient is random (dropout, augmentation).
         others_change: whether an exchanged record changes what other records contribute.
+        reach: [T], half of what one record changes among equal ones.
     """
 
     quiet: PoolRecord
@@ -79,6 +88,7 @@ class EqualRecords:
     varying: bool
     random_gradients: bool
     others_change: Callable[[], bool]
+    reach: FloatArray
 
 
 @dataclass
@@ -148,7 +158,11 @@ def _quiet_record(
         trace = experiment.coupled(data, experiment.seed_of(200), digests=False)
         if experiment.ended_early(trace) or not np.isfinite(trace.gradients).all():
             continue
-        if not _same(each, canaries.pair[0]):
+        if _same(each, canaries.pair[0]):
+            continue
+        # A function that leaves out one of the two records draws fewer numbers without it.
+        mixed = experiment.coupled(replace_one(data, canaries.pair[0]), experiment.seed_of(200))
+        if experiment.ended_early(mixed) or draw_alike(trace, mixed, experiment.steps):
             return each
     return None
 
@@ -273,7 +287,8 @@ def _measured(
     more = _pair_gaps(experiment, canaries, quiet_records, mixed)
     steps = len(canaries.found.largest)
     top = canaries.found.largest[: experiment.steps]
-    np.maximum(top, np.maximum(gaps, more)[:steps], out=top)
+    among_equal = np.maximum(gaps, more)[:steps]
+    np.maximum(top, among_equal, out=top)
     counts = None if runs.full else found.proportional
     noise = estimate_noise(same, counts, base.slices, base.epsilon_of_type)
     experiment.tested += ["noise", "batches"] if accounted is not None else ["noise"]
@@ -286,7 +301,7 @@ def _measured(
         )
     missing = _missing_noise(experiment, canaries, noise, same, other)
     if not missing:
-        _noise_by_coordinate(experiment, same, other)
+        _noise_by_coordinate(experiment, same, other, noise)
     varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
     if varying:
         experiment.findings.append(divided_by_batch(found.unit_spread, others_change()))
@@ -308,6 +323,8 @@ def _measured(
             for each in shape_of_noise(noise, experiment.first_step):
                 experiment.collect(each)
             for each in () if counts is None else scale_by_batch(noise, counts):
+                experiment.collect(each)
+            for each in grain_of_noise(same, other, noise, base.epsilon_of_type):
                 experiment.collect(each)
             for each in rank_of_noise(same, counts, base.slices, base.epsilon_of_type):
                 experiment.collect(each)
@@ -337,7 +354,9 @@ def _measured(
             other - same[: len(other)], mixed - same[: len(mixed)], found
         ):
             experiment.collect(each)
-    return EqualRecords(quiet, noise, found, missing, varying, random_gradients, others_change)
+    return EqualRecords(
+        quiet, noise, found, missing, varying, random_gradients, others_change, among_equal
+    )
 
 
 def _pair_gaps(
@@ -444,22 +463,31 @@ def _missing_noise(
     return bool(everywhere or steps)
 
 
-def _noise_by_coordinate(experiment: Experiment, one: FloatArray, other: FloatArray) -> None:
-    """Reports coordinates that are zero on copies of one record and noisy on copies of another.
+def _noise_by_coordinate(
+    experiment: Experiment, one: FloatArray, other: FloatArray, noise: Noise
+) -> None:
+    """Reports coordinates without noise, always or on copies of one of two records.
 
     A selection of coordinates after the noise is allowed. It depends on the noise, or it keeps
     large values only; then the zeros differ between runs, or no value that is kept has both signs.
     """
-    differ = np.zeros(one.shape[2], np.bool_)
+    differ, bare = np.zeros(one.shape[2], np.bool_), np.zeros(one.shape[2], np.bool_)
+    rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(one).max(axis=0)
+    moved = np.abs(other - one[: len(other)]).max(axis=0) > 4 * rounding
+    silent = np.repeat(noise.silent, noise.sizes, axis=1)
+    if noise.degrees.min() > 1:
+        still = np.abs(noise.residuals).max(axis=0) <= rounding
+        bare = np.any(still & moved & ~silent, axis=0)
     for t in range(one.shape[1]):
         zeros = [runs[:, t] == 0 for runs in (one, other)]
         fixed = all(np.all(each == each[0]) for each in zeros)
         noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
         if fixed and noisy:
             differ |= zeros[0][0] != zeros[1][0]
-    if differ.any():
-        parts = zip(experiment.base.names, experiment.base.slices, strict=True)
-        names = [name for name, part in parts if differ[part].any()]
-        experiment.findings.append(
-            explain("coordinates without noise", coordinates=int(differ.sum()), names=listed(names))
-        )
+    for kind, found in (("coordinates without noise", bare), ("noise by coordinate", differ)):
+        if found.any():
+            parts = zip(experiment.base.names, experiment.base.slices, strict=True)
+            names = [name for name, part in parts if found[part].any()]
+            shown = {"coordinates": int(found.sum()), "of": len(found), "names": listed(names)}
+            experiment.findings.append(explain(kind, **shown))
+            return

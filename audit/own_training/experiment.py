@@ -29,6 +29,8 @@ _SHARE_OF_LATER_STEPS = 0.4
 _MIN_LATER_RUNS = 20
 _MIN_STEPS = 4
 _MAX_POOL = 60
+# Records among which one is sought that the function does not leave out.
+_MAX_REFERENCES = 30
 MAX_BYTES = 5e8
 """Of memory for gradients."""
 SHORTFALL = 0.01
@@ -47,6 +49,7 @@ _EXPLAINS = {
         "repeated",
         "tensors",
         "shared noise",
+        "grain",
     ),
     "steps": ("rank", "coordinates", "repeated", "tensors", "shared noise", *_SHAPE),
     "coordinates": ("rank", "repeated", "tensors", "shared noise", *_SHAPE),
@@ -56,10 +59,13 @@ _EXPLAINS = {
     "scale by batch": ("scale of runs", "distribution", "distance", "tails"),
     "scale of runs": ("distribution", "distance", "tails"),
     "rank": _SHAPE,
+    "grain": ("distribution", "distance", "tails"),
     "distribution": ("distance", "tails"),
     "distance": ("tails",),
-    "uneven batches": ("mean of batches", "no empty batch"),
+    "uneven batches": ("mean of batches", "no empty batch", "gaps in batches"),
+    "gaps in batches": ("limited batches", "no empty batch"),
     "fixed batches": (
+        "gaps in batches",
         "no empty batch",
         "inclusions of a run",
         "mean of batches",
@@ -152,7 +158,7 @@ class Experiment:
 
     def draws_as_reference(self, trace: Trace) -> bool:
         """Whether a run drew as many random numbers in each step as the reference."""
-        return _draw_alike(trace, self.base, self.steps)
+        return draw_alike(trace, self.base, self.steps)
 
     def with_canary(self, canary: PoolRecord) -> TrainingSet:
         """The records with a canary in the place of the last of them."""
@@ -170,12 +176,23 @@ class Experiment:
         self.stop_after = None if self.steps >= len(first.steps) else self.steps
         if self.stop_after is not None:
             self.seconds *= 1 - _SHARE_OF_LATER_STEPS
+        if self._choose_reference() == 0 and self._bring_used_record_first():
+            self._choose_reference(own=False)
+        self.base = self.runs.run(self.with_canary(self.pool[0]), self.base_seed)
+        self.forced = self.base
+
+    def _choose_reference(self, own: bool = True) -> int:
+        """Chooses the seed of the reference run; `own` prefers records of the data to canaries.
+
+        Returns:
+            The number of steps of the run at which the exchanged record is seen.
+        """
         best = -1
         for trial in range(SEEDS_FOR_INCLUSION):
             seed = self.seed_of(trial)
             base = self._short_run(self.pool[0], seed)
-            own = next((each for each in self.pool if each.family == "own"), self.pool[0])
-            if not _is_reference(base, self._short_run(own, seed)):
+            data = next((each for each in self.pool if each.family == "own"), self.pool[0])
+            if own and not _is_reference(base, self._short_run(data, seed)):
                 # The function may not accept the first canary or leave it out, and gradients that
                 # are not finite must not be forced on other runs. It accepts its own records.
                 self.pool.sort(key=lambda each: each.family != "own")
@@ -189,8 +206,18 @@ class Experiment:
                 best, self.base_seed = hits, seed
             if hits >= min(3, self.steps) or not self.time_left(0.2):
                 break
-        self.base = self.runs.run(self.with_canary(self.pool[0]), self.base_seed)
-        self.forced = self.base
+        return best
+
+    def _bring_used_record_first(self) -> bool:
+        """Puts a record first that the function draws for, where it leaves out the first one."""
+        base = self._short_run(self.pool[0], self.base_seed)
+        for place, canary in enumerate(self.pool[:_MAX_REFERENCES]):
+            trace = self._short_run(canary, self.base_seed, base)
+            usable = trace.error is None and trace.steps and np.isfinite(trace.gradients).all()
+            if usable and not draw_alike(base, trace):
+                self.pool.insert(0, self.pool.pop(place))
+                return True
+        return False
 
     def later(self, canaries: Sequence[PoolRecord]) -> "Experiment | None":
         """The same experiment on as many of the last steps as memory allows, with fewer runs.
@@ -281,7 +308,7 @@ def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> Tr
     return TrainingSet(features, labels)
 
 
-def _draw_alike(one: Trace, other: Trace, steps: int | None = None) -> bool:
+def draw_alike(one: Trace, other: Trace, steps: int | None = None) -> bool:
     """Whether two runs drew as many random numbers in each of their first steps."""
     pairs = list(zip(one.steps, other.steps, strict=False))
     return all(a.generators == b.generators for a, b in pairs[:steps])
@@ -291,7 +318,7 @@ def _is_reference(base: Trace, own: Trace) -> bool:
     """Whether gradients may be forced on other runs: finite, and with the draws of own records."""
     if base.error or not base.steps or not np.isfinite(base.gradients).all():
         return False
-    return own.error is not None or _draw_alike(base, own)
+    return own.error is not None or draw_alike(base, own)
 
 
 def _moved(base: Trace, trace: Trace) -> NDArray[np.bool_]:

@@ -18,9 +18,13 @@ _POISSON = (
     "full batches."
 )
 _NEW_NOISE = "Draw new noise in every step."
+_OTHER_TERM = (
+    " Or p.grad holds another random term, computed without the records: declare it by "
+    "watch.release."
+)
 _NOT_GAUSSIAN = (
     "It is drawn from another distribution (uniform, Laplace), rounded, truncated, or its scale "
-    "varies.",
+    f"varies.{_OTHER_TERM}",
     "Draw Gaussian noise, or use an accountant for the distribution that is drawn.",
 )
 
@@ -52,6 +56,21 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "coordinates without noise": (
         "noise",
+        "{coordinates} of {of} coordinates receive no noise (in {names}), although they depend on "
+        "the records.",
+        "The noise holds fewer numbers than the gradient and is padded, or a mask removes it.",
+        "Draw noise of the shape of the tensor (torch.randn_like).",
+    ),
+    "noise lost": (
+        "noise",
+        "Step {step}: the released gradient has no noise if one record is in the data, and has "
+        "noise if another record takes its place.",
+        "A step is skipped, or its noise left out, by a criterion on the records: an overflow of "
+        "scaled gradients, an empty batch, a gradient that is not finite.",
+        "Release noise in every step, and decide by released numbers only.",
+    ),
+    "noise by coordinate": (
+        "noise",
         "Which of {coordinates} coordinates of {names} receive noise depends on the records.",
         "Noise is added only where the gradient is not zero, as in sparse updates of an embedding.",
         "Add noise to every coordinate, also where no record of the batch has a gradient.",
@@ -75,7 +94,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "The coordinates of the noise are dependent: the noise of other runs is {ratio:.3g} times "
         "as large along the noise of some runs as independent noise is.",
         "Fewer numbers are drawn than there are coordinates (a random projection, a symmetric "
-        "matrix), or coordinates have noise of different scales.",
+        f"matrix), or coordinates have noise of different scales.{_OTHER_TERM}",
         "Draw an independent number for every coordinate.",
     ),
     "runs": (
@@ -91,7 +110,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "The noise of a step and that of {lag} step(s) later have correlation {correlation:.3g}"
         + _INDEPENDENT,
         "The generator is seeded again in every step, noise is drawn once and reused, or earlier "
-        "noise is subtracted or added again.",
+        f"noise is subtracted or added again.{_OTHER_TERM}",
         _NEW_NOISE,
     ),
     "batch": (
@@ -128,7 +147,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "noise",
         "Neighbouring coordinates of `{tensor}` (axis {axis}) have noise of correlation "
         "{correlation:.3g}" + _INDEPENDENT,
-        "One number, or one row, is drawn and broadcast over the tensor.",
+        f"One number, or one row, is drawn and broadcast over the tensor.{_OTHER_TERM}",
         "Draw noise of the shape of the tensor (torch.randn_like).",
     ),
     "scale of runs": (
@@ -156,6 +175,15 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "The noise is not Gaussian: its distribution function is up to {distance:.3g} from the "
         "Gaussian's.",
         *_NOT_GAUSSIAN,
+    ),
+    "grain": (
+        "noise",
+        "Noise of different runs is equal to the last digit in {seen} of {pairs:,} pairs: it takes "
+        "few values, between which the sum of the gradients shows.",
+        "It is drawn in half precision (float16, bfloat16), or rounded, and added to a sum of "
+        "higher precision.",
+        "Draw the noise in the precision of the gradients, or round the sum in the same way before "
+        "the noise is added.",
     ),
     "distribution": (
         "noise",
@@ -210,6 +238,14 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "n = {n} records at rate {rate:.3g} draws larger ones.",
         "Batches are cut at a largest size, or they hold a fixed number of records.",
         _POISSON,
+    ),
+    "gaps in batches": (
+        "batches",
+        "{seen} of {batches} batches hold {size} records, but {less} hold {smaller} and {more} "
+        "hold {larger}: the sizes of Poisson samples have a single peak.",
+        "Batches are cut to whole microbatches, or filled up to them, so that one record decides "
+        "about others.",
+        "Keep incomplete microbatches, and fill them up with records that contribute nothing.",
     ),
     "batches without the seed": (
         "batches",
@@ -292,7 +328,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "initial weights": (
         "released numbers",
-        "The initial weights depend on the record.",
+        "The initial weights, or what the optimizer holds at first, depend on the record.",
         "They were computed from the records (label frequencies, a mean, an earlier training "
         "without noise).",
         "Initialize without the private records, or account for what was computed from them.",

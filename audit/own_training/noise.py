@@ -17,7 +17,7 @@ from scipy import fft, optimize, stats
 from audit.arrays import FloatArray
 
 # Below this share of the gradient's spacing in floating point, a spread is rounding.
-_ROUNDINGS = 16
+ROUNDINGS = 16
 _MIN_KURTOSIS_NUMBERS = 4000
 _MIN_KURTOSIS = 0.2
 # Distance between distribution functions: that of noise rounded to a seventh of its scale.
@@ -31,6 +31,8 @@ _MAX_LAG = 8
 _MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
 # Rows of noise that the test of its rank compares, and the least excess that is reported.
 _MAX_ROWS, _MIN_RATIO = 400, 1.1
+# Coordinates and runs that the test of the noise's grain compares.
+_MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
@@ -135,7 +137,7 @@ def estimate_noise(
             squares[t, index] = np.square(left[:, part]).sum()
             size = np.abs(values[:, part]).max(initial=0.0)
             spread = np.abs(left[:, part]).max(initial=0.0)
-            silent[t, index] = spread <= _ROUNDINGS * epsilon_of_type * size
+            silent[t, index] = spread <= ROUNDINGS * epsilon_of_type * size
     sizes = np.array([part.stop - part.start for part in slices])
     return Noise(residuals, kept, degrees, squares, sizes, silent)
 
@@ -347,6 +349,46 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
         p_value = min(1.0, pairs * float(stats.chi2.cdf(nearest, width)))
         share = math.sqrt(nearest / width)
         yield TestResult(p_value, "runs", {"share": share}, share < 0.5)
+
+
+def grain_of_noise(
+    one: FloatArray, other: FloatArray, noise: Noise, spacing: float
+) -> Iterator[TestResult]:
+    """Tests whether the noise takes few values, so that the sum below it shows between them.
+
+    Runs with different seeds then agree in a coordinate more often than rounding explains. Where
+    the sum is rounded to the same values before the noise, as for discrete Gaussian noise, runs on
+    other records agree with them as often, and nothing shows.
+
+    Args:
+        one: [R, T, D], as `estimate_noise` gets them.
+        other: [R', T, D], of runs with the same seeds on other records.
+        noise: of the first.
+        spacing: of the floating-point type, relative.
+    """
+    silent = np.repeat(noise.silent, noise.sizes, axis=1)
+    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    slack = 2 * spacing * np.maximum(np.abs(one).max(axis=0), np.abs(other).max(axis=0))
+    apart = np.median(np.abs(other - one[: len(other)]), axis=0)
+    usable = ~silent & (one.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
+    steps, places = np.nonzero(usable)
+    if not len(steps):
+        return
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), _MAX_GRAINS)).astype(int)
+    steps, places = steps[chosen], places[chosen]
+    near, scale = slack[steps, places], scales[steps, places]
+    ours, theirs = one[:_MAX_GRAIN_RUNS, steps, places], other[:_MAX_GRAIN_RUNS, steps, places]
+    seen = across = pairs = pairs_across = 0
+    for lag in range(1, len(ours)):
+        later = ours[lag:]
+        equal = np.abs(later - ours[:-lag]) <= near
+        seen, pairs = seen + int(equal.sum()), pairs + len(equal)
+        equal = np.abs(later[: len(theirs)] - theirs[: len(later)]) <= near
+        across, pairs_across = across + int(equal.sum()), pairs_across + len(equal)
+    expected = pairs * float((near / scale).sum()) / math.sqrt(math.pi)
+    numbers: dict[str, float | int | str] = {"seen": seen, "pairs": pairs * len(near)}
+    matters = seen * pairs_across > 4 * across * pairs
+    yield TestResult(float(stats.poisson.sf(seen - 1, expected)), "grain", numbers, matters)
 
 
 def noise_along(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism
 from audit.arrays import FloatArray
-from audit.own_training.canary_runs import CanaryRuns
+from audit.own_training.canary_runs import CanaryRuns, orders_records
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import Accounted
 from audit.own_training.equal_records import EqualRecords
@@ -25,6 +25,8 @@ from audit.own_training.noise import TestResult, scale_p_value
 
 # Standard errors by which the measured scale of a tensor's noise is raised.
 _STANDARD_ERRORS = 6.0
+# A contribution that exceeds that among equal records by this factor may be one of other batches.
+_REORDERED = 1.05
 # Batches that hold this share of the records on average count as full.
 _FULL = 0.999
 # A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
@@ -58,6 +60,16 @@ def compare_size(
         return False
     if equal is None or equal.missing:
         return False
+    beyond = experiment.sampled and np.any(reach > _REORDERED * equal.reach[:steps])
+    if beyond and orders_records(experiment, canaries):
+        # An exchanged record moves the others to other places, which have other batches.
+        experiment.notes.append(
+            "the function orders its records itself: contributions were compared among equal "
+            "records alone"
+        )
+        reach[:] = equal.reach[:steps]
+        np.minimum(found.by_tensor[:steps], reach[:, None], out=found.by_tensor[:steps])
+        seen = reach > found.rounding[:steps]
     noise = equal.noise
     scales = noise.scales[:steps]
     usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)

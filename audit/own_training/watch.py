@@ -87,7 +87,10 @@ class Watch:
         for each in watched:
             if hasattr(each, "param_groups"):
                 if self._optimizer is not None and each is not self._optimizer:
-                    raise InvalidInput("watch must be given one optimizer, got a second")
+                    raise InvalidInput(
+                        "watch must be given one optimizer, got a second: give all parameters "
+                        "that learn from the records to one, as parameter groups"
+                    )
                 self._optimizer = each
             elif hasattr(each, "accountant"):
                 self._accountant = each.accountant
@@ -123,8 +126,13 @@ class Watch:
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
     def _new_state(self) -> dict[str, Any]:
-        """Every tensor of weights and buffers, by name, that was not restored before."""
-        state = {f"optimizer {i}": p for i, p in enumerate(self._parameters())}
+        """Every tensor of weights, buffers and optimizer, by name, that was not restored before."""
+        parameters = self._parameters()
+        state = {f"optimizer {i}": p for i, p in enumerate(parameters)}
+        for i, p in enumerate(parameters):
+            # Moments that the optimizer already holds, of an earlier training.
+            held = self._optimizer.state.get(p, {}) if hasattr(self._optimizer, "state") else {}
+            state |= {f"optimizer {i} {k}": v for k, v in held.items() if hasattr(v, "copy_")}
         if self._model is not None:
             held = {id(p) for p in state.values()}
             both = [*self._model.named_parameters(), *self._model.named_buffers()]

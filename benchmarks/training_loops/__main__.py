@@ -26,6 +26,7 @@ from audit.own_training.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT, Control
 from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
+from benchmarks.training_loops.independent import INDEPENDENT, INDEPENDENT_CORRECT
 from benchmarks.training_loops.reported import REPORTED
 
 CONFIDENCE = 0.95
@@ -159,9 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return {n: c for n, c in table.items() if not words or any(w in n for w in words)}
 
     if options.correct:
-        loops = chosen({**CORRECT, **FURTHER_CORRECT})
+        loops = chosen({**CORRECT, **FURTHER_CORRECT, **INDEPENDENT_CORRECT})
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
-    print_table(chosen({**earlier_controls(), **BROKEN, **REPORTED, **FURTHER}), options.out)
+    tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT)
+    print_table(chosen({k: v for table in tables for k, v in table.items()}), options.out)
     return 0
 
 

@@ -518,7 +518,7 @@ FURTHER: dict[str, Control] = {
     "a private attribute of the model": Control(Loop(result=underscore)),
     "a result with slots": Control(Loop(model=convnet, result=in_slots), loops.images),
     "clipped shares as text": Control(
-        Loop(model=Lstm, after=clipped_share, result=shares_as_text), loops.tokens
+        Loop(model=Lstm, after=clipped_share, result=shares_as_text, clip=0.8), loops.tokens
     ),
     "starts at principal directions": Control(Loop(start=principal_start)),
     "average weighted by batch sizes": Control(
