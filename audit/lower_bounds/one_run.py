@@ -2,8 +2,7 @@
 
 The adversary guesses the coins of some canaries: "included" for the highest scores, "not included"
 for the lowest. Too many correct guesses refute a claim. The number of guesses is fixed before the
-run, chosen on half of the canaries (given their coins, the other half stays private), or taken from
-a short list with a share of the error for each entry.
+run, or taken from a short list with a share of the error for each entry.
 """
 
 from collections.abc import Callable
@@ -161,9 +160,8 @@ def one_run_bounds(
             the run may be the best of several.
 
     Returns:
-        One bound for each method and rule: "fixed" (if `guesses` is given), "bonferroni" (a short
-        list of numbers of guesses, with a share of the error for each) and "split" (a number of
-        guesses chosen on the first half).
+        One bound for each method and rule: "fixed" (if `guesses` is given) and "bonferroni" (a
+        short list of numbers of guesses, with a share of the error for each).
 
     Raises:
         InvalidInput: a parameter is out of its range, or a score is NaN.
@@ -185,7 +183,7 @@ def one_run_bounds(
     alpha = 1.0 - confidence
     bounds = []
     for method in _METHODS:
-        for rule in ("fixed", "bonferroni", "split"):
+        for rule in ("fixed", "bonferroni"):
             if rule == "fixed" and guesses is None:
                 continue
             epsilon = 0.0
@@ -215,24 +213,15 @@ def _by_rule(
     delta: float,
     alpha: float,
 ) -> float:
-    def epsilon(
-        values: FloatArray, labels: NDArray[np.bool_], ends: tuple[int, int], share: float
-    ) -> float:
+    def epsilon(ends: tuple[int, int], share: float) -> float:
         correct = _correct(values, labels, ends)
         return method.epsilon(len(values), sum(ends), correct, delta, share)
 
     if rule == "fixed":
         assert guesses is not None
-        return epsilon(values, labels, (guesses // 2, guesses - guesses // 2), alpha)
-    if rule == "bonferroni":
-        options = _guess_numbers(len(values))
-        return max(epsilon(values, labels, ends, alpha / len(options)) for ends in options)
-    half = len(values) // 2
-    options = _guess_numbers(half)
-    best = max(options, key=lambda ends: epsilon(values[:half], labels[:half], ends, alpha))
-    rest = len(values) - half
-    scaled = (best[0] * rest // half, best[1] * rest // half)
-    return epsilon(values[half:], labels[half:], scaled, alpha)
+        return epsilon((guesses // 2, guesses - guesses // 2), alpha)
+    options = _guess_numbers(len(values))
+    return max(epsilon(ends, alpha / len(options)) for ends in options)
 
 
 def _guess_numbers(canaries: int) -> list[tuple[int, int]]:
