@@ -103,9 +103,14 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
 def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -> None:
     """Reports a step that one of these records in the data leaves without noise."""
     seeds = [experiment.seed_of(100 + i) for i in range(_SEEDS_OF_LOST_NOISE)]
-    usual = [experiment.coupled(experiment.with_canary(experiment.pool[0]), s) for s in seeds]
+
+    def with_seeds(canary: PoolRecord) -> list[Trace]:
+        data = experiment.with_canary(canary)
+        return [experiment.coupled(data, seed, digests=False) for seed in seeds]
+
+    usual = with_seeds(experiment.pool[0])
     for canary in canaries[:: max(len(canaries) // _MAX_LOST, 1)]:
-        runs = [experiment.coupled(experiment.with_canary(canary), seed) for seed in seeds]
+        runs = with_seeds(canary)
         for step in range(min(len(run.steps) for run in [*usual, *runs])):
             with_it, without = (
                 np.stack([run.steps[step].gradient for run in each]) for each in (runs, usual)
@@ -171,7 +176,8 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
             for first, second in ((one, other), (other, one))
         ]
         for number in range(seeds):
-            runs = [experiment.coupled(data, experiment.seed_of(600 + number)) for data in orders]
+            seed = experiment.seed_of(600 + number)
+            runs = [experiment.coupled(data, seed, digests=False) for data in orders]
             if any(experiment.ended_early(run) for run in runs):
                 break
             gap = np.linalg.norm(runs[0].gradients - runs[1].gradients, axis=1)

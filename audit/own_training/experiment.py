@@ -310,8 +310,9 @@ def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> Tr
 
 def draw_alike(one: Trace, other: Trace, steps: int | None = None) -> bool:
     """Whether two runs drew as many random numbers in each of their first steps."""
-    pairs = list(zip(one.steps, other.steps, strict=False))
-    return all(a.generators == b.generators for a, b in pairs[:steps])
+    pairs = list(zip(one.steps, other.steps, strict=False))[:steps]
+    assert all(a.generators and b.generators for a, b in pairs), "both runs need digests"
+    return all(a.generators == b.generators for a, b in pairs)
 
 
 def _is_reference(base: Trace, own: Trace) -> bool:
