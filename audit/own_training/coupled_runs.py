@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.own_training.opacus_objects import History, history_of, thresholds_of
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
 from audit.own_training.runs import Train, seed_everything, undisturbed_generators
-from audit.own_training.watch import History, Watch, history_of, thresholds_of
+from audit.own_training.watch import Watch
 from threat_models.user_code import format_error
 
 # A run may take this many seconds, and this many times as long as a complete one.

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training import readings
+from audit.own_training.opacus_objects import History, history_of
 from audit.own_training.records import TrainingSet
-from audit.own_training.watch import History, Watch, history_of
+from audit.own_training.watch import Watch
 from threat_models.user_code import call_user_code, format_error
 
 _MASK = 0xFFFFFFFF

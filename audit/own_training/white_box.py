@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.own_training.opacus_objects import thresholds_of
 from audit.own_training.records import TrainingSet
-from audit.own_training.watch import thresholds_of
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
