@@ -233,7 +233,7 @@ def ascend(
                 goal = _WEIGHT_OF_LENGTH * goal - against
             reached = float(goal.detach())
             if reached > best_value:
-                best, best_value = x.detach().cpu().numpy()[0], reached
+                best, best_value = x.detach().double().cpu().numpy()[0], reached
             (slope,) = torch.autograd.grad(goal, x, allow_unused=True)
             if slope is None or not bool(torch.isfinite(slope).all()) or float(slope.norm()) == 0:
                 break
@@ -294,5 +294,5 @@ def opposite_pair(
     if not found:
         return []
     _, x, pair = min(found, key=lambda each: each[0])
-    features = x.detach().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
+    features = x.detach().double().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
     return [replace(records[i], features=features) for i in pair]

@@ -391,7 +391,7 @@ class RecordingWatch(Watch):
             numbers |= {f"model.{k}": v for k, v in numbers_of(self._model).items()}
         elif self._model is None and self._optimizer is not None and not numbers:
             parts = zip(self.recorded.names, self._parameters(), strict=True)
-            numbers = {name: p.detach().cpu().numpy() for name, p in parts}
+            numbers = {name: p.detach().double().cpu().numpy() for name, p in parts}
         return numbers
 
     def keep_model(self) -> None:

@@ -476,7 +476,9 @@ def _noise_by_coordinate(
     moved = np.abs(other - one[: len(other)]).max(axis=0) > 4 * rounding
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     if noise.degrees.min() > 1:
-        still = np.abs(noise.residuals).max(axis=0) <= rounding
+        # Rounding must be far smaller than the noise, or it hides it.
+        scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+        still = (np.abs(noise.residuals).max(axis=0) <= rounding) & (rounding < 0.1 * scales)
         bare = np.any(still & moved & ~silent, axis=0)
     for t in range(one.shape[1]):
         zeros = [runs[:, t] == 0 for runs in (one, other)]

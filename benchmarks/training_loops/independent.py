@@ -551,6 +551,11 @@ def with_public(state: Any, total: list[Any]) -> list[Any]:
     return [g + 3.0 * a for g, a in zip(loops.gaussian(state, total), more, strict=True)]
 
 
+def released_in_bfloat16(state: Any, total: list[Any]) -> list[Any]:
+    """The noisy sum is rounded, noise and gradients alike."""
+    return [g.bfloat16() for g in loops.gaussian(state, [g.float() for g in total])]
+
+
 def stops_by_noisy(state: Any) -> None:
     """Training ends where the noisy gradient is short, or after all steps."""
     size = float(torch.stack([p.grad.norm() for p in state.parameters]).norm())
@@ -604,6 +609,15 @@ INDEPENDENT_CORRECT: dict[str, Control] = {
     ),
     "float64": Control(
         Loop(model=lambda: mlp().double(), prepare=lambda state, x, y: (x.double(), y))
+    ),
+    "bfloat16": Control(
+        Loop(
+            model=lambda: mlp().bfloat16(),
+            prepare=lambda state, x, y: (x.bfloat16(), y),
+            noise=released_in_bfloat16,
+            sampling_rate=0.4,
+            steps=6,
+        )
     ),
     "LoRA, dropout": Control(
         Loop(model=lambda: nn.Sequential(LoraTransformer(), nn.Dropout(0.2))), loops.tokens
