@@ -1,6 +1,7 @@
 """Fixtures of all tests. One thread per process (set before torch starts), and fixed examples."""
 
 import collections
+import gc
 import os
 import shutil
 import subprocess
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[of] % thin.args[0]:
                 item.add_marker(pytest.mark.slow)
             cases[of] += 1
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # statsmodels collects garbage in every correction for many tests, which took 0.3 s each time
+    # among the objects of all modules and tests. They live until the end.
+    gc.freeze()
 
 
 _cached_row = numerics.memoize(100_000)(registry.row)

@@ -142,8 +142,8 @@ def each_gradient(state: State, x: Tensor, y: Tensor) -> list[Tensor]:
     trained = {k: p for k, p in state.model.named_parameters() if p.requires_grad}
     if not len(y):
         return [torch.zeros(0, *p.shape) for p in trained.values()]
-    if all(type(module) in _LINEAR | _WITHOUT_MIXING for module in state.model.modules()):
-        return _gradients_of_layers(state.model, x, y)
+    if {type(module) for module in state.model.modules()} <= _LINEAR | _WITHOUT_MIXING:
+        return _gradients_of_layers(state.model, list(trained.values()), x, y)
 
     def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
         out = torch.func.functional_call(state.model, parameters, (one_x[None],))
@@ -164,30 +164,34 @@ _WITHOUT_MIXING = {
 }
 
 
-def _gradients_of_layers(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+def _gradients_of_layers(
+    model: nn.Module, trained: list[nn.Parameter], x: Tensor, y: Tensor
+) -> list[Tensor]:
     """The same from gradients by the layers' outputs, several times as fast as by vmap."""
-    trained = {p: torch.zeros(len(y), *p.shape) for p in model.parameters() if p.requires_grad}
+    found: dict[Tensor, Tensor | None] = dict.fromkeys(trained)
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append((layer, inputs[0].detach(), output))
 
-    layers = [each for each in model.modules() if type(each) in _LINEAR]
-    trained_layers = [each for each in layers if any(p in trained for p in each.parameters())]
-    hooks = [each.register_forward_hook(keep) for each in trained_layers]
+    layers = [each for each in model.modules() if getattr(each, "weight", None) in found]
+    hooks = [each.register_forward_hook(keep) for each in layers]
     loss = functional.cross_entropy(model(x), y, reduction="sum")
     for hook in hooks:
         hook.remove()
     back = torch.autograd.grad(loss, [output for _, _, output in calls])
     for (layer, inputs, _), g in zip(calls, back, strict=True):
         for name, gradient in _products(layer, inputs, g).items():
-            if (parameter := getattr(layer, name)) in trained:
-                trained[parameter] += gradient
-    return list(trained.values())
+            if (parameter := getattr(layer, name)) in found:
+                before = found[parameter]  # of another call of the layer
+                found[parameter] = gradient if before is None else before + gradient
+    return list(found.values())
 
 
 def _products(layer: nn.Module, inputs: Tensor, g: Tensor) -> dict[str, Tensor]:
     """Each record's gradients by weight and bias, given those by the output, [b, ...]."""
+    if isinstance(layer, nn.Linear) and g.dim() == 2:
+        return {"weight": g[:, :, None] * inputs[:, None], "bias": g}
     if isinstance(layer, nn.Embedding):
         hot = functional.one_hot(inputs, layer.num_embeddings).to(g.dtype)
         return {"weight": torch.einsum("b...v,b...d->bvd", hot, g)}
@@ -212,7 +216,7 @@ def norms(each: list[Tensor]) -> Tensor:
 def clipped_sum(state: State, each: list[Tensor]) -> list[Tensor]:
     """Every record's gradient clipped to C, then the sum."""
     factor = (state.clip / norms(each).clamp(min=1e-12)).clamp(max=1.0)
-    return [torch.einsum("i,i...->...", factor, g) for g in each]
+    return [(factor @ g.flatten(1)).reshape(g.shape[1:]) for g in each]
 
 
 def gaussian(state: State, total: list[Tensor]) -> list[Tensor]:
