@@ -1,5 +1,6 @@
 """What a grid costs on a Gaussian base, against every order that goes from both ends."""
 
+import itertools
 import math
 from typing import Any
 
@@ -60,21 +61,18 @@ def most_of_three(candidates: Any, epsilon: Any, inclusion: Any = 1.0) -> Any:
     ]
     weight = np.array([1.0, -math.exp(epsilon)])
     most = np.zeros((len(states),) * 3)
-    for i, j in np.ndindex(most.shape[:2]):
-        for end in ends:
-            first, second, third = lefts[0][:, i], lefts[1][:, j], lefts[2][:, end]
-            gains = [
-                np.einsum("s,s,sk->k", weight * cells[0][:, i], second, third),
-                np.einsum("s,s,sk->k", weight * cells[1][:, j], first, third),
-                np.einsum("s,s,sk->k", weight * first, second, cells[2][:, end]),
-            ]
+    every = np.arange(len(states))
+    for at in itertools.product(ends, repeat=3):  # as much has gone of each in all these states
+        found = []
+        for moved in range(3):
+            chances = [(cells if k == moved else lefts)[k][:, part] for k, part in enumerate(at)]
+            gain = np.einsum("s,si,sj,sk->ijk", weight, *chances)
             after = [
-                (most[won[i], j, end], most[lost[i], j, end]),
-                (most[i, won[j], end], most[i, lost[j], end]),
-                (most[i, j, won[end]], most[i, j, lost[end]]),
+                most[np.ix_(*((on if k == moved else every)[part] for k, part in enumerate(at)))]
+                for on in (won, lost)
             ]
-            each = [np.maximum(g + w, r) for g, (w, r) in zip(gains, after, strict=True)]
-            most[i, j, end] = np.maximum.reduce(each)
+            found.append(np.maximum(gain + after[0], after[1]))
+        most[at] = np.maximum.reduce(found)
     return float(most[-1, -1, -1])
 
 
