@@ -341,21 +341,23 @@ def _monotone_chain(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArra
     if len(bent) == 0:
         return a, b
     x, y = [0.0, *a.tolist()], [0.0, *b.tolist()]
-    ahead, last = int(bent[0]) + 1, int(bent[-1]) + 1
+    places = [*(bent + 2).tolist(), len(x)]  # where the vertex before is to be dropped
+    ahead, following = places[0], 1
     hull = list(range(ahead))
     while ahead < len(x):
-        before = len(hull)
         while len(hull) > 1:
             i, j = hull[-2], hull[-1]
             # Compares slopes, because products of differences overflow above 1e154.
             if (y[j] - y[i]) / (x[j] - x[i]) < (y[ahead] - y[j]) / (x[ahead] - x[j]):
                 break
             hull.pop()
-        if ahead > last and len(hull) == before:
-            hull += range(ahead, len(x))
-            break
         hull.append(ahead)
         ahead += 1
+        if hull[-2] == ahead - 2:  # as from the start, up to the next such place
+            while places[following] < ahead:
+                following += 1
+            hull += range(ahead, places[following])
+            ahead = places[following]
     vertices = np.array(hull[1:]) - 1
     return a[vertices], b[vertices]
 

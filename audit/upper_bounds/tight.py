@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
 from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, equidistribute, log_subtract, memoize
+from audit.numerics import (
+    PROFILE_ACCURACY,
+    SUM_ROUNDING,
+    equidistribute,
+    log_subtract,
+    memoize,
+    safe_log,
+)
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners, region_curve
@@ -123,29 +130,32 @@ class _Envelope:
     """
 
     def __init__(self, gains: FloatArray, weights: FloatArray, slopes: FloatArray) -> None:
-        self._gains, self._weights, self._slopes = gains, weights, slopes
-        self._known: dict[float, NDArray[np.intp]] = {}
+        self._gains, self._slopes = gains, slopes
+        self._log_weights, self._rows = safe_log(weights), np.arange(len(weights))
+        self._known: list[float] = []  # epsilons, increasing
+        self._columns: dict[float, NDArray[np.intp]] = {}
 
     def table(self, epsilon: float) -> FloatArray:
         """The contribution of the cells at every f, [n, m]."""
-        return self._gains - _scaled(self._weights, epsilon) * self._slopes
+        return self._gains - _exp_scaled(self._log_weights, epsilon)[:, None] * self._slopes
 
     def best(self, epsilon: float) -> tuple[NDArray[np.intp], FloatArray]:
         """The first column [n] where a row is largest, and its value there [n]."""
-        weights = _scaled(self._weights, epsilon)
-        known = sorted(self._known)
+        weights, known = _exp_scaled(self._log_weights, epsilon), self._known
         above = bisect.bisect_left(known, epsilon)
         if known and known[0] <= epsilon <= known[-1]:
-            columns = self._known[known[max(above - 1, 0)]].copy()
-            rows = np.flatnonzero(columns != self._known[known[above]])
+            columns = self._columns[known[max(above - 1, 0)]].copy()
+            rows = np.flatnonzero(columns != self._columns[known[above]])
             if len(rows):
-                gains = self._gains[rows] - weights[rows] * self._slopes[rows]
+                gains = self._gains[rows] - weights[rows, None] * self._slopes[rows]
                 columns[rows] = gains.argmax(axis=1)
         else:
-            columns = (self._gains - weights * self._slopes).argmax(axis=1)
-        self._known[epsilon] = columns
-        at = np.arange(len(columns)), columns
-        return columns, self._gains[at] - weights[:, 0] * self._slopes[at]
+            columns = (self._gains - weights[:, None] * self._slopes).argmax(axis=1)
+        if epsilon not in self._columns:
+            known.insert(above, epsilon)
+        self._columns[epsilon] = columns
+        at = self._rows, columns
+        return columns, self._gains[at] - weights * self._slopes[at]
 
     def most(self, epsilon: float) -> float:
         """The sum over cells of the largest contribution, where it is positive."""
@@ -434,7 +444,7 @@ class TightCurve:
             at_points += 0.5 * np.bincount(here, point, len(cells))
             total += 0.5 * float((point + more).sum())
         (mass, _), (_, mass_with) = game.masses
-        gains = mass[1::2] - _scaled(mass_with[1::2], epsilon)[:, 0]
+        gains = mass[1::2] - _exp_scaled(safe_log(mass_with[1::2]), epsilon)
         at_points[game.cells] -= np.maximum(gains, 0.0)
         excess += np.maximum(at_points, 0.0)
         if total <= _SUFFICIENT_RATIO * delta or not excess.any():
@@ -469,10 +479,9 @@ def _blocks(rows: int) -> list[slice]:
     return [slice(first, min(first + _BLOCK_ROWS, rows)) for first in range(0, rows, _BLOCK_ROWS)]
 
 
-def _scaled(weights: FloatArray, epsilon: float) -> FloatArray:
-    """e^epsilon times weights, as a column, without overflow."""
-    with np.errstate(divide="ignore"):
-        return np.exp(np.minimum(epsilon + np.log(weights), 600.0))[:, None]
+def _exp_scaled(log_weights: FloatArray, epsilon: float) -> FloatArray:
+    """e^epsilon times weights, without overflow."""
+    return np.exp(np.minimum(epsilon + log_weights, 600.0))
 
 
 def _first_events(pair: DominatingPair, repetitions: Repetitions) -> FloatArray:
