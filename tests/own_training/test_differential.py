@@ -507,7 +507,7 @@ def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.M
 
 
 # `python -m benchmarks.training_loops` runs all of them, with the attack.
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
 def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
     control = BROKEN[name]

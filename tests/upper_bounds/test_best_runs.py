@@ -92,6 +92,7 @@ def front(law: Any, scores: Any, chances: Any, most: int) -> Any:
     return found
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6"])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_no_scores_of_small_cases_leak_more_on_a_pareto_front(spec: str, most: int) -> None:

@@ -33,7 +33,7 @@ def test_a_family_takes_any_mean(spec: str, mean: float) -> None:
         law.with_mean(0.0)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
 @pytest.mark.parametrize("target", [0.3, 8.0])
 def test_the_least_noise_keeps_the_budget_and_no_less_does(spec: str, target: float) -> None:

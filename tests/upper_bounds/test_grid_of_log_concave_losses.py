@@ -32,8 +32,8 @@ DELTA = 1e-5
     ("noise", "rate", "steps", "candidates", "value"),
     [
         (4.0, 0.2, 500, 5, 12.49),
-        (4.0, 0.2, 500, 20, 24.51),
-        (4.0, 0.2, 500, 100, 50.10),
+        pytest.param(4.0, 0.2, 500, 20, 24.51, marks=pytest.mark.slow),
+        pytest.param(4.0, 0.2, 500, 100, 50.10, marks=pytest.mark.slow),
         pytest.param(2.0, 0.05, 2000, 20, 26.20, marks=pytest.mark.slow),
         (2.0, 0.05, 2000, 100, 54.19),
         pytest.param(1.1, 0.01, 2000, 100, 14.63, marks=pytest.mark.slow),

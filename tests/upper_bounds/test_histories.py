@@ -200,6 +200,7 @@ def test_a_base_that_leaks_nothing_costs_nothing() -> None:
     assert found < 0.03 < 2.0 < plain
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("mu", "spec"),
     [
