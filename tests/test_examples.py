@@ -33,6 +33,7 @@ def test_what_did_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("only the best is released") == 4
 
 
+@pytest.mark.usefixtures("cached_bounds")  # verification recomputes the numbers of a certificate
 @pytest.mark.parametrize(
     "name", ["tune_privately.py", pytest.param("tune_with_optuna.py", marks=pytest.mark.slow)]
 )
@@ -258,6 +259,7 @@ def test_only_the_adapters_of_the_language_model_are_trained(language_model: Any
     assert made[2].expected_batch_size == 20
 
 
+@pytest.mark.usefixtures("cached_bounds")
 def test_language_model_is_tuned_and_audited(
     language_model: Any,
     tmp_path: Path,

@@ -315,11 +315,15 @@ def test_steps_after_those_that_time_allows_are_tested_by_fewer_runs(
     def silent_at_the_end(state: Any, total: list[Any]) -> list[Any]:
         return total if state.step == 15 else loops.gaussian(state, total)
 
-    found = report(Loop(steps=16, noise=silent_at_the_end))
+    def wide() -> torch.nn.Module:  # with more coordinates, fewer runs show the noise
+        layers = torch.nn.Linear(8, 20), torch.nn.Tanh(), torch.nn.Linear(20, 3)
+        return torch.nn.Sequential(*layers)
+
+    found = report(Loop(wide, steps=16, noise=silent_at_the_end))
     (finding,) = found.findings
     assert "(steps 16)" in finding.message
     assert any("steps 7 to 16 were tested by fewer runs" in note for note in found.notes)
-    correct = report(Loop(steps=16, sampling_rate=0.3))
+    correct = report(Loop(wide, steps=16, sampling_rate=0.3))
     assert not correct.findings
     assert any("steps 7 to 16 were tested by fewer runs" in note for note in correct.notes)
 
