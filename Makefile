@@ -19,8 +19,7 @@ audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
 
 test: $(VENV)/.installed
-	$(MAKE) -j 2 lint types # neither keeps two cores busy
-	$(MAKE) suite
+	$(MAKE) -j 3 types suite lint
 
 # All tests and doctests but those of `make lint`.
 suite: $(VENV)/.installed
