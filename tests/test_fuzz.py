@@ -530,6 +530,7 @@ def test_addresses_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyPatch
     play()
 
 
+@pytest.mark.slow
 @examples(1)
 @given(st.floats(0.8, 2.0), st.sampled_from([0.01, 0.1]), st.integers(4, 6), st.integers(1, 1000))
 @example(1.0, 0.01, 5, 1000)

@@ -106,6 +106,7 @@ def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less() -> None:
                 assert delta <= float(base.delta(epsilon)) + 1e-6
 
 
+@pytest.mark.slow
 def test_noise_is_solved_for_a_group() -> None:
     target = {"target_epsilon": 3.0, "target_delta": 1e-5, "steps": 50}
     found = upper_bounds.calibrate_noise("fixed:4", **target, group_size=5)

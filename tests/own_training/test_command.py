@@ -27,8 +27,8 @@ def train(records, candidate, seed, watch):
 @pytest.mark.parametrize(
     ("number", "jobs"),
     [
-        (signal.SIGTERM, 1),
         (signal.SIGKILL, 2),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
         (signal.SIGINT, 1),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),

@@ -307,6 +307,7 @@ def test_records_that_are_drawn_in_pairs_are_named() -> None:
     assert all(t.p_value > 1e-3 for t in found)
 
 
+@pytest.mark.slow
 def test_steps_after_those_that_time_allows_are_tested_by_fewer_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -383,6 +384,7 @@ def test_everything_on_a_returned_object_is_compared() -> None:
     assert not [name for name in found if "hook" in name]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -37,12 +37,14 @@ MISSED = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", MISSED)
 def test_mistakes_that_were_missed_are_named(name: str) -> None:
     found = report(INDEPENDENT[name]).findings
     assert any(MISSED[name] in each.message for each in found), [str(each) for each in found]
 
 
+@pytest.mark.thin(3)
 # Contributions were compared although other records changed their batches, or although fewer
 # random numbers were drawn without the record; models in bfloat16 raised an error.
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def test_two_values_are_one_gaussian_mechanism() -> None:
     assert epsilon == pytest.approx(GaussianMechanism(2.0**0.5 / SIGMA).epsilon(DELTA), rel=1e-5)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("candidates", [3, 10])
 def test_no_event_leaks_more_than_the_bound(candidates: int) -> None:
     epsilon, _ = attained(candidates, SIGMA, DELTA)

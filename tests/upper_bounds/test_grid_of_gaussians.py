@@ -201,6 +201,7 @@ def test_bins_hold_all_chances_of_how_many_are_run(count: int, chance: float, de
         before = most
 
 
+@pytest.mark.slow
 def test_where_many_of_many_are_run_it_is_below_the_grid_bound() -> None:
     base = GaussianMechanism(0.25)
     found = {
@@ -232,6 +233,7 @@ def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score() -> No
         assert upper_bounds.tuning_cost(base, "grid:12", DELTA) == found
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("kinds", "epsilon", "least"),
     [
