@@ -67,6 +67,8 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
 
 @memoize(4)  # several bounds of one base compose the same parts
 def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
+    if any(law.atoms(math.inf).p_only >= 1.0 for law, _ in parts):  # one run reveals everything
+        return LossPair(PrivacyLossPmf(np.array([0.0]), np.array([-np.inf]), 1.0, 1.0))
     while len(parts) > _MANY:
         groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
         parts = tuple(

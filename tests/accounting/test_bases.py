@@ -534,6 +534,18 @@ def test_every_accountant_and_the_engine_itself(name: str) -> None:
     assert stated.epsilon(1e-5) == expected.epsilon(1e-5)
 
 
+@pytest.mark.parametrize(
+    "other", [GaussianMechanism(1.0), LaplaceMechanism(1.0), DpSgd(1.0, 10, 0.1)]
+)
+def test_one_run_that_reveals_everything_makes_the_composition_do_so(other: Any) -> None:
+    reveals = DiscreteMechanism((1.0, 0.0), (0.0, 1.0))
+    for parts in ((other, reveals), (reveals, other)):
+        found = Composition(parts).delta(np.array([0.0, 1.0, 30.0]))
+        assert found.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(accounting.DeltaUnreachable, match="no epsilon removes"):
+        Composition((other, reveals)).epsilon(1e-5)
+
+
 def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name() -> None:
     for rate in (0.05, 1.0):
         one, other = DpSgd(2.0, 100, rate), DpSgd(2.0, 100, rate, "zero-out")
