@@ -103,8 +103,8 @@ def numbers(name: str, values: Any) -> "FloatArray":
     import numpy as np  # other checks work without it
 
     try:
-        if np.iscomplexobj(values):
-            raise TypeError("numpy would drop the imaginary part")
+        if np.iscomplexobj(values) or isinstance(values, np.ma.MaskedArray):
+            raise TypeError("numpy would drop the imaginary part, or the mask")
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise InvalidInput(f"{name} must be numbers, got {one_line(values)}") from None

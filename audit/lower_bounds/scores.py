@@ -13,8 +13,10 @@ from audit.errors import InvalidInput
 def checked(name: str, scores: ArrayLike) -> FloatArray:
     """Scores [n] as an array of floats. An error starts with `name`."""
     try:
-        if np.iscomplexobj(scores):
-            raise TypeError("complex")
+        if np.iscomplexobj(scores) or isinstance(scores, np.ma.MaskedArray):
+            raise TypeError("numpy would drop the imaginary part, or the mask")
+        if hasattr(scores, "detach"):  # a tensor of torch
+            scores = scores.detach().cpu()
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInput(

@@ -109,7 +109,9 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
         return [experiment.coupled(data, seed, digests=False) for seed in seeds]
 
     usual = with_seeds(experiment.pool[0])
-    for canary in canaries[:: max(len(canaries) // _MAX_LOST, 1)]:
+    for canary in canaries[:: math.ceil(len(canaries) / _MAX_LOST)]:
+        if not experiment.time_left(0.45):
+            break
         runs = with_seeds(canary)
         for step in range(min(len(run.steps) for run in [*usual, *runs])):
             with_it, without = (

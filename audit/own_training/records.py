@@ -87,6 +87,10 @@ class TrainingSet:
 
 
 def _array(parameter: str, values: Any) -> NDArray[Any]:
+    if isinstance(values, np.ma.MaskedArray):
+        raise InvalidInput(f"{parameter} must be arrays of numbers, got a masked array")
+    if hasattr(values, "detach"):  # a tensor of torch
+        values = values.detach().cpu()
     try:
         return np.asarray(values)
     except (ValueError, TypeError) as error:

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from audit.checks import printable
+from audit.checks import one_line, printable
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.game.store import is_started, read_settings, write_text
@@ -412,6 +412,8 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
         InvalidInput: the folder cannot be written.
     """
     folder = Path(out)
+    if (folder / _SUMMARY).exists() or (folder / "config.json").exists():
+        raise InvalidInput(f"out must not be the folder of an audit, got {one_line(str(out))}")
     write_text(folder / "table.csv", tables.to_csv(_without_formulas(table_of_bounds(audits))))
     write_text(folder / "table.md", to_markdown(audits))
     pictures.save(draw(audits), folder / "figure.png")

@@ -23,7 +23,7 @@ from audit.accounting import (
     WorstOf,
     ZeroConcentratedDp,
 )
-from audit.accounting.combinations import kinds
+from audit.accounting.combinations import kinds, relations
 from audit.accounting.recorded import joined
 from audit.claims import Kind
 from audit.errors import InvalidInput
@@ -223,6 +223,14 @@ def cost_of_trials(
     search = RandomSearch(Fixed(len(runs))) if protocol is None else parse_protocol(protocol)
     if not isinstance(search, RandomSearch):
         raise InvalidInput(f"protocol must be a random search, got {search.spec}")
+    if not math.isfinite(search.repetitions.log_pmf(len(runs))):
+        raise InvalidInput(
+            f"protocol must be a distribution that draws the number of trials, {len(runs)} with "
+            f"those that failed, got {search.repetitions.spec}"
+        )
+    stated = frozenset(name for one in dict.fromkeys(runs) for name in relations(one))
+    if len(stated) > 1:
+        raise InvalidInput(f"trials must have one neighbouring relation, got {sorted(stated)}")
     for name, value in {"cap": cap, "budgets": budgets}.items():
         if value is not None and chosen != "sequential":
             raise InvalidInput(f"{name} must be given with chosen sequential only, got {chosen}")

@@ -104,6 +104,8 @@ class Journal(Memory):
     """
 
     def __init__(self, folder: str | Path) -> None:
+        if "\0" in str(folder):
+            raise InvalidInput(f"folder must be a name without null characters, got {folder!r}")
         self.folder: Path = Path(folder).absolute()
         self._state_path = self.folder / "state.json"
         self._records_path = self.folder / "runs.jsonl"

@@ -193,7 +193,12 @@ class Space:
                 raise InvalidInput("space must name at least one hyperparameter, got none")
             if "" in space:
                 raise InvalidInput("space must name every hyperparameter, got an empty name")
-            return cls({str(name): _dimension(str(name), given) for name, given in space.items()})
+            for name in space:
+                if not isinstance(name, str):
+                    raise InvalidInput(
+                        f"space must name hyperparameters by text, got {checks.one_line(name)}"
+                    )
+            return cls({name: _dimension(name, given) for name, given in space.items()})
         try:
             candidates = list(space)
         except TypeError:  # also an array without a dimension, which has an iterator

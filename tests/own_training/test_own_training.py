@@ -547,6 +547,8 @@ def test_the_crafted_canary_is_where_nobody_is() -> None:
         ({"records": [1, 2, 3]}, "records must be a pair"),
         ({"records": (np.zeros((3, 2)), np.zeros(2))}, "with one label each"),
         ({"canary": "dirac"}, "canary must be an InputCanary"),
+        ({"canary": (np.ones(7), 0)}, "canary must have features of shape"),
+        ({"records": (np.ma.masked_less(np.ones((9, 3)), 0), np.ones(9))}, "got a masked array"),
         ({"delta": 0.0}, "delta must be"),
         ({"confidence": 1.0}, "confidence must be"),
         ({"games": 1}, "games must be"),

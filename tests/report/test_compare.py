@@ -270,6 +270,15 @@ def test_audits_with_sampled_batches_must_agree_on_the_steps(
         compare.read([steps("c", 7, 0.5), steps("d", 8, 0.5)])
 
 
+def test_the_folder_of_an_audit_is_not_overwritten(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(finished.iterdir())
+    assert compare_command.main([str(finished), "--out", str(finished)]) == 2
+    assert "out must not be the folder of an audit" in capsys.readouterr().err
+    assert sorted(finished.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -62,6 +62,20 @@ def test_random_trials_with_a_law_cost_the_law() -> None:
     assert "no trial of the prior is less private" in found.assumed
 
 
+@pytest.mark.parametrize("law", ["fixed:2", "fixed:4", "binomial:2,0.5", "tnb:0,0.2@2"])
+def test_a_law_that_cannot_draw_the_number_of_trials_is_refused(law: str) -> None:
+    trials = [GaussianMechanism(0.5)] * 3
+    with pytest.raises(ValueError, match="protocol must be a distribution that draws the number"):
+        tuning.cost_of_trials(trials, "random", protocol=law)
+    assert tuning.cost_of_trials(trials, "random", protocol="fixed:3").best_only
+
+
+def test_trials_of_several_relations_are_refused() -> None:
+    trials = [DpSgd(1.0, 10, 1.0, relation) for relation in ("add-remove", "replace-one")]
+    with pytest.raises(ValueError, match="trials must have one neighbouring relation"):
+        tuning.cost_of_trials(trials, "grid")
+
+
 def test_sequential_trials_cost_all_of_them_and_the_reason_is_told() -> None:
     found = tuning.cost_of_trials(TEN, "sequential")
     assert found.best_only == found.all_released

@@ -18,6 +18,7 @@ from benchmarks import studies
     [
         ({"space": {}}, "space must name at least one hyperparameter"),
         ({"space": 5}, "space must be a mapping from names to values, or a list"),
+        ({"space": {1: [1, 2]}}, "space must name hyperparameters by text, got 1"),
         ({"space": {"": [1, 2]}}, "space must name every hyperparameter, got an empty name"),
         ({"folder": 5}, "folder must be a path or None, got 5"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
