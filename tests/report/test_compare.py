@@ -271,12 +271,13 @@ def test_audits_with_sampled_batches_must_agree_on_the_steps(
 
 
 def test_the_folder_of_an_audit_is_not_overwritten(
-    finished: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = sorted(finished.iterdir())
-    assert compare_command.main([str(finished), "--out", str(finished)]) == 2
+    folder = changed(finished, tmp_path)
+    before = sorted(folder.iterdir())
+    assert compare_command.main([str(folder), "--out", str(folder)]) == 2
     assert "out must not be the folder of an audit" in capsys.readouterr().err
-    assert sorted(finished.iterdir()) == before
+    assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(
