@@ -93,6 +93,25 @@ def items(name: str, value: object, of: str) -> list[Any]:
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}") from None
 
 
+def detached(values: Any) -> Any:
+    """A tensor of torch as numpy can read it; anything else as it is."""
+    return values.detach().cpu() if hasattr(values, "detach") else values
+
+
+def to_floats(values: Any) -> "FloatArray":
+    """Numbers, in nested lists, arrays or tensors, as an array of floats.
+
+    Raises:
+        TypeError, ValueError, OverflowError: they are no such numbers, or a part would be lost.
+    """
+    import numpy as np  # other checks work without it
+
+    values = detached(values)
+    if np.iscomplexobj(values) or isinstance(values, np.ma.MaskedArray):
+        raise TypeError("numpy would drop the imaginary part, or the mask")
+    return np.asarray(values, dtype=np.float64)
+
+
 def numbers(name: str, values: Any) -> "FloatArray":
     """Returns `values` as an array of floats, of any shape, else raises InvalidInput.
 
@@ -100,12 +119,8 @@ def numbers(name: str, values: Any) -> "FloatArray":
         name: the parameter's name, as the user knows it.
         values: a number, or numbers in nested lists.
     """
-    import numpy as np  # other checks work without it
-
     try:
-        if np.iscomplexobj(values) or isinstance(values, np.ma.MaskedArray):
-            raise TypeError("numpy would drop the imaginary part, or the mask")
-        return np.asarray(values, dtype=np.float64)
+        return to_floats(values)
     except (TypeError, ValueError, OverflowError):
         raise InvalidInput(f"{name} must be numbers, got {one_line(values)}") from None
 

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from audit import checks
 from audit.arrays import FloatArray, IntArray
 from audit.errors import InvalidInput
 
@@ -13,11 +14,7 @@ from audit.errors import InvalidInput
 def checked(name: str, scores: ArrayLike) -> FloatArray:
     """Scores [n] as an array of floats. An error starts with `name`."""
     try:
-        if np.iscomplexobj(scores) or isinstance(scores, np.ma.MaskedArray):
-            raise TypeError("numpy would drop the imaginary part, or the mask")
-        if hasattr(scores, "detach"):  # a tensor of torch
-            scores = scores.detach().cpu()
-        values = np.asarray(scores, dtype=np.float64)
+        values = checks.to_floats(scores)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
             f"{name} must be a list of numbers, got {type(scores).__name__}"

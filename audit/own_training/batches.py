@@ -264,28 +264,29 @@ def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[
     """
     n = int(numbers["n"])
     seen = np.bincount(sizes.astype(np.int64), minlength=n + 1)
-    best: tuple[float, int] | None = None
-    for size in range(1, n):
-        less, more = int(seen[:size].max()), int(seen[size + 1 :].max())
-        own = int(seen[size])
-        if own < min(less, more):
-            # If the size is not rarer than both, one of the two tests holds its level.
-            p_value = max(float(stats.binom.cdf(own, own + c, 0.5)) for c in (less, more))
-            best = min(best or (1.0, size), (p_value, size))
-    if best is not None:
-        p_value, size = best
-        triples = math.comb(n + 1, 3)
-        shown: dict[str, float | int | str] = {
-            **numbers,
-            "size": size,
-            "seen": int(seen[size]),
-            "less": int(seen[:size].max()),
-            "smaller": int(seen[:size].argmax()),
-            "more": int(seen[size + 1 :].max()),
-            "larger": size + 1 + int(seen[size + 1 :].argmax()),
-        }
-        matters = 3 * seen[size] < min(seen[:size].max(), seen[size + 1 :].max())
-        yield TestResult(min(1.0, triples * p_value), "gaps in batches", shown, bool(matters))
+    own = seen[1:-1]
+    less = np.maximum.accumulate(seen)[:-2]
+    more = np.maximum.accumulate(seen[::-1])[::-1][2:]
+    rarer = np.flatnonzero(own < np.minimum(less, more))
+    if not len(rarer):
+        return
+    # If a size is not rarer than both, one of the two tests holds its level.
+    below, above = (stats.binom.cdf(own, own + counts, 0.5) for counts in (less, more))
+    p_values = np.maximum(below, above)[rarer]
+    place = int(rarer[p_values.argmin()])
+    size = place + 1
+    shown: dict[str, float | int | str] = {
+        **numbers,
+        "size": size,
+        "seen": int(own[place]),
+        "less": int(less[place]),
+        "smaller": int(seen[:size].argmax()),
+        "more": int(more[place]),
+        "larger": size + 1 + int(seen[size + 1 :].argmax()),
+    }
+    matters = 3 * own[place] < min(less[place], more[place])
+    p_value = min(1.0, math.comb(n + 1, 3) * float(p_values.min()))
+    yield TestResult(p_value, "gaps in batches", shown, bool(matters))
 
 
 def _inclusions(

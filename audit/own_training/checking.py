@@ -158,10 +158,11 @@ def check(
     training_set = TrainingSet.of(records)
     is_dirac = isinstance(canary, DiracCanary)
     given = None if canary is None or is_dirac else one_record(canary)
-    shapes = [one.features.shape[1:] for one in (training_set, given) if one is not None]
-    if len(training_set) and len(set(shapes)) > 1:
+    shape = training_set.features.shape[1:]
+    if given is not None and len(training_set) and given.features.shape[1:] != shape:
         raise InvalidInput(
-            f"canary must have features of shape {shapes[0]} as the records have, got {shapes[1]}"
+            f"canary must have features of shape {shape} as the records have, "
+            f"got {given.features.shape[1:]}"
         )
     seed = checks.integer("seed", seed, 0)
 

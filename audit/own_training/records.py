@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from audit.errors import InvalidInput
 from canaries import InputCanary
 
@@ -89,10 +90,8 @@ class TrainingSet:
 def _array(parameter: str, values: Any) -> NDArray[Any]:
     if isinstance(values, np.ma.MaskedArray):
         raise InvalidInput(f"{parameter} must be arrays of numbers, got a masked array")
-    if hasattr(values, "detach"):  # a tensor of torch
-        values = values.detach().cpu()
     try:
-        return np.asarray(values)
+        return np.asarray(checks.detached(values))
     except (ValueError, TypeError) as error:
         raise InvalidInput(
             f"{parameter} must be arrays of numbers, got {type(values).__name__}: {error}"

@@ -412,7 +412,7 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
         InvalidInput: the folder cannot be written.
     """
     folder = Path(out)
-    if (folder / _SUMMARY).exists() or (folder / "config.json").exists():
+    if is_started(folder) or (folder / _SUMMARY).exists():
         raise InvalidInput(f"out must not be the folder of an audit, got {one_line(str(out))}")
     write_text(folder / "table.csv", tables.to_csv(_without_formulas(table_of_bounds(audits))))
     write_text(folder / "table.md", to_markdown(audits))

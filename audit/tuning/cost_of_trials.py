@@ -228,20 +228,21 @@ def cost_of_trials(
             f"protocol must be a distribution that draws the number of trials, {len(runs)} with "
             f"those that failed, got {search.repetitions.spec}"
         )
-    stated = frozenset(name for one in dict.fromkeys(runs) for name in relations(one))
+    different = dict.fromkeys(runs)
+    stated = frozenset(name for one in different for name in relations(one))
     if len(stated) > 1:
         raise InvalidInput(f"trials must have one neighbouring relation, got {sorted(stated)}")
     for name, value in {"cap": cap, "budgets": budgets}.items():
         if value is not None and chosen != "sequential":
             raise InvalidInput(f"{name} must be given with chosen sequential only, got {chosen}")
     if prior is not None:
-        _check_prior(prior, dict.fromkeys(runs), chosen)
+        _check_prior(prior, different, chosen)
         prior = _fewer_drawn(prior)
     if chosen == "sequential":
         return _looking_back(runs, delta, cap, budgets)
     everything = _composed(runs, delta)
     best, name, way = everything, _ALL, "law" if protocol is not None else chosen
-    alike = _alike(dict.fromkeys(runs))
+    alike = _alike(different)
     distinct = list(dict.fromkeys(alike.values()))
     # Whatever the probability of each budget, no run is less private than the least private.
     worst = distinct[0] if len(distinct) == 1 else WorstOf(tuple(distinct))
