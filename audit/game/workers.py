@@ -34,9 +34,10 @@ from audit.game.play import Trials
 from audit.game.store import RunFolder
 from audit.processes import end_with_parent
 
-# Seconds to wait for a cluster: afterwards a missing scheduler is an error, and missing workers are
-# reported.
+# Seconds after which a missing scheduler is an error.
 _PATIENCE = 10.0
+# Seconds after which a scheduler without workers is reported.
+_SECONDS_WITHOUT_WORKERS = 10.0
 # Seconds in which a scheduler that accepts connections must speak the protocol of its backend. A
 # process of its own tries, because neither library gives up on a server that stays silent.
 _SECONDS_TO_CONNECT = 15.0
@@ -183,11 +184,11 @@ def _dask(place: Place) -> Iterator[None]:
         raise _no_answer(place, error) from error
     with client:
         try:
-            client.wait_for_workers(1, timeout=_PATIENCE)
+            client.wait_for_workers(1, timeout=_SECONDS_WITHOUT_WORKERS)
         except TimeoutError:
             console.note(
-                f"the dask scheduler {place.scheduler} has no workers after {_PATIENCE:g} s; "
-                "waiting for the first"
+                f"the dask scheduler {place.scheduler} has no workers after "
+                f"{_SECONDS_WITHOUT_WORKERS:g} s; waiting for the first"
             )
             client.wait_for_workers(1)
         yield

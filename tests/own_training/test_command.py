@@ -72,7 +72,7 @@ def test_training_ends_with_the_command(
         else:
             command.send_signal(number)
         killed = number == signal.SIGKILL
-        assert command.wait(10) == (-number if killed else 128 + number)
+        assert command.wait(60) == (-number if killed else 128 + number)
     finally:
         command.kill()
         command.wait()
