@@ -98,11 +98,7 @@ MODULES = {
 
 
 def renamed(package: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package, which finds its old names and warns.
-
-    Args:
-        package: name of the package.
-    """
+    """The `__getattr__` of a package, which finds its old names and warns."""
 
     def find(name: str) -> Any:
         old = f"{package}.{name}"

@@ -31,19 +31,10 @@ def interval(
     closed_low: bool = False,
     closed_high: bool = False,
 ) -> float:
-    """Returns `value` as a float if it lies in the interval, else raises.
+    """Returns `value` as a float if it lies in the interval, else raises InvalidInput.
 
-    Args:
-        name: the parameter's name, as the user knows it.
-        value: the value that was given.
-        low: lower end, excluded unless `closed_low`.
-        high: upper end, excluded unless `closed_high`.
-        closed_low: whether `low` itself is allowed.
-        closed_high: whether `high` itself is allowed.
-
-    Raises:
-        InvalidInput: `value` is not a number inside the interval. NaN, true and false are never
-            accepted.
+    The ends are excluded unless `closed_low` and `closed_high`. NaN, true and false are never
+    accepted.
     """
     try:
         number = math.nan if _is_bool(value) else float(value)
@@ -78,12 +69,8 @@ def integer(name: str, value: float, low: int, high: int | None = None) -> int:
 def items(name: str, value: object, of: str) -> list[Any]:
     """Returns the items of a collection as a list, else raises InvalidInput.
 
-    Text, bytes and dictionaries are refused, although they can be iterated.
-
-    Args:
-        name: the parameter's name, as the user knows it.
-        value: the value that was given.
-        of: what the items are, in the plural.
+    Text, bytes and dictionaries are refused, although they can be iterated. `of` names the items,
+    in the plural.
     """
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}")
@@ -113,12 +100,7 @@ def to_floats(values: Any) -> "FloatArray":
 
 
 def numbers(name: str, values: Any) -> "FloatArray":
-    """Returns `values` as an array of floats, of any shape, else raises InvalidInput.
-
-    Args:
-        name: the parameter's name, as the user knows it.
-        values: a number, or numbers in nested lists.
-    """
+    """Returns numbers, in nested lists or one, as an array of floats, else raises InvalidInput."""
     try:
         return to_floats(values)
     except (TypeError, ValueError, OverflowError):
@@ -146,23 +128,10 @@ def _as_integer(value: object) -> int | None:
 
 
 def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = False) -> str:
-    """Returns the allowed name that equals `value` up to upper and lower case, else raises.
+    """Returns the allowed name that equals `value` up to case, else raises InvalidInput.
 
-    The error suggests the closest name.
-
-    Args:
-        name: the parameter's name, as the user knows it.
-        value: the value that was given.
-        allowed: the allowed names.
-        dotted: whether `package.name` is also allowed, for the user's own code; it is returned
-            unchanged.
-
-    Raises:
-        InvalidInput: `value` is not an allowed name.
-
-    Example:
-        >>> one_of("dataset", "digits", ["DIGITS"])
-        'DIGITS'
+    The error suggests the closest name. If `dotted`, `package.name` is also allowed, for the user's
+    own code, and returned unchanged.
     """
     names = list(allowed)
     if isinstance(value, str) and (value in names or (dotted and "." in value)):
@@ -232,11 +201,7 @@ def without_password(text: str) -> str:
 
 
 def read_text(path: str | Path, max_characters: int = 10**8) -> str:
-    """The content of a text file of limited size.
-
-    Args:
-        path: the file; it may be endless, such as /dev/zero.
-        max_characters: largest number of characters.
+    """The content of a text file, which may be endless, such as /dev/zero.
 
     Raises:
         InvalidInput: the file has more characters.

@@ -73,17 +73,13 @@ def safe_root(
 ) -> float:
     """A point near the root of `excess` between `start` and `end`, on the side of `start`.
 
-    The result is `start` or a point at which `excess` was evaluated and is at most 0; `start` may
-    be larger or smaller than `end`. The method is the Illinois variant of the secant method. It
-    bisects if a value is infinite or a bool, and if the secant converges slowly.
-
-    Args:
-        excess: at most 0 (or False) before the root, above 0 (or True) beyond it; it may have jumps
-            and infinite values. The caller guarantees that it is at most 0 at `start`.
-        start: a point before the root.
-        end: the other end of the interval; returned if `excess` is at most 0 there.
-        tolerance: largest distance of the result from a point beyond the root.
-        relative: the same as a fraction of the result; the larger of the two applies.
+    The result is `start` or a point at which `excess` was evaluated and is at most 0. `excess` is
+    above 0 (or True) beyond the root and may have jumps and infinite values; the caller guarantees
+    that it is at most 0 (or False) at `start`. `start` may be larger or smaller than `end`, which
+    is returned if it lies before the root. The method is the Illinois variant of the secant method.
+    It bisects if a value is infinite or a bool, and if the secant converges slowly. `tolerance` is
+    the largest distance of the result from a point beyond the root, `relative` the same as a
+    fraction of the result; the larger of the two applies.
     """
 
     def value_at(x: float) -> float:
@@ -121,17 +117,10 @@ def safe_root(
 def double_until(
     exceeds: Callable[[float], bool], first: float, last: float, start: float = 0.0
 ) -> tuple[float, float]:
-    """Encloses a root by doubling from `first`.
+    """Encloses a root of `exceeds`, True beyond it, by doubling from `first` > 0 up to `last`.
 
-    Args:
-        exceeds: False up to the root and True beyond it.
-        first: the first point to evaluate, > 0.
-        last: the largest point to evaluate.
-        start: a point where `exceeds` is False; it is not evaluated.
-
-    Returns:
-        The last point before the root (`start` if there is none), and the first point beyond it
-        (infinity if there is none up to `last`).
+    Returns the last point before the root (`start` if there is none, which is not evaluated), and
+    the first point beyond it (infinity if there is none up to `last`).
     """
     before, beyond = start, first
     while beyond <= last:
@@ -144,21 +133,11 @@ def double_until(
 def bracket_near(
     excess: Callable[[float], float], guess: float, step: float, start: float, end: float
 ) -> tuple[float, float]:
-    """A short interval near a guess that encloses the root of `excess`.
+    """A short interval near a guess that encloses the root of `excess`, as for `safe_root`.
 
     Each step from the guess is four times as long as the one before: towards `end` if the guess
-    lies before the root, else towards `start`.
-
-    Args:
-        excess: as for `safe_root`.
-        guess: a point between `start` and `end`.
-        step: length of the first step, > 0.
-        start: end of the search before the root.
-        end: end of the search beyond the root.
-
-    Returns:
-        A point before the root and a point beyond it; `start` twice if the root lies before it, and
-        `end` twice if the root lies beyond it.
+    lies before the root, else towards `start`. Returns a point before the root and a point beyond
+    it; `start` twice if the root lies before it, and `end` twice if the root lies beyond it.
     """
     forward = excess(guess) <= 0.0
     limit = end if forward else start
@@ -177,10 +156,8 @@ def last_integer(
 ) -> IntArray:
     """The largest integers at which a condition holds, elementwise, by bisection.
 
-    Args:
-        holds: maps integers [...] to bools; true up to some integer, false above it.
-        low: integers at which it holds, or one below the smallest candidate; not evaluated.
-        high: integers at which it does not hold; not evaluated.
+    It is true up to some integer. It holds at `low`, or this is one below the smallest candidate,
+    and not at `high`; neither is evaluated.
     """
     lower, upper = np.broadcast_arrays(np.asarray(low), np.asarray(high))
     lower, upper = lower.astype(np.int64), upper.astype(np.int64)
@@ -196,11 +173,8 @@ def bisect_intervals(
 ) -> tuple[FloatArray, FloatArray]:
     """Bisects intervals elementwise; returns a point that holds and a point that does not.
 
-    Args:
-        holds: maps points [...] to bools; true up to some point, false above it.
-        low: points at which it holds; not evaluated.
-        high: points at which it does not hold; not evaluated.
-        halvings: number of bisections; 64 reach the last bit.
+    The condition is true up to some point, so at `low` and not at `high`, which are not evaluated.
+    64 halvings reach the last bit.
     """
     lower, upper = np.broadcast_arrays(
         np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
@@ -254,12 +228,9 @@ def minimize_over_alpha(
 
 
 def equidistribute(t: FloatArray, weights: FloatArray, points: int) -> FloatArray:
-    """Points over the range of a grid, with equal weight between neighbours.
+    """Points over the range of a grid [n], with equal weight between neighbours.
 
-    Args:
-        t: the grid [n], increasing.
-        weights: weights of the intervals between its points [n-1], >= 0.
-        points: number of points to return.
+    The weights [n-1] >= 0 are those of the intervals of the grid.
     """
     cumulative = np.concatenate([[0.0], np.cumsum(weights)])
     return np.interp(np.linspace(0.0, cumulative[-1], points), cumulative, t)
@@ -300,15 +271,10 @@ def product_of_powers(factors: Sequence[tuple[ComplexArray, int]]) -> ComplexArr
 
 
 def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Vertices of the lower convex hull of the origin and the points, starting at the origin.
+    """Vertices of the lower convex hull of the origin and points (a, b) [n] >= 0.
 
-    Args:
-        a: [n] >= 0.
-        b: [n] >= 0.
-
-    Returns:
-        The vertices after the origin, with increasing a and increasing slopes. Because of rounding
-        there may be an extra vertex, which changes the envelope by at most the rounding.
+    The origin is left out; a and the slopes increase. Because of rounding there may be an extra
+    vertex, which changes the envelope by at most the rounding.
     """
     order = np.lexsort((-b, a))
     a, b = a[order], b[order]

@@ -51,10 +51,8 @@ def loky_options(initializer: Callable[[], object] = end_with_parent) -> dict[st
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """Locks a file against other processes, until the context or the process ends.
 
-    Args:
-        path: the lock file. It is created if it does not exist, only its owner may read it, and it
-            stays after the lock is released.
-        wait: whether to wait while another process holds the lock.
+    The file is created if it does not exist, only its owner may read it, and it stays after the
+    lock is released.
 
     Raises:
         TimeoutError: another process holds the lock, and `wait` is false.

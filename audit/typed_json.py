@@ -20,13 +20,8 @@ _WORDS: dict[Any, str] = {
 def read_typed(kind: Any, value: Any, where: str) -> Any:
     """A value of the given type from parsed json. Unknown fields of a dataclass are ignored.
 
-    Args:
-        kind: a dataclass, a tuple, a mapping from texts, an optional type or a plain one.
-        value: the parsed json.
-        where: name of the value in errors.
-
-    Raises:
-        InvalidInput: the value has another type, or is incomplete.
+    The type is a dataclass, a tuple, a mapping from texts, an optional type or a plain one; a value
+    of another type, or an incomplete one, is refused, with the name `where`.
     """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):

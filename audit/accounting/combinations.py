@@ -40,15 +40,9 @@ def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
     """All combinations of directions that repeated mechanisms can have on two data sets.
 
     A directed mechanism uses its first pair if the first data set has the record, otherwise its
-    last. Every run of any other mechanism may use either pair. The list contains each arrangement
-    and its mirror image. If there are more than 16 arrangements, the self-mirrored pair of the
+    last. Every run of any other mechanism may use either pair. The first arrangement and the last
+    are mirror images, and so on inwards. If there are more than 16, the self-mirrored pair of the
     mechanism's privacy profile replaces both directions, because it dominates them.
-
-    Args:
-        several: mechanisms and the number of runs of each.
-
-    Returns:
-        The arrangements. The first and the last are mirror images, and so on inwards.
     """
     free = [not one.is_directed for one, _ in several]
     fixed_turns = any(one.is_directed and not one.is_symmetric for one, _ in several)

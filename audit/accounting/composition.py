@@ -178,10 +178,8 @@ def _sum_of(
 ) -> tuple[FloatArray, float, float]:
     """Distribution of the sum in the window from `first` to `last`, by transforms of `size` points.
 
-    Wrapped mass is only added. Each loss uses the tilt with the smallest Chernoff bound.
-
-    Returns:
-        Log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.
+    Wrapped mass is only added. Each loss uses the tilt with the smallest Chernoff bound. Returns
+    log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.
     """
     index = np.arange(first, last + 1)
     place = index % size

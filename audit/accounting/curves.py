@@ -101,9 +101,6 @@ class RenyiChords:
     differ by a factor of e^(1/192). A chord exceeds a Gaussian's divergence by a relative 7e-6, and
     that of sampled batches by at most about 1e-4.
 
-    Args:
-        renyi: maps orders [n] > 1 to divergences [n].
-
     Example:
         >>> curve = RenyiChords(lambda alpha: 0.125 * alpha)
         >>> bool(0.0 <= curve(np.array([8.3]))[0] / (0.125 * 8.3) - 1.0 < 7e-6)

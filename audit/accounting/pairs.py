@@ -30,19 +30,12 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 @dataclass(frozen=True)
 class PrivacyLossPmf:
-    """Distribution of the privacy loss under P.
+    """Distribution of the privacy loss under P."""
 
-    Attributes:
-        loss: finite values [n] of log(P/P').
-        log_mass: log of their P-probabilities [n].
-        p_only: P-probability of outputs that P' never gives (or of a truncated tail).
-        q_only: P'-probability of outputs that P never gives (or of a truncated tail).
-    """
-
-    loss: FloatArray
-    log_mass: FloatArray
-    p_only: float = 0.0
-    q_only: float = 0.0
+    loss: FloatArray  # finite values [n] of log(P/P')
+    log_mass: FloatArray  # log of their P-probabilities [n]
+    p_only: float = 0.0  # P-probability of outputs that P' never gives (or of a truncated tail)
+    q_only: float = 0.0  # P'-probability of outputs that P never gives (or of a truncated tail)
 
 
 class PrivacyLoss(ABC):
@@ -56,9 +49,8 @@ class PrivacyLoss(ABC):
     def atoms(self, spacing: float) -> PrivacyLossPmf:
         """Distribution of the loss: exact if discrete, otherwise by quadrature.
 
-        Args:
-            spacing: its multiples are cell limits of the quadrature, so that functions that are
-                linear in e^-loss between them are integrated to rounding error.
+        Multiples of the spacing are cell limits of the quadrature, so that functions that are
+        linear in e^-loss between them are integrated to rounding error.
         """
 
 
@@ -114,10 +106,6 @@ def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> FloatArray:
 
     In the tail, the difference of Mills ratios avoids cancellation; its relative error is below
     1e-10 for mu >= 1e-4. For smaller mu, the integral of the ratio's slope stays accurate.
-
-    Args:
-        epsilon: any shape.
-        mu: > 0, any shape that broadcasts.
     """
     epsilon, mu = np.broadcast_arrays(
         np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
@@ -279,12 +267,7 @@ class LossPair(DominatingPair):
 
 
 class DiscretePair(LossPair):
-    """Two distributions on finitely many outputs.
-
-    Args:
-        p: probabilities [n] under P.
-        q: probabilities [n] under P'.
-    """
+    """Two distributions on finitely many outputs, from their probabilities [n] under P and P'."""
 
     def __init__(self, p: ArrayLike, q: ArrayLike) -> None:
         p, q = checks.numbers("p", p), checks.numbers("q", q)
@@ -313,13 +296,9 @@ class DiscretePair(LossPair):
 
 @dataclass(frozen=True)
 class LaplacePair(DominatingPair):
-    """Two Laplace distributions at distance 1; the pair is its own mirror image.
+    """Two Laplace distributions at distance 1; the pair is its own mirror image."""
 
-    Attributes:
-        scale: scale of both, in units of the sensitivity.
-    """
-
-    scale: float
+    scale: float  # scale of both, in units of the sensitivity
 
     @property
     def _most(self) -> float:

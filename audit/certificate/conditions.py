@@ -237,9 +237,6 @@ def check_score(protocol: Protocol, score: Private | None) -> None:
 
     The bound of a subset assumes that every record is read by the runs of the tuning or by the
     final run. A record that is scored but never trained on is read by all runs.
-
-    Raises:
-        InvalidInput: the protocol tunes on a subset, and the score reads records of its own.
     """
     if isinstance(protocol, Subset) and score is not None and score.disjoint:
         raise InvalidInput(

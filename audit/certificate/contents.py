@@ -91,11 +91,7 @@ class CertificateContents:
         return self.claim("on trust")
 
     def claim(self, which: str) -> str:
-        """The claim in one line.
-
-        Args:
-            which: where a reader finds the conditions: `on trust`, `below`.
-        """
+        """The claim in one line; `which` says where the conditions are: `on trust` or `below`."""
         what = "the best run of this tuning"
         if isinstance(self.protocol, Subset):
             what = "the final run of this tuning, and the candidate chosen,"
@@ -111,11 +107,7 @@ class CertificateContents:
         return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
 
     def required(self, which: str) -> str:
-        """The conditions that the claim depends on, in words.
-
-        Args:
-            which: where a reader finds those on trust.
-        """
+        """The conditions of the claim, in words; `which` says where those on trust are."""
         tested = sum(one.ground is Ground.TESTED for one in self.conditions)
         more = f" and the {tested} tested ones" if tested else ""
         return f"the {len(self.on_trust)} conditions {which}{more}"

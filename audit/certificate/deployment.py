@@ -39,13 +39,10 @@ _BLANK = {
 
 
 def record(certificate: CertificateContents) -> str:
-    """A draft entry of the registry, as YAML.
+    """A draft entry of the registry, as YAML; a void certificate is refused.
 
     A field that does not follow from the certificate is an empty text with a comment for the
     publisher.
-
-    Raises:
-        InvalidInput: the certificate is void.
     """
     if certificate.void:
         raise InvalidInput(

@@ -198,13 +198,9 @@ def _smallest_first(
 
 @dataclass(frozen=True)
 class TradeOff:
-    """Trade-off curve that the points of a privacy profile imply: a maximum of lines.
+    """Trade-off curve that the points of a privacy profile imply: a maximum of lines."""
 
-    Attributes:
-        points: points of the profile.
-    """
-
-    points: tuple[PrivacyPoint, ...]
+    points: tuple[PrivacyPoint, ...]  # points of the profile
 
     def false_negatives(self, false_positives: ArrayLike) -> FloatArray:
         """Smallest rates of false negatives [n] at rates of false positives [n], rounded down."""
@@ -236,12 +232,9 @@ class TradeOff:
         return found[(found >= 0.0) & (found <= 1.0)]
 
     def mu(self, slack: float) -> float:
-        """Smallest mu, rounded up, with f_mu <= f + slack everywhere.
+        """Smallest mu, rounded up, with f_mu <= f + slack everywhere, for a slack above some delta.
 
         f_mu is convex and f is piecewise linear, so the vertices of f decide.
-
-        Args:
-            slack: at least the smallest delta of the points.
         """
         rates = self._vertices()
         rates = rates[(rates > 0.0) & (rates < 1.0)]
@@ -256,11 +249,7 @@ class TradeOff:
         With g = 1 - f, a group of k records has the trade-off curve 1 - g(g(...g(a))), k times
         (Dong, Roth and Su 2022, theorem 2.14). It implies (epsilon, delta) if that chain is at most
         delta + e^epsilon a for every a. The chain is concave and piecewise linear, so the largest
-        (chain - delta) / a lies at one of its vertices.
-
-        Args:
-            size: k, the number of records, >= 1. Above 100, no epsilon is computed.
-            delta: delta of the statement.
+        (chain - delta) / a lies at one of its vertices. Above 100 records, no epsilon is computed.
         """
         points = [(one.delta, one.epsilon) for one in self.points if one.epsilon < _MAX_EXPONENT]
         if size > _MAX_GROUP or not points:

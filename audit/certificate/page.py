@@ -198,13 +198,7 @@ def _conditions(certificate: CertificateContents, grounds: Sequence[Ground]) -> 
 
 
 def document(title: str, body: Iterable[str], kind: str = "") -> str:
-    """A self-contained html page.
-
-    Args:
-        title: title of the page.
-        body: parts of the page, as html.
-        kind: css class of the body.
-    """
+    """A self-contained html page of parts in html; `kind` is the css class of its body."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -220,14 +214,7 @@ def table(
     numbers: Sequence[int] = (),
     raw: bool = False,
 ) -> str:
-    """A table as html.
-
-    Args:
-        heads: column headings.
-        rows: cells of each row.
-        numbers: indices of numeric columns, from 0.
-        raw: whether the cells are already html.
-    """
+    """A table as html, with the indices of numeric columns; `raw` cells are html already."""
     marks = [' class="n"' if place in numbers else "" for place in range(len(heads))]
     head = "".join(
         f'<th scope="col"{mark}>{escape(one)}</th>' for one, mark in zip(heads, marks, strict=True)

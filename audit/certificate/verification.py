@@ -119,11 +119,7 @@ def verify(path: str | Path) -> Verdict:
 
 
 def read(path: str | Path) -> bytes:
-    """Reads a file of at most 10 MB.
-
-    Raises:
-        InvalidInput: the file is larger or cannot be read.
-    """
+    """Reads a file of at most 10 MB; a larger or unreadable one is refused."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -141,11 +137,7 @@ def read(path: str | Path) -> bytes:
 
 
 def verdict_of(content: bytes) -> Verdict:
-    """Verifies a certificate, given the content of its json file.
-
-    Raises:
-        InvalidInput: the content is not a certificate.
-    """
+    """Verifies a certificate, given the content of its json file; other content is refused."""
     try:
         values = _parsed(content)
         with np.errstate(all="ignore"), warnings.catch_warnings():

@@ -68,23 +68,14 @@ _TEMPLATE = """{% extends base %}
 
 @dataclass(frozen=True)
 class Answer:
-    """The result that the page shows.
+    """The result that the page shows."""
 
-    Attributes:
-        epsilon: cost of the tuning.
-        one_run: epsilon of one run.
-        quantile: expected quantile of the best candidate, where candidates come from one prior.
-        sentence: the statement about the released model.
-        command: the command line that computes the cost.
-        python: the Python lines that compute it.
-    """
-
-    epsilon: float
-    one_run: float
-    quantile: float
-    sentence: str
-    command: str
-    python: str
+    epsilon: float  # cost of the tuning
+    one_run: float  # epsilon of one run
+    quantile: float  # expected quantile of the best candidate, where candidates come from one prior
+    sentence: str  # the statement about the released model
+    command: str  # the command line that computes the cost
+    python: str  # the Python lines that compute it
 
 
 @functools.lru_cache(maxsize=1000)
@@ -271,14 +262,7 @@ def make_parser() -> console.Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves the calculator until it is interrupted.
-
-    Args:
-        argv: command-line arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Serves the calculator until it is interrupted, and returns the exit code."""
     try:
         arguments: argparse.Namespace = make_parser().parse_args(argv)
         port = checks.integer("port", arguments.port, 0, 65535)

@@ -29,11 +29,7 @@ _MANY_TRIALS = 1000
 
 
 def _bound_named(name: str | None, protocol: Protocol) -> Bound | None:
-    """The upper bound of that name; None for the default.
-
-    Raises:
-        InvalidInput: the protocol has no upper bound of that name.
-    """
+    """The upper bound of that name; None for the default."""
     usable = {
         entry.name: entry.function
         for entry in upper_bounds.entries(type(protocol))

@@ -149,17 +149,11 @@ def _configs(options: dict[str, Any]) -> list[AuditConfig]:
 
 
 def run(config: AuditConfig) -> "list[Report]":
-    """Plays an audit, or resumes it, and writes its results.
+    """Plays an audit, or resumes it, and returns the report of every view of its runs.
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png (docs/results.md). After an interruption, the same call resumes from
-    the finished shards and gives the same results.
-
-    Args:
-        config: the audit.
-
-    Returns:
-        The report of every view of the runs; several views have a folder each, below `config.out`.
+    figure.png and scores.png (docs/results.md); several views have a folder each, below it. After
+    an interruption, the same call resumes from the finished shards and gives the same results.
 
     Raises:
         InvalidInput: settings that do not fit each other, an unusable folder, or runs that all

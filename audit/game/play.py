@@ -15,16 +15,11 @@ from audit.tuning.on_run_batches import tune
 
 @dataclass(frozen=True)
 class Trials(Winners):
-    """The results of T trials: the released winners, and whether each canary was in the data.
+    """The results of T trials: the released winners, and whether each canary was in the data."""
 
-    Attributes:
-        trial: [T] index within budget and repeat.
-        bit: [T] whether the canary was in the data.
-        lambda_b: [T] the proxy that adds the score; minus infinity if nothing was released.
-    """
-
-    trial: IntArray
-    bit: BoolArray
+    trial: IntArray  # [T] index within budget and repeat
+    bit: BoolArray  # [T] whether the canary was in the data
+    # [T] the proxy that adds the score; minus infinity if nothing was released
     lambda_b: FloatArray
 
     @classmethod

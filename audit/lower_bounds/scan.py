@@ -346,19 +346,12 @@ def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray)
 
 @dataclass(frozen=True, eq=False)
 class _Stretches:
-    """Where paths cross with probabilities that matter, one stretch of numbers of ones per rank.
+    """Where paths cross with probabilities that matter, one stretch of numbers of ones per rank."""
 
-    Attributes:
-        zeros: [m] ranks at which weights are computed, one stretch after the other.
-        ones: [m] numbers of ones there.
-        nodes: numbers of weights of every stretch.
-        masses: the probabilities of every stretch.
-    """
-
-    zeros: FloatArray
-    ones: FloatArray
-    nodes: list[int]
-    masses: list[FloatArray]
+    zeros: FloatArray  # [m] ranks at which weights are computed, one stretch after the other
+    ones: FloatArray  # [m] numbers of ones there
+    nodes: list[int]  # numbers of weights of every stretch
+    masses: list[FloatArray]  # the probabilities of every stretch
 
 
 def _stretches(crossed: _Crossings) -> _Stretches | None:

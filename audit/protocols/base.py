@@ -40,13 +40,9 @@ class Protocol(ABC):
 
 @dataclass(frozen=True)
 class RandomRuns(Protocol):
-    """A protocol that draws K, the number of runs.
+    """A protocol that draws K, the number of runs."""
 
-    Attributes:
-        repetitions: the distribution of K, as an object or as text.
-    """
-
-    repetitions: Repetitions
+    repetitions: Repetitions  # the distribution of K, as an object or as text
 
     def __post_init__(self) -> None:
         checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))

@@ -27,12 +27,9 @@ class PowerSum:
 
     The sum is a smooth function of log(-log x). Many values of long sums are interpolated from a
     table of Chebyshev pieces, which are split until their last coefficients are rounding errors.
-
-    Attributes:
-        coefficients: c_j [n], not all 0.
     """
 
-    coefficients: FloatArray
+    coefficients: FloatArray  # c_j [n], not all 0
 
     @cached_property
     def _kept(self) -> FloatArray:

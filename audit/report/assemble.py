@@ -50,10 +50,8 @@ def assemble(
     """Computes every bound of one view from the trials of every (budget, repeat).
 
     `view` is the index of the view of the runs, `made` the result of `provenance.made`, and
-    `progress` wraps the budgets, for example in a progress bar.
-
-    Raises:
-        InvalidInput: every run at some budget diverged.
+    `progress` wraps the budgets, for example in a progress bar. If every run at some budget
+    diverged, it refuses.
     """
     proxy = config.evaluation.proxy
     proxies = PROXIES if proxy in PROXIES else (*PROXIES, proxy)

@@ -44,17 +44,11 @@ _FORMULA = tuple("=+-@\t\r")
 
 @dataclass(frozen=True)
 class Audit:
-    """A finished audit.
+    """A finished audit."""
 
-    Attributes:
-        folder: the folder of its summary.
-        runs: the folder of its trials; audits that share it are correlated.
-        report: its results.
-    """
-
-    folder: Path
-    runs: Path
-    report: Report
+    folder: Path  # the folder of its summary
+    runs: Path  # the folder of its trials; audits that share it are correlated
+    report: Report  # its results
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -98,15 +92,12 @@ def _rank(name: str, order: Sequence[str]) -> int:
 
 
 def read(folders: Sequence[str | Path]) -> list[Audit]:
-    """Reads finished audits, in the order of table 2.
+    """Reads finished audits, in the order of table 2, from folders of `audit.run`.
 
-    Args:
-        folders: folders of `audit.run`. The folder of shared runs includes all of its views,
-            which may also be given one by one. Files are ignored, because a shell pattern such as
-            `runs/ntnv1*` also matches the preset `runs/ntnv1.toml`.
-
-    Raises:
-        InvalidInput: a folder without a finished audit, or audits that cannot share a table.
+    The folder of shared runs includes all of its views, which may also be given one by one. Files
+    are ignored, because a shell pattern such as `runs/ntnv1*` also matches the preset
+    `runs/ntnv1.toml`. Folders without a finished audit, and audits that cannot share a table, are
+    refused.
     """
     paths = [path for path in map(Path, folders) if not path.is_file()]
     found = {audit.folder: audit for path in paths for audit in _audits(path)}
@@ -150,11 +141,7 @@ def _check_settings(folder: Path, report: Report) -> None:
 
 
 def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that audits can share a table: their eps_B, eps_L and eps_U are comparable.
-
-    Raises:
-        InvalidInput: a setting (of `AuditConfig.identity`) that must be the same differs.
-    """
+    """Refuses audits whose eps_B, eps_L and eps_U are not comparable, for settings that differ."""
     searches = [config for config in configs if _is_search(config)]
     sampled = any(config["sampling_rate"] != 1.0 for config in configs)
     shared = [(name, configs) for name in (*_COMMON, *(["steps"] if sampled else []))]
@@ -406,11 +393,7 @@ def _title(threat: str, training_set: str, canary: str, score: str, folder: str 
 
 
 def write(audits: Sequence[Audit], out: str | Path) -> None:
-    """Writes table.csv (tidy), table.md and figure.png into a folder, which is created if needed.
-
-    Raises:
-        InvalidInput: the folder cannot be written.
-    """
+    """Writes table.csv (tidy), table.md and figure.png into a folder, created if needed."""
     folder = Path(out)
     if is_started(folder) or (folder / _SUMMARY).exists():
         raise InvalidInput(f"out must not be the folder of an audit, got {one_line(str(out))}")

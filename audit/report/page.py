@@ -18,11 +18,7 @@ PAGE = "report.html"
 
 
 def write(folder: str | Path) -> Path:
-    """Writes the page of a finished audit into its folder, and returns its path.
-
-    Raises:
-        InvalidInput: the folder has no finished audit.
-    """
+    """Writes the page of a finished audit into its folder, and returns its path."""
     folder = Path(folder)
     report = summary.read(folder / "summary.json")
     path = folder / PAGE

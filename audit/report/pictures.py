@@ -157,11 +157,7 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure completely or not at all; the same numbers give the same bytes.
-
-    Raises:
-        InvalidInput: the file cannot be written.
-    """
+    """Writes a figure completely or not at all; the same numbers give the same bytes."""
     with written_completely(path) as temporary:
         figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata={"Software": None})
 

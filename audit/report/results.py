@@ -28,25 +28,15 @@ _OWN_CURVES = {
 
 @dataclass(frozen=True)
 class LowerValue:
-    """A lower bound from one set of trials, and the counts behind it.
+    """A lower bound from one set of trials, and the counts behind it."""
 
-    Attributes:
-        epsilon: the lower bound.
-        threshold: the threshold on the statistic; None if there is no single one.
-        direction: "higher" if a statistic above the threshold indicates the canary, else "lower".
-        false_positives: trials without the canary on the side that indicates it.
-        false_negatives: trials with the canary on the other side.
-        trials_without: number of trials without the canary; number of runs if all runs count.
-        trials_with: number of trials with the canary, or of runs.
-    """
-
-    epsilon: float
-    threshold: float | None
-    direction: str
-    false_positives: int | None
-    false_negatives: int | None
-    trials_without: int
-    trials_with: int
+    epsilon: float  # the lower bound
+    threshold: float | None  # the threshold on the statistic; None if there is no single one
+    direction: str  # "higher" if a statistic above the threshold indicates the canary, else "lower"
+    false_positives: int | None  # trials without the canary on the side that indicates it
+    false_negatives: int | None  # trials with the canary on the other side
+    trials_without: int  # number of trials without the canary; number of runs if all runs count
+    trials_with: int  # number of trials with the canary, or of runs
 
     @property
     def trials(self) -> int:
@@ -56,29 +46,17 @@ class LowerValue:
 
 @dataclass(frozen=True)
 class LowerResult:
-    """One estimator's lower bounds from one proxy.
+    """One estimator's lower bounds from one proxy."""
 
-    Attributes:
-        name: the estimator.
-        rule: how its threshold was chosen.
-        valid: whether the confidence holds in this audit.
-        label: kind of the number, in a few words.
-        assumes: the assumptions.
-        source: paper and theorem.
-        confidence: confidence of each bound on its own.
-        pooled: the bound from the trials of all repeats together.
-        repeats: the bound from each single repeat; their mean is not a bound.
-    """
-
-    name: str
-    rule: str
-    valid: bool
-    label: str
-    assumes: str
-    source: str
-    confidence: float
-    pooled: LowerValue
-    repeats: tuple[LowerValue, ...]
+    name: str  # the estimator
+    rule: str  # how its threshold was chosen
+    valid: bool  # whether the confidence holds in this audit
+    label: str  # kind of the number, in a few words
+    assumes: str  # the assumptions
+    source: str  # paper and theorem
+    confidence: float  # confidence of each bound on its own
+    pooled: LowerValue  # the bound from the trials of all repeats together
+    repeats: tuple[LowerValue, ...]  # the bound from each single repeat; their mean is not a bound
 
     @property
     def epsilon(self) -> float:
@@ -103,81 +81,50 @@ class LowerResult:
 
 @dataclass(frozen=True)
 class UpperResult:
-    """An upper bound on the cost of the tuning, or a number for comparison.
+    """An upper bound on the cost of the tuning, or a number for comparison."""
 
-    Attributes:
-        name: name of the bound; "base" and "base-renyi" are the cost of a single run.
-        epsilon: the value; None if the bound does not apply.
-        valid: whether it is an upper bound for this score and protocol.
-        label: kind of the number, in a few words.
-        assumes: the assumptions.
-        source: paper and theorem.
-        error: largest effect of rounding and discretisation.
-    """
-
-    name: str
-    epsilon: float | None
-    valid: bool
-    label: str
-    assumes: str
-    source: str
-    error: float
+    name: str  # name of the bound; "base" and "base-renyi" are the cost of a single run
+    epsilon: float | None  # the value; None if the bound does not apply
+    valid: bool  # whether it is an upper bound for this score and protocol
+    label: str  # kind of the number, in a few words
+    assumes: str  # the assumptions
+    source: str  # paper and theorem
+    error: float  # largest effect of rounding and discretisation
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A valid lower bound above a valid upper bound (see `audit.report.contradictions`).
+    """A valid lower bound above a valid upper bound (see `audit.report.contradictions`)."""
 
-    Attributes:
-        key: key of the lower bound.
-        proxy: the statistic of the lower bound.
-        lower: the lower bound from all trials, with its own confidence.
-        upper_bound: name of the smallest valid upper bound.
-        upper: the upper bound.
-        beyond_chance: whether the lower bound still exceeds the upper bound when the error is
-            shared among all lower bounds that the report compares. Only then is it announced.
-        compared: number of lower bounds that the report compares.
-    """
-
-    key: str
-    proxy: str
-    lower: float
-    upper_bound: str
-    upper: float
+    key: str  # key of the lower bound
+    proxy: str  # the statistic of the lower bound
+    lower: float  # the lower bound from all trials, with its own confidence
+    upper_bound: str  # name of the smallest valid upper bound
+    upper: float  # the upper bound
+    # whether the lower bound still exceeds the upper bound when the error is shared among all lower
+    # bounds that the report compares. Only then is it announced
     beyond_chance: bool
-    compared: int = 0
+    compared: int = 0  # number of lower bounds that the report compares
 
 
 @dataclass(frozen=True)
 class BudgetResult:
-    """The results at one budget of a single run.
+    """The results at one budget of a single run."""
 
-    Attributes:
-        epsilon_base: eps_B.
-        mu: mu of the base; None if it is not Gaussian.
-        score: the score that selected the best run.
-        base: cost of a single run.
-        runs: number of runs that were trained.
-        diverged_runs: number of runs that diverged; they are never released.
-        lower_bounds: lower bounds by proxy, then by key.
-        upper_bounds: upper bounds by name.
-        contradictions: valid lower bounds above valid upper bounds, including those that chance may
-            explain.
-        ceiling: the largest epsilon that the bound to report could show with these trials.
-        games_needed: the smallest number of trials with which the bound to report could show the
-            smallest valid upper bound; None if there is no such bound.
-    """
-
-    epsilon_base: float
-    mu: float | None
-    score: str
-    base: BaseReport
-    runs: int
-    diverged_runs: int
-    lower_bounds: dict[str, dict[str, LowerResult]]
-    upper_bounds: dict[str, UpperResult]
+    epsilon_base: float  # eps_B
+    mu: float | None  # mu of the base; None if it is not Gaussian
+    score: str  # the score that selected the best run
+    base: BaseReport  # cost of a single run
+    runs: int  # number of runs that were trained
+    diverged_runs: int  # number of runs that diverged; they are never released
+    lower_bounds: dict[str, dict[str, LowerResult]]  # lower bounds by proxy, then by key
+    upper_bounds: dict[str, UpperResult]  # upper bounds by name
+    # valid lower bounds above valid upper bounds, including those that chance may explain
     contradictions: tuple[Contradiction, ...] = ()
+    # the largest epsilon that the bound to report could show with these trials
     ceiling: float = 0.0
+    # the smallest number of trials with which the bound to report could show the smallest valid
+    # upper bound; None if there is no such bound
     games_needed: int | None = None
 
     @property
@@ -231,30 +178,18 @@ class Recommended:
 
 @dataclass(frozen=True)
 class Report:
-    """All results of an audit.
+    """All results of an audit."""
 
-    Attributes:
-        config: the settings on which the results depend (`AuditConfig.identity`).
-        records: number of records that were used.
-        candidates: Omega, the hyperparameters of every candidate.
-        engine: the engine that trained.
-        precision: effect of rounded products; None if products are not rounded.
-        recommended: the bound to report.
-        results: the results at every budget.
-        made: version, date, libraries and hardware. The rest of a report is a function of the
-            trials.
-        schema: version of the file format.
-    """
-
-    config: dict[str, Any]
-    records: Records
-    candidates: tuple[dict[str, float], ...]
-    engine: EngineChoice
-    precision: Rounding | None
-    recommended: Recommended
-    results: tuple[BudgetResult, ...]
+    config: dict[str, Any]  # the settings on which the results depend (`AuditConfig.identity`)
+    records: Records  # number of records that were used
+    candidates: tuple[dict[str, float], ...]  # Omega, the hyperparameters of every candidate
+    engine: EngineChoice  # the engine that trained
+    precision: Rounding | None  # effect of rounded products; None if products are not rounded
+    recommended: Recommended  # the bound to report
+    results: tuple[BudgetResult, ...]  # the results at every budget
+    # version, date, libraries and hardware. The rest of a report is a function of the trials
     made: dict[str, Any] = field(default_factory=dict)
-    schema: int = SCHEMA
+    schema: int = SCHEMA  # version of the file format
 
     @property
     def proxies(self) -> tuple[str, ...]:

@@ -44,11 +44,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: Path) -> Report:
-    """The report in a summary.json.
-
-    Raises:
-        InvalidInput: the file cannot be read, has another schema, or is incomplete.
-    """
+    """The report in a summary.json; one that is incomplete or has another schema is refused."""
     try:
         values = json.loads(checks.read_text(path))
         if not isinstance(values, dict):

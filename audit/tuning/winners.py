@@ -18,27 +18,17 @@ LogRatio = Callable[["Winners"], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class GameContext:
-    """The training function and the fixed choices of the adversary.
+    """The training function and the fixed choices of the adversary."""
 
-    Attributes:
-        run: trains a batch of runs and returns its outcomes in every view.
-        features: [n, d], the candidates' features, each in [0, 1].
-        tuned_log_ratio: in tuning on a subset, the chosen run's log-likelihood ratio.
-        log_ratio_scale: sigma^2 / N, the unit of lambda_c.
-        views: number of threat models that evaluate the same runs.
-        good_enough: the score above which a run is accepted.
-        keep_runs: whether a random search stores the outcomes of every run.
-    """
-
-    run: Run
-    features: NDArray[np.float64]
-    tuned_log_ratio: LogRatio
-    log_ratio_scale: float
-    views: int = 1
+    run: Run  # trains a batch of runs and returns its outcomes in every view
+    features: NDArray[np.float64]  # [n, d], the candidates' features, each in [0, 1]
+    tuned_log_ratio: LogRatio  # in tuning on a subset, the chosen run's log-likelihood ratio
+    log_ratio_scale: float  # sigma^2 / N, the unit of lambda_c
+    views: int = 1  # number of threat models that evaluate the same runs
     records: int = 0
-    good_enough: float = -np.inf
+    good_enough: float = -np.inf  # the score above which a run is accepted
     sampler: str = "gaussian-process"
-    keep_runs: bool = False
+    keep_runs: bool = False  # whether a random search stores the outcomes of every run
 
     @property
     def candidates(self) -> int:

@@ -34,15 +34,7 @@ _LARGEST_LOG = 600.0
 
 
 def log_derivative(repetitions: Repetitions, order: int, log_x: ArrayLike) -> FloatArray:
-    """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)], from log(x) <= 0.
-
-    Raises:
-        NotApplicable: a distribution of another family.
-
-    Example:
-        >>> round(float(np.exp(log_derivative(Fixed(5), 3, 0.0))), 6)  # 5 * 4 * 3
-        60.0
-    """
+    """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)], from log(x) <= 0."""
     log_x, more = np.asarray(log_x, dtype=np.float64), np.arange(1, order)
     if isinstance(repetitions, TruncatedNegativeBinomial):
         # Each derivative adds a factor (eta + i) (1 - gamma) / (1 - (1 - gamma) x).
@@ -138,11 +130,6 @@ def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]
 def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
 
-    Args:
-        base: one run, its candidate drawn anew.
-        protocol: the distribution of K and how many of the best runs are released.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> protocol = BestRuns("tnb:1,0.05", released=2)
@@ -174,11 +161,6 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
 )
 def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
-
-    Args:
-        base: one run, its candidate drawn anew.
-        protocol: the distribution of K and the largest number of runs that are released.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -8,19 +8,13 @@ from audit.repetitions import Repetitions
 
 
 def cell_masses(log_worse: FloatArray, repetitions: Repetitions) -> tuple[FloatArray, FloatArray]:
-    """Probability that the best of K runs falls between consecutive outputs.
+    """Probability that the best of K runs falls between consecutive outputs, and its rounding.
 
-    By theorem 2 of Xiang, Wang & Wang 2024, a set of outputs with probability x of being worse
-    than it and x + p of being worse or in it holds the best run with phi(x + p) - phi(x).
-
-    Args:
-        log_worse: log probability [n] that one run is worse than each of n outputs, the best output
-            first (decreasing).
-        repetitions: the distribution of K.
-
-    Returns:
-        The masses [n-1] and how far rounding can have moved each, [n-1]. Differences are taken on
-        the side of the smaller tail, so that a mass of 1e-300 keeps its digits.
+    `log_worse` [n] are log probabilities that one run is worse than each output, the best output
+    first. By theorem 2 of Xiang, Wang & Wang 2024, a set of outputs with probability x of being
+    worse than it and x + p of being worse or in it holds the best run with phi(x + p) - phi(x).
+    Differences are taken on the side of the smaller tail, so that a mass of 1e-300 keeps its
+    digits.
     """
     beaten = repetitions.one_minus_phi_at(log_worse)
     not_beaten = repetitions.some_phi_at(log_worse)
@@ -47,11 +41,7 @@ def bounded_masses(
     """Bounds (lower, upper) on masses [n-1] of cells that are sums, which round more than tails do.
 
     phi' grows, so its values at both ends of a cell bound its mass too, without cancellation.
-
-    Args:
-        log_worse: as for `cell_masses`, [n].
-        one_run: probability [n-1] of one run in every cell.
-        repetitions: the distribution of K.
+    `one_run` is the probability [n-1] of one run in every cell.
     """
     mass, rounding = cell_masses(log_worse, repetitions)
     slope = np.exp(repetitions.log_phi_prime_at(log_worse))
@@ -67,10 +57,7 @@ def divergence_of_cells(
 ) -> float:
     """The larger of both directions' hockey-stick divergences over cells, rounded down.
 
-    Args:
-        epsilon: any real number.
-        without: bounds (lower, upper) on the masses without the canary.
-        with_canary: the same with the canary.
+    The masses without and with the canary are bounds (lower, upper).
     """
     (p_low, p_high), (q_low, q_high) = without, with_canary
     # A cell whose other mass underflows says nothing: its true ratio is unknown.

@@ -45,11 +45,7 @@ _CELLS = 1 << 15
 
 
 def composed(base: Mechanism, runs: int) -> Mechanism:
-    """A given number of runs, all released.
-
-    Raises:
-        NotApplicable: where Gaussian runs together are beyond what the profile resolves.
-    """
+    """A given number of runs, all released."""
     mu = base.gaussian_mu
     if mu is not None:
         together = mu * math.sqrt(runs)

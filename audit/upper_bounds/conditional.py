@@ -112,12 +112,9 @@ class TwoEvents:
 
         It is log(N - delta D) - log D + log D' - log N', logarithms of linear functions. Minus a
         logarithm is convex, and the others are below their tangents in the middle, so that the
-        largest value is in a corner of what is left of the box where acceptance <= e + f <= 1.
-
-        Args:
-            for_e: log(1-s) and log(1-s') [2, 2, n] at both ends of a piece; e is what is left.
-            for_f: the same; f is the event.
-            chords: whether to take the corners as they are, for what is attained.
+        largest value is in a corner of what is left of the box where acceptance <= e + f <= 1. The
+        pieces are log(1-s) and log(1-s') [2, 2, n] at both ends; e is what is left, f the event.
+        With `chords`, the corners are taken as they are, for what is attained.
         """
         for_e = self._clipped(for_e)
         (e0, e1), (f0, f1) = np.exp(for_e).swapaxes(0, 1), -np.expm1(for_f).swapaxes(0, 1)
@@ -161,8 +158,7 @@ class TwoEvents:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Corners [12, n]: first those of the boxes, then where their sides cross the two lines.
 
-        Returns:
-            How far along the pieces of e and of f each is, and whether it is one.
+        How far along the pieces of e and of f each is, and whether it is one.
         """
         zero, full = np.zeros_like(e0), np.ones_like(e0)
         places = [(zero, zero), (zero, full), (full, zero), (full, full)]

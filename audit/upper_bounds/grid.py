@@ -103,12 +103,10 @@ class GridCurve:
     def _boundary(self, pair: DominatingPair, rounded: bool) -> tuple[FloatArray, FloatArray]:
         """The lower boundary of the hull of (log h(1-s), log h(1-s')) for one candidate.
 
-        It ends where b/a is smallest: beyond, a is smaller and b/a larger, which no winner gains
-        by. Up to there h(1-s') lies above a polygon of lines b = k a - c with c >= 0, concave
-        functions in logarithms: its corners are all that a hull must contain.
-
-        Returns:
-            Steps [n] of log a and of log b, both negative, the steepest first.
+        Steps [n] of log a and of log b, both negative, the steepest first. It ends where b/a is
+        smallest: beyond, a is smaller and b/a larger, which no winner gains by. Up to there h(1-s')
+        lies above a polygon of lines b = k a - c with c >= 0, concave functions in logarithms: its
+        corners are all that a hull must contain.
         """
         floor, others = math.log(self.least), sum(self.counts) - 1
 

@@ -44,11 +44,8 @@ _USUAL, _BINS, _POINTS = 0.7, 12, 500
 def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta.
 
-    Args:
-        base: one run of any candidate, or `Candidates`, one for each; if candidates are left out by
-            chance, all count as the least private one.
-        protocol: the number of candidates, and the probability that each is run.
-        delta: in (0, 1).
+    The base is one run of any candidate, or `Candidates`, one for each; if candidates are left out
+    by chance, all count as the least private one.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -78,11 +75,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 
 
 def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
-    """Smallest epsilon where candidates, each dominated by the pair, are left out by chance.
-
-    Raises:
-        DeltaUnreachable: no epsilon reaches delta.
-    """
+    """Smallest epsilon where candidates, each dominated by the pair, are left out by chance."""
     runs, chances, beyond = _bins(protocol, delta)
     curves = [
         # Where every bin adds the same to delta.

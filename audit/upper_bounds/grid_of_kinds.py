@@ -111,9 +111,8 @@ class WinnersOfKind:
     def _left(self, z: FloatArray, width: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """log(1-e-f) and log(1-L-U) [n] of one candidate, and the slope there.
 
-        Args:
-            z: the ends [n] of the outputs that are preferred and in the event.
-            width: logarithms [n] of the width of the outputs that are left.
+        `z` are the ends [n] of the outputs that are preferred and in the event, `width` the
+        logarithms [n] of the width of the outputs that are left.
         """
         end = z + np.exp(width)
         x, x_with = _log_mass(z, end), _log_mass(z - self.mu, end - self.mu)
@@ -171,9 +170,6 @@ def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
 
     Candidates may count as less private ones: neighbouring kinds are merged as long as this lowers
     the bound.
-
-    Raises:
-        DeltaUnreachable: no epsilon reaches delta.
     """
     found = _at_most(kinds, _MAX_KINDS)
     epsilon = solve_epsilon(partial(kinds_delta, found), delta)

@@ -43,15 +43,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class _Density:
-    """A density that is exponential between points: log-concave if the slopes decrease.
+    """A density that is exponential between points: log-concave if the slopes decrease."""
 
-    Attributes:
-        at: the points [n], increasing.
-        log: the logarithm [n] of the density there.
-    """
-
-    at: FloatArray
-    log: FloatArray
+    at: FloatArray  # the points [n], increasing
+    log: FloatArray  # the logarithm [n] of the density there
 
     @property
     def widths(self) -> FloatArray:
@@ -235,11 +230,7 @@ def _connected(density: _Density, beyond: float) -> LossPair:
 def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
 
-    Args:
-        base: one run of any candidate, or `Candidates`, one for each, of which all count as the
-            least private one.
-        protocol: the number of candidates, and the probability that each is run.
-        delta: in (0, 1).
+    The base is one run of any candidate, or `Candidates`, which all count as the least private one.
 
     Example:
         >>> from audit.accounting import DpSgd

@@ -48,17 +48,11 @@ _TRANSFORM = 3e-15
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells between extreme events, for winners of every rank.
+    """Cells between extreme events, for winners of every rank."""
 
-    Attributes:
-        most: largest chance [m] that a run is worse, decreasing.
-        least_with: smallest chance [m] of this with the record.
-        least: smallest chance [m] of this without it.
-    """
-
-    most: FloatArray
-    least_with: FloatArray
-    least: FloatArray
+    most: FloatArray  # largest chance [m] that a run is worse, decreasing
+    least_with: FloatArray  # smallest chance [m] of this with the record
+    least: FloatArray  # smallest chance [m] of this without it
 
     @staticmethod
     def of(adaptive: AdaptiveCurve, events: int) -> "_Cells":
@@ -78,17 +72,11 @@ class _Cells:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run on a lattice of likelihood ratios r = dP'/dP.
+    """One run on a lattice of likelihood ratios r = dP'/dP."""
 
-    Attributes:
-        first: the smallest log r, in units of the spacing.
-        masses: P-probabilities [k] from there on.
-        never: P-probability of r = 0.
-    """
-
-    first: int
-    masses: FloatArray
-    never: float
+    first: int  # the smallest log r, in units of the spacing
+    masses: FloatArray  # P-probabilities [k] from there on
+    never: float  # P-probability of r = 0
 
     @staticmethod
     def of(pair: DominatingPair, spacing: float, reach: int) -> "_Run":
@@ -238,16 +226,11 @@ class HistoryCurve:
 
 
 class _Worse:
-    """One more run that is worse than the winner, for several winners and the best density.
+    """One more run that is worse than the winner, for several winners [m] and the best density.
 
     A value V(t), convex and decreasing, becomes the largest integral of V(t r) dP over an event
-    whose probability is between two limits: the smallest r come first, up to the larger limit
-    where V is positive and up to the smaller one where it is not.
-
-    Args:
-        pair: of the run.
-        t: the points [n].
-        cells: of the winner [m].
+    whose probability is between two limits: the smallest r come first, up to the larger limit where
+    V is positive and up to the smaller one where it is not.
     """
 
     def __init__(self, pair: DominatingPair, t: FloatArray, cells: _Cells) -> None:
@@ -299,11 +282,6 @@ class _Worse:
 )
 def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
-
-    Args:
-        base: one run with any fixed hyperparameter, or with one drawn from the prior.
-        protocol: the distribution of K, any, and the range of the density relative to the prior.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism

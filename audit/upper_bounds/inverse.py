@@ -54,9 +54,6 @@ def excess(
     from few points on its curve of events: as safe as with more, and fast. For the tight bound it
     is the same by its own curve. For other bounds it is log(epsilon / target). For other protocols
     the default is their smallest bound.
-
-    Raises:
-        InvalidInput: the bound does not apply to this base and protocol.
     """
     if bound in (None, tight) and isinstance(protocol, RandomSearch):
         repetitions = protocol.repetitions

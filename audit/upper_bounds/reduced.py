@@ -160,14 +160,10 @@ class LikelihoodOrder:
 def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon of the reduced game by its hockey-stick divergence: tight, and never above 3.15's.
 
-    A Gaussian base is integrated directly. Any other base is played in the order of its likelihood
-    ratio, increasing or decreasing, whichever leaks more, on the grid of its privacy loss; the
-    error is what a grid twice as coarse changes.
-
-    Args:
-        base: the base mechanism; its pair must be attained by neighbouring data sets.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
+    A Gaussian base is integrated directly. Any other base, whose pair must be attained by
+    neighbouring data sets, is played in the order of its likelihood ratio, increasing or
+    decreasing, whichever leaks more, on the grid of its privacy loss; the error is what a grid
+    twice as coarse changes.
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -31,17 +31,11 @@ _MIN_SHARE = 1e-9
 
 @dataclass(frozen=True)
 class ShiftedProfiles:
-    """A sum of shifted base profiles, sum_j weights_j delta_base(eps + shifts_j).
+    """A sum of shifted base profiles, sum_j weights_j delta_base(eps + shifts_j)."""
 
-    Attributes:
-        pair: the base's dominating pair.
-        weights: [n], >= 0.
-        shifts: [n], increasing; the first is minus the penalty.
-    """
-
-    pair: DominatingPair
-    weights: FloatArray
-    shifts: FloatArray
+    pair: DominatingPair  # the base's dominating pair
+    weights: FloatArray  # [n], >= 0
+    shifts: FloatArray  # [n], increasing; the first is minus the penalty
 
     def delta(self, epsilon: float) -> float:
         """The sum at epsilon."""
@@ -167,13 +161,10 @@ def dense_events(
     heights: Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]],
     points: int,
 ) -> FloatArray:
-    """Parameters t [n] of extreme events, dense where two pairs of curves move.
+    """Parameters t of about `points` extreme events, dense where two pairs of curves move.
 
-    Args:
-        pair: whose events.
-        heights: from log(1-s) and log(1-s') [n] to two pairs of curves [2, n]; what the first moves
-            counts for four fifths.
-        points: how many, about.
+    `heights` maps log(1-s) and log(1-s') [n] to two pairs of curves [2, n]; what the first moves
+    counts for four fifths.
     """
     t = np.linspace(*pair.event_range, _FIRST_POINTS)
     # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
@@ -194,13 +185,9 @@ def distances(log_left: FloatArray) -> FloatArray:
 def corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Between every two points: where the neighbouring chords of b, prolonged, meet.
 
-    Args:
-        widths: distances [n-1] of the points in s.
-        b: [..., n], convex and decreasing in s.
-
-    Returns:
-        How far between its points each corner is, from 0 to 1, and b there, [..., n-1]: no convex
-        function through the points is below the chords from the points to the corners.
+    `widths` are the distances [n-1] of the points in s; b [..., n] is convex and decreasing in s.
+    Returns how far between its points each corner is, from 0 to 1, and b there, [..., n-1]: no
+    convex function through the points is below the chords from the points to the corners.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         slopes = np.diff(b) / widths
@@ -254,11 +241,6 @@ def _safe_corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatA
 @bound("region", 100, _SOURCE)
 def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the region bound gives at delta, over both directions.
-
-    Args:
-        base: the base mechanism, any with dominating pairs.
-        repetitions: the distribution of K, any.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism

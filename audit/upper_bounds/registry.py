@@ -5,6 +5,7 @@ read the registry, so a new bound changes one file: its own.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,21 +28,13 @@ ProtocolLike = str | Repetitions | Protocol
 
 @dataclass(frozen=True)
 class BoundValue:
-    """The result of the body of a bound.
+    """The result of the body of a bound."""
 
-    Attributes:
-        epsilon: rounded to the safe side.
-        error: how far rounding and discretisation may have moved epsilon.
-        source: the theorem that was used, where it depends on the setting.
-        about: notes for the reader besides the claim.
-        attains: an epsilon that some score was found to attain on the way; 0 if none.
-    """
-
-    epsilon: float
-    error: float = 0.0
-    source: str | None = None
-    about: tuple[str, ...] = ()
-    attains: float = 0.0
+    epsilon: float  # rounded to the safe side
+    error: float = 0.0  # how far rounding and discretisation may have moved epsilon
+    source: str | None = None  # the theorem that was used, where it depends on the setting
+    about: tuple[str, ...] = ()  # notes for the reader besides the claim
+    attains: float = 0.0  # an epsilon that some score was found to attain on the way; 0 if none
 
 
 Body = Callable[[Mechanism, Any, float], BoundValue]
@@ -51,28 +44,17 @@ Bound = Callable[[Mechanism, ProtocolLike, float], UpperBound]
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered bound.
+    """A registered bound."""
 
-    Attributes:
-        name: in tables and settings.
-        body: computes the value; it takes the distribution of K for random search, else the
-            protocol.
-        function: the public function; it accepts text for the base and the protocol.
-        claim: the assumptions of its values.
-        protocol: the protocol that it applies to.
-        place: position of its row in tables; the loosest bounds come first.
-        is_special: whether tables leave out its row where it does not apply.
-        title: its name in figures; empty if figures leave it out.
-    """
-
-    name: str
+    name: str  # in tables and settings
+    # computes the value; it takes the distribution of K for random search, else the protocol
     body: Body
-    function: Bound
-    claim: Claim
-    protocol: type[Protocol]
-    place: float
-    is_special: bool
-    title: str
+    function: Bound  # the public function; it accepts text for the base and the protocol
+    claim: Claim  # the assumptions of its values
+    protocol: type[Protocol]  # the protocol that it applies to
+    place: float  # position of its row in tables; the loosest bounds come first
+    is_special: bool  # whether tables leave out its row where it does not apply
+    title: str  # its name in figures; empty if figures leave it out
 
     def evaluate(self, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
         """The bound for objects that were already parsed, with a reason where it does not apply."""
@@ -121,18 +103,8 @@ def bound(
     The decorated function takes (base, repetitions, delta) for random search, else (base, protocol,
     delta), and returns a `BoundValue` or raises `NotApplicable`. The function that users call takes
     a protocol or a distribution of K, as an object or as text, and returns an `UpperBound`, also
-    where the bound does not apply.
-
-    Args:
-        name: in tables and settings; used once for each protocol.
-        place: position of its row among those of its protocol; the loosest bounds come first.
-        source: paper and theorem.
-        kind: what its values are.
-        needs: assumptions besides the protocol.
-        about: notes for the reader.
-        protocol: the protocol that it applies to.
-        is_special: whether tables leave out its row where it does not apply.
-        title: its name in figures.
+    where the bound does not apply. Each name is used once for a protocol. The arguments are those
+    of the `Entry` and of its `Claim`; `needs` are the assumptions besides the protocol.
     """
     claim = Claim(kind, source, (protocol,), needs, about, is_upper=True)
 
@@ -143,11 +115,28 @@ def bound(
 
         if (protocol, name) in _ENTRIES:
             raise InvalidInput(f"bound names must be used once, got {name!r} again")
+        function.__doc__ = _with_arguments(body.__doc__ or "", protocol)
         entry = Entry(name, body, function, claim, protocol, place, is_special, title)
         _ENTRIES[protocol, name] = entry
         return function
 
     return register
+
+
+_ARGUMENTS = """
+Args:
+    base: the base mechanism.
+    {}, as an object or as text.
+    delta: in (0, 1).
+"""
+
+
+def _with_arguments(doc: str, protocol: type[Protocol]) -> str:
+    """The docstring of a bound, with the arguments that all bounds share."""
+    text, example, code = inspect.cleandoc(doc).partition("\nExample:")
+    search = protocol is RandomSearch
+    argument = "repetitions: the distribution of K" if search else "protocol: the protocol"
+    return f"{text.rstrip()}\n{_ARGUMENTS.format(argument)}{example}{code}"
 
 
 def _parse(
@@ -224,11 +213,6 @@ def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> Upper
 
     A failing row does not affect the others: if the numbers of a bound overflow at extreme
     parameters, its row says so.
-
-    Args:
-        name: of the row.
-        claim: the claim of its value.
-        answer: computes the row.
     """
     try:
         with np.errstate(all="ignore"):  # the result is checked, not the steps towards it

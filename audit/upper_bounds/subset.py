@@ -122,11 +122,7 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
 
 
 def check_add_remove(base: Mechanism) -> None:
-    """Refuses relations and groups for which the record is not in one of the two parts alone.
-
-    Raises:
-        NotApplicable: a replaced record may be in both parts, and so may the records of a group.
-    """
+    """Refuses relations and groups for which the record is not in one of the two parts alone."""
     if "replace-one" in relations(base):
         raise NotApplicable("neighbours must be add-remove or zero-out")
     if group_size(base) > 1:

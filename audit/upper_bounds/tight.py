@@ -122,11 +122,8 @@ class _Envelope:
 
     In every row the largest of gains - e^epsilon weights slopes: convex in e^epsilon, so that the
     column which is best at two epsilons is best between them, and few rows are gone through again.
-
-    Args:
-        gains: [n, m] under P, the slope times the weight of e.
-        weights: [n] of L(e).
-        slopes: [n, m] under P'.
+    Gains [n, m] are under P, the slope times the weight of e; weights [n] are those of L(e), and
+    slopes [n, m] are under P'.
     """
 
     def __init__(self, gains: FloatArray, weights: FloatArray, slopes: FloatArray) -> None:
@@ -367,9 +364,8 @@ class TightCurve:
     def _chords(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """The chords of L, each [n-1]; cell i is between the events i + 1, of smaller e, and i.
 
-        Returns:
-            Shares of the cell, in e and in L, before the corner; the slope of the next chord; and
-            how far b is prolonged, relative to its change over the previous cell.
+        Shares of the cell, in e and in L, before the corner; the slope of the next chord; and how
+        far b is prolonged, relative to its change over the previous cell.
         """
         widths, widths_with = self._widths
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -516,11 +512,6 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
     """Smallest epsilon that the tight bound gives at delta, over both directions.
 
     The error is the distance to the epsilon of the best folded order found.
-
-    Args:
-        base: the base mechanism, any with dominating pairs.
-        repetitions: the distribution of K, any.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -67,11 +67,6 @@ def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float,
 def first_accepted(base: Mechanism, protocol: BudgetSchedule, delta: float) -> BoundValue:
     """The cost of releasing the first accepted run and its step.
 
-    Args:
-        base: one run, Gaussian, whose noise the schedule scales.
-        protocol: the schedule.
-        delta: in (0, 1).
-
     Example:
         >>> schedule = BudgetSchedule((4, 2, 1))
         >>> round(first_accepted(GaussianMechanism(1.0), schedule, 1e-5).epsilon, 3)
@@ -139,28 +134,19 @@ def _schedule(steps: Sequence[float], delta: float) -> tuple[list[GaussianPair],
 
 @dataclass(frozen=True)
 class _Events:
-    """Events of the remaining steps, on or outside their trade-off curve.
+    """Events of the remaining steps, on or outside their trade-off curve."""
 
-    Attributes:
-        p: P-probabilities [n].
-        q: Q-probabilities [n].
-        p_rest: 1 - p, with all its digits.
-        q_rest: 1 - q, with all its digits.
-    """
-
-    p: FloatArray
-    q: FloatArray
-    p_rest: FloatArray
-    q_rest: FloatArray
+    p: FloatArray  # P-probabilities [n]
+    q: FloatArray  # Q-probabilities [n]
+    p_rest: FloatArray  # 1 - p, with all its digits
+    q_rest: FloatArray  # 1 - q, with all its digits
 
     @classmethod
     def around(cls, losses: FloatArray, profile: FloatArray, mirrored: FloatArray) -> "_Events":
-        """A polygon around the curve of all events, from the profiles of both directions.
+        """A polygon around the curve of all events, from the profiles [n] of both directions.
 
-        Args:
-            losses: [n] >= 0, increasing.
-            profile: sup P(E) - e^loss Q(E) [n].
-            mirrored: sup Q(E) - e^loss P(E) [n].
+        The losses [n] >= 0 increase; the profiles are sup P(E) - e^loss Q(E) and sup Q(E) - e^loss
+        P(E).
         """
         p, q = _chords(losses, profile)
         q_rest, p_rest = _chords(losses, mirrored)
@@ -195,13 +181,9 @@ def _values(
 ) -> FloatArray:
     """sup P(E) - e^loss Q(E) from a step on [m, n], for losses [m] and each later event [n].
 
-    Args:
-        pair: of the step; its own mirror image.
-        losses: [m] >= 0.
-        later: events of the later steps.
-        released: whether an accepted model of this step is released; otherwise the procedure ends
-            there without an output, which counts for no event (but for its complement).
-        is_mirror: whether P and Q are exchanged.
+    The pair of the step is its own mirror image. If an accepted model of this step is not released,
+    the procedure ends there without an output, which counts for no event (but for its complement).
+    `is_mirror` exchanges P and Q.
     """
     side = later.mirrored if is_mirror else later
     values = _weighted(pair, losses, side.p, side.q)
@@ -217,11 +199,8 @@ def _smallest_epsilon(
 ) -> float:
     """The smallest epsilon at delta, rounded up, of a schedule of self-mirrored pairs.
 
-    Args:
-        pairs: one for each step.
-        reach: the largest loss on the grids.
-        delta: in (0, 1).
-        released: whether the accepted models of all steps are released, or those of the last alone.
+    `reach` is the largest loss on the grids. The accepted models of all steps are released, or
+    those of the last alone.
     """
     # Relative errors add over the steps, because every V_i is at most proportional to V_{i+1}.
     margin = (1.0 + PROFILE_ACCURACY) ** len(pairs)

@@ -18,13 +18,8 @@ _ABOUT = ("the adversary chooses the score: attained by an attack, not a bound",
 def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
-    The losses of many sampled steps are composed on a grid, whose error is taken to be what a grid
-    twice as coarse changes.
-
-    Args:
-        base: the base mechanism; its pair must be attained by neighbouring data sets.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
+    The pair of the base must be attained by neighbouring data sets. The losses of many sampled
+    steps are composed on a grid, whose error is taken to be what a grid twice as coarse changes.
 
     Example:
         >>> from audit.accounting import GaussianMechanism

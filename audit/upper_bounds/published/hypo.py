@@ -67,11 +67,6 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
 def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
 
-    Args:
-        base: one run with any fixed hyperparameter.
-        protocol: the distribution of K and the range of the density relative to the prior.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> protocol = Adaptive("tnb:0,0.1", low=0.75, high=1.33)
@@ -91,11 +86,6 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
 )
 def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Theorem 2, (2 + theta) (epsilon_0 + log(C/c)), whatever delta.
-
-    Args:
-        base: one run with any fixed hyperparameter.
-        protocol: the distribution of K and the range of the density relative to the prior.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import PureDp

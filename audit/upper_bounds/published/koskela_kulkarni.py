@@ -75,11 +75,6 @@ def subset_divergences(
 def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Their theorem, with runs while tuning as private as the final one.
 
-    Args:
-        base: one run of the tuning, and the final run.
-        protocol: the distribution of K, the share of records used for tuning.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> protocol = Subset("tnb:0,0.1", sampling_rate=0.1)

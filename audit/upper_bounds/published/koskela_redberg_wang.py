@@ -41,11 +41,6 @@ def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVal
     binomial K, 5.7 for binomial, corollary 5.8 for Poisson. The penalty does not depend on epsilon,
     so it is minimised once.
 
-    Args:
-        base: the base mechanism, through its privacy profile.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> round(profile(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
@@ -140,10 +135,7 @@ def propose_test_release(
 def noisy_max(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
     """m^k times the profile of k noisy values at sensitivity 2, or 1 if all move in one direction.
 
-    Args:
-        base: one noisy value of sensitivity 1.
-        protocol: how many values, how often.
-        delta: in (0, 1).
+    The base is one noisy value of sensitivity 1.
 
     Example:
         >>> round(noisy_max(GaussianMechanism(0.25), "noisy-max:10", 1e-6).epsilon, 3)

@@ -22,11 +22,6 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Bound
     run fails with probability 1 - phi(1 - delta_0). Given that none does, K is again truncated
     negative binomial with the same eta. So delta_0 is the one with 1 - phi(1 - delta_0) = delta.
 
-    Args:
-        base: the base mechanism.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> round(liu_talwar(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)

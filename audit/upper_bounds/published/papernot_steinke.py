@@ -40,11 +40,6 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
     Theorem 2 for truncated negative binomial K, theorem 6 for Poisson K. Both orders are optimised
     over a continuum.
 
-    Args:
-        base: the base mechanism, through its Renyi divergences (and profile, for theorem 6).
-        repetitions: the distribution of K.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> round(renyi(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
@@ -59,11 +54,6 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
 def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """The generic Renyi bound for any distribution of K, maximised over the events of the base.
 
-    Args:
-        base: the base mechanism, through its Renyi divergences and its pairs.
-        repetitions: the distribution of K, any.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> round(lemma_7(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
@@ -76,11 +66,6 @@ def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVal
 @bound("lemma-22", 45, "Papernot & Steinke 2022, lemma 22", about=_ANY_BASE, is_special=True)
 def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """The generic Renyi bound for a truncated K, from that for K before truncation.
-
-    Args:
-        base: the base mechanism.
-        repetitions: a distribution of K conditioned on K <= most.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -95,12 +80,9 @@ def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVa
 
 @bound("corollary-4", 30, "Papernot & Steinke 2022, corollary 4", about=_ANY_BASE)
 def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """Theorem 2 in closed form for a rho-zCDP base.
+    """Theorem 2 in closed form for a base that is Gaussian (rho = mu^2/2) or rho-zCDP.
 
-    Args:
-        base: Gaussian (rho = mu^2/2) or rho-zCDP.
-        repetitions: truncated negative binomial, with log(1/gamma) >= rho.
-        delta: in (0, 1).
+    K must be truncated negative binomial, with log(1/gamma) >= rho.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -246,11 +228,7 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
 
 
 def power_law(repetitions: Repetitions) -> PowerLaw:
-    """The parameters of a truncated negative binomial distribution.
-
-    Raises:
-        NotApplicable: K has another distribution.
-    """
+    """The parameters of a truncated negative binomial distribution; no other K has them."""
     law = repetitions.power_law
     if law is None:
         raise NotApplicable("K must be truncated negative binomial")
@@ -303,11 +281,6 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     """Lemma 20: lemma 7 for the pure part of the base, and the probability that some run fails.
 
     delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
-
-    Args:
-        base: the base mechanism, through its privacy profile.
-        repetitions: the distribution of K, any.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -421,11 +394,6 @@ def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
 )
 def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """Proposition 15 converted to (epsilon, delta)-DP.
-
-    Args:
-        base: one run.
-        protocol: rerunning until a run is accepted.
-        delta: in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -257,11 +257,6 @@ def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
     taking the larger divergence at each order first is looser. Given mu "O" or "G" of a subsampled
     base this is the paper's eps_U-O or eps_U-G.
 
-    Args:
-        base: the base mechanism; it must be Gaussian.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
-
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> round(reduced_renyi(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
@@ -292,12 +287,7 @@ def _renyi_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
     is_special=True,
 )
 def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """eps_U-O: algorithm 3 for a Gaussian of mu "O" = tau sqrt(N) / sigma.
-
-    Args:
-        base: DP-SGD on sampled batches.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
+    """eps_U-O: algorithm 3 for a Gaussian of mu "O" = tau sqrt(N) / sigma, for sampled batches.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -318,12 +308,7 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
     is_special=True,
 )
 def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """eps_U-G: algorithm 3 for a Gaussian of mu "G", the central limit of Gaussian DP.
-
-    Args:
-        base: DP-SGD on sampled batches.
-        repetitions: the distribution of K.
-        delta: in (0, 1).
+    """eps_U-G: algorithm 3 for the mu "G" of sampled batches, the central limit of Gaussian DP.
 
     Example:
         >>> from audit.accounting import DpSgd
