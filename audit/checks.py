@@ -8,7 +8,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +215,13 @@ def read_text(path: str | Path, max_characters: int = 10**8) -> str:
             f"file must have at most {max_characters} characters, got more in {str(path)!r}"
         )
     return text
+
+
+def validate(
+    instance: object, name: str, check: Callable[..., object], *limits: object, **options: object
+) -> None:
+    """Replaces a field of a frozen dataclass by what `check` returns, from its `__post_init__`."""
+    store_validated(instance, **{name: check(name, getattr(instance, name), *limits, **options)})
 
 
 def store_validated(instance: object, **values: object) -> None:

@@ -30,10 +30,8 @@ class GaussianMechanism(Mechanism):
     _words: ClassVar[str] = "Gaussian, mu = {mu:.6g}"
 
     def __post_init__(self) -> None:
-        mu = checks.interval(
-            "mu", self.mu, SMALLEST_SPREAD, LARGEST_SPREAD, closed_low=True, closed_high=True
-        )
-        checks.store_validated(self, mu=mu)
+        limits = checks.interval, SMALLEST_SPREAD, LARGEST_SPREAD
+        checks.validate(self, "mu", *limits, closed_low=True, closed_high=True)
 
     @property
     def gaussian_mu(self) -> float:
@@ -65,9 +63,7 @@ class LaplaceMechanism(Mechanism):
     _words: ClassVar[str] = "Laplace noise of scale {scale:.6g} sensitivities"
 
     def __post_init__(self) -> None:
-        checks.store_validated(
-            self, scale=checks.interval("scale", self.scale, 0.002, closed_low=True)
-        )
+        checks.validate(self, "scale", checks.interval, 0.002, closed_low=True)
 
     @property
     def attained(self) -> bool:

@@ -157,9 +157,7 @@ class ZeroConcentratedDp(Mechanism):
     _words: ClassVar[str] = "rho-zCDP, rho = {rho:.6g}"
 
     def __post_init__(self) -> None:
-        checks.store_validated(
-            self, rho=checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True)
-        )
+        checks.validate(self, "rho", checks.interval, 0.0, 1e5, closed_high=True)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         return self.rho * np.asarray(alpha, dtype=np.float64)

@@ -109,8 +109,8 @@ class ApproximateDp(Mechanism):
     _words: ClassVar[str] = "(epsilon, delta)-DP, epsilon = {epsilon_0:.6g}, delta = {delta_0:.3g}"
 
     def __post_init__(self) -> None:
-        delta_0 = checks.interval("delta_0", self.delta_0, 0.0, 1.0, closed_low=True)
-        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0), delta_0=delta_0)
+        checks.validate(self, "delta_0", checks.interval, 0.0, 1.0, closed_low=True)
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -134,8 +134,8 @@ class RandomisedResponse(Mechanism):
     _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
 
     def __post_init__(self) -> None:
-        options = checks.integer("options", self.options, 2)
-        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0), options=options)
+        checks.validate(self, "options", checks.integer, 2)
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
 
     @property
     def pure_epsilon(self) -> float:

@@ -223,15 +223,11 @@ class DpSgd(Mechanism):
     group_size: int = 1
 
     def __post_init__(self) -> None:
-        rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
-        checks.store_validated(
-            self,
-            noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0.0),
-            steps=checks.integer("steps", self.steps, 1),
-            sampling_rate=rate,
-            neighbours=checks.one_of("neighbours", self.neighbours, NEIGHBOURS),
-            group_size=checks.integer("group_size", self.group_size, 1, _MAX_GROUP),
-        )
+        checks.validate(self, "sampling_rate", checks.interval, 0.0, 1.0, closed_high=True)
+        checks.validate(self, "noise_multiplier", checks.interval, 0.0)
+        checks.validate(self, "steps", checks.integer, 1)
+        checks.validate(self, "neighbours", checks.one_of, NEIGHBOURS)
+        checks.validate(self, "group_size", checks.integer, 1, _MAX_GROUP)
         if self.group_size > 1 and self.neighbours == "replace-one" and self.sampling_rate < 1.0:
             raise InvalidInput(
                 "group_size must be 1 with replace-one neighbours and sampled batches, got "

@@ -144,7 +144,7 @@ class Private:
 
     def __post_init__(self) -> None:
         try:
-            std = checks.interval("noise_std", self.noise_std, 0.0)
+            checks.validate(self, "noise_std", checks.interval, 0.0)
         except ValueError as error:
             raise InvalidInput(
                 f"{error}: a score with no noise on private records has no guarantee"
@@ -153,9 +153,7 @@ class Private:
             raise InvalidInput(
                 f"disjoint must be true or false, got {checks.one_line(self.disjoint)}"
             )
-        checks.store_validated(
-            self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
-        )
+        checks.validate(self, "sensitivity", checks.interval, 0.0)
 
     @property
     def mechanism(self) -> Mechanism:

@@ -38,12 +38,9 @@ class Spending:
     delta: float
 
     def __post_init__(self) -> None:
-        checks.store_validated(
-            self,
-            release=_text("release", self.release),
-            epsilon=checks.interval("epsilon", self.epsilon, 0.0, closed_low=True),
-            delta=checks.interval("delta", self.delta, 0.0, 1.0, closed_low=True),
-        )
+        checks.validate(self, "release", _text)
+        checks.validate(self, "epsilon", checks.interval, 0.0, closed_low=True)
+        checks.validate(self, "delta", checks.interval, 0.0, 1.0, closed_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class Declaration:
         texts = "responsible", "dataset", "unit", "normalizer", "pretraining", "preprocessing"
         for name in texts:
             if name == "unit" or getattr(self, name) is not None:
-                checks.store_validated(self, **{name: _text(name, getattr(self, name))})
+                checks.validate(self, name, _text)
         if isinstance(self.records, str):
             if self.records != PRIVATE:
                 raise InvalidInput(
@@ -92,13 +89,11 @@ class Declaration:
                     f"{checks.one_line(self.records)}"
                 )
         elif self.records is not None:
-            checks.store_validated(self, records=checks.integer("records", self.records, 1, 2**53))
+            checks.validate(self, "records", checks.integer, 1, 2**53)
         if self.records_per_person is not None:
-            most = checks.integer("records_per_person", self.records_per_person, 1, 10**6)
-            checks.store_validated(self, records_per_person=most)
+            checks.validate(self, "records_per_person", checks.integer, 1, 10**6)
         if self.max_grad_norm is not None:
-            norm = checks.interval("max_grad_norm", self.max_grad_norm, 0.0)
-            checks.store_validated(self, max_grad_norm=norm)
+            checks.validate(self, "max_grad_norm", checks.interval, 0.0)
         if self.earlier_spending is not None:
             checks.store_validated(self, earlier_spending=_spendings(self.earlier_spending))
 

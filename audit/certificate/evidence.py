@@ -28,14 +28,10 @@ class Evidence:
     games_with: int
 
     def __post_init__(self) -> None:
-        epsilon = checks.interval("epsilon_lower", self.epsilon_lower, 0.0, closed_low=True)
-        checks.store_validated(
-            self,
-            epsilon_lower=epsilon,
-            confidence=checks.interval("confidence", self.confidence, 0.0, 1.0),
-            games_without=checks.integer("games_without", self.games_without, 1),
-            games_with=checks.integer("games_with", self.games_with, 1),
-        )
+        checks.validate(self, "epsilon_lower", checks.interval, 0.0, closed_low=True)
+        checks.validate(self, "confidence", checks.interval, 0.0, 1.0)
+        checks.validate(self, "games_without", checks.integer, 1)
+        checks.validate(self, "games_with", checks.integer, 1)
 
     def ceiling(self, delta: float) -> float:
         """The epsilon at delta that an attack without errors would show at a fixed threshold.

@@ -78,19 +78,13 @@ class DpSgdSettings:
     model_seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.store_validated(
-            self,
-            steps=checks.integer("steps", self.steps, 1),
-            noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0),
-            sampling_rate=checks.interval(
-                "sampling_rate", self.sampling_rate, 0, 1, closed_high=True
-            ),
-        )
-        checks.store_validated(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
-        for name in ("max_grad_norm", "learning_rates"):
-            checks.store_validated(self, **{name: several_numbers(name, getattr(self, name))})
-        momentum = several_numbers("momentum", self.momentum, 1.0, closed_low=True)
-        checks.store_validated(self, momentum=momentum)
+        checks.validate(self, "steps", checks.integer, 1)
+        checks.validate(self, "noise_multiplier", checks.interval, 0)
+        checks.validate(self, "sampling_rate", checks.interval, 0, 1, closed_high=True)
+        checks.validate(self, "model", checks.one_of, MODELS, dotted=True)
+        checks.validate(self, "max_grad_norm", several_numbers)
+        checks.validate(self, "learning_rates", several_numbers)
+        checks.validate(self, "momentum", several_numbers, 1.0, closed_low=True)
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -190,8 +190,8 @@ class WorstOrderCurve(CurveOfMu):
     name: ClassVar[str] = "worst-order-curve"
 
     def __post_init__(self) -> None:
-        law = parse_repetitions(self.repetitions)
-        checks.store_validated(self, repetitions=law, top=checks.interval("top", self.top))
+        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
+        checks.validate(self, "top", checks.interval)
 
     statistic_claim: ClassVar[Claim] = Claim(
         Kind.BOUND,

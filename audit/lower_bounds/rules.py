@@ -108,7 +108,7 @@ class FixedThreshold(ThresholdRule):
     words: ClassVar[str] = "threshold fixed in advance"
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, threshold=checks.interval("threshold", self.threshold))
+        checks.validate(self, "threshold", checks.interval)
 
     @property
     def mirrored(self) -> "FixedThreshold":
@@ -142,8 +142,8 @@ class ThresholdFromTheory(ThresholdRule):
     words: ClassVar[str] = "threshold fixed in advance"
 
     def __post_init__(self) -> None:
-        law = parse_repetitions(self.repetitions)
-        checks.store_validated(self, mu=checks.interval("mu", self.mu, 0.0, 1e4), repetitions=law)
+        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
+        checks.validate(self, "mu", checks.interval, 0.0, 1e4)
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         n0, n1 = len(scores.out_scores), len(scores.in_scores)

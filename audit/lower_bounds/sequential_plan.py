@@ -28,8 +28,8 @@ class SequentialPlan:
 
     def __post_init__(self) -> None:
         if self.planned is not None:
-            checks.store_validated(self, planned=checks.integer("planned", self.planned, 1))
-        checks.store_validated(self, number=checks.integer("number", self.number, 1, self.planned))
+            checks.validate(self, "planned", checks.integer, 1)
+        checks.validate(self, "number", checks.integer, 1, self.planned)
 
     @property
     def share(self) -> float:

@@ -5,17 +5,18 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 """
 
 from audit import _deprecated
-from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
-from audit.protocols.best_runs import BestRuns, ParetoFront
-from audit.protocols.grid import Grid
-from audit.protocols.noisy_max import NoisyMax
+from audit.protocols.fixed_candidates import Grid, NoisyMax
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
-from audit.protocols.propose_test_release import ProposeTestRelease
-from audit.protocols.random_search import RandomSearch
-from audit.protocols.schedule import BudgetSchedule
-from audit.protocols.subset import Subset
-from audit.protocols.until import RandomStopping, UntilAccepted
+from audit.protocols.random_runs import (
+    Adaptive,
+    BestRuns,
+    ParetoFront,
+    ProposeTestRelease,
+    RandomSearch,
+    Subset,
+)
+from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
 
 __all__ = [
     "DEFAULT_REPETITIONS",

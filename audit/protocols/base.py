@@ -1,11 +1,7 @@
 """The interface of tuning protocols."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
-
-from audit import checks
-from audit.repetitions import Repetitions, parse_repetitions
 
 
 class Protocol(ABC):
@@ -36,17 +32,3 @@ class Protocol(ABC):
 
     def __str__(self) -> str:
         return self.spec
-
-
-@dataclass(frozen=True)
-class RandomRuns(Protocol):
-    """A protocol that draws K, the number of runs."""
-
-    repetitions: Repetitions  # the distribution of K, as an object or as text
-
-    def __post_init__(self) -> None:
-        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
-
-    @property
-    def mean_runs(self) -> float:
-        return self.repetitions.mean

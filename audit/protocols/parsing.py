@@ -6,16 +6,17 @@ from collections.abc import Callable
 from audit import checks
 from audit import repetitions as laws
 from audit.errors import InvalidInput
-from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
-from audit.protocols.best_runs import BestRuns, ParetoFront
-from audit.protocols.grid import Grid
-from audit.protocols.noisy_max import NoisyMax
-from audit.protocols.propose_test_release import ProposeTestRelease
-from audit.protocols.random_search import RandomSearch
-from audit.protocols.schedule import BudgetSchedule
-from audit.protocols.subset import Subset
-from audit.protocols.until import RandomStopping, UntilAccepted
+from audit.protocols.fixed_candidates import Grid, NoisyMax
+from audit.protocols.random_runs import (
+    Adaptive,
+    BestRuns,
+    ParetoFront,
+    ProposeTestRelease,
+    RandomSearch,
+    Subset,
+)
+from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
 from audit.repetitions import Repetitions
 
 DEFAULT_REPETITIONS = "tnb:0,0.01"

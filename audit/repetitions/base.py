@@ -316,7 +316,7 @@ class GivenNoFailure(Repetitions):
     failure: float
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, failure=checks.interval("failure", self.failure, 0.0, 1.0))
+        checks.validate(self, "failure", checks.interval, 0.0, 1.0)
         if not np.isfinite(self._log_chance):
             raise InvalidInput(
                 f"failure must leave {self.distribution.spec} a positive probability that no run "

@@ -25,8 +25,8 @@ class Binomial(Repetitions):
     p: float
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, n=checks.integer("n", self.n, 1, MAX_RUNS))
-        checks.store_validated(self, p=checks.interval("p", self.p, 0.0, 1.0, closed_high=True))
+        checks.validate(self, "n", checks.integer, 1, MAX_RUNS)
+        checks.validate(self, "p", checks.interval, 0.0, 1.0, closed_high=True)
 
     @property
     def spec(self) -> str:

@@ -23,7 +23,7 @@ class Fixed(Repetitions):
     k: int
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, k=checks.integer("k", self.k, 1, MAX_RUNS))
+        checks.validate(self, "k", checks.integer, 1, MAX_RUNS)
 
     @property
     def spec(self) -> str:

@@ -31,7 +31,7 @@ class Poisson(Repetitions):
     mu: float
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, mu=checks.interval("mu", self.mu, 0.0, 1e15))
+        checks.validate(self, "mu", checks.interval, 0.0, 1e15)
 
     @property
     def spec(self) -> str:

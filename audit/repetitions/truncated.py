@@ -35,8 +35,7 @@ class Truncated(Repetitions):
     most: int
 
     def __post_init__(self) -> None:
-        most = checks.integer("most", self.most, 1, _MAX_SUPPORT)
-        checks.store_validated(self, most=most)
+        checks.validate(self, "most", checks.integer, 1, _MAX_SUPPORT)
         if self.distribution.untruncated is not self.distribution:
             raise InvalidInput(
                 f"distribution must not be truncated already, got {self.distribution.spec!r}"

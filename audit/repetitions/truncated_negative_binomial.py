@@ -43,10 +43,10 @@ class TruncatedNegativeBinomial(Repetitions):
     gamma: float
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, eta=checks.interval("eta", self.eta, -1.0, 1e6))
+        checks.validate(self, "eta", checks.interval, -1.0, 1e6)
         checks.interval("gamma", self.gamma, 0.0, 1.0)
         # For smaller gamma, 1/gamma overflows.
-        checks.store_validated(self, gamma=checks.interval("gamma", self.gamma, 1e-300, 1.0))
+        checks.validate(self, "gamma", checks.interval, 1e-300, 1.0)
 
     @property
     def spec(self) -> str:

@@ -25,8 +25,8 @@ class TwoPoint(Repetitions):
     L: int
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, s=checks.interval("s", self.s, 0.0, 1.0))
-        checks.store_validated(self, L=checks.integer("L", self.L, 2, MAX_RUNS))
+        checks.validate(self, "s", checks.interval, 0.0, 1.0)
+        checks.validate(self, "L", checks.integer, 2, MAX_RUNS)
 
     @property
     def spec(self) -> str:

@@ -59,8 +59,8 @@ class Uniform(Dimension):
     high: float
 
     def __post_init__(self) -> None:
-        low = checks.interval("low", self.low)
-        checks.store_validated(self, low=low, high=checks.interval("high", self.high, low))
+        checks.validate(self, "low", checks.interval)
+        checks.validate(self, "high", checks.interval, self.low)
 
     def at(self, u: float) -> float:
         return min(self.low + u * (self.high - self.low), self.high)
@@ -87,8 +87,8 @@ class LogUniform(Dimension):
     high: float
 
     def __post_init__(self) -> None:
-        low = checks.interval("low", self.low, 0.0)
-        checks.store_validated(self, low=low, high=checks.interval("high", self.high, low))
+        checks.validate(self, "low", checks.interval, 0.0)
+        checks.validate(self, "high", checks.interval, self.low)
 
     def at(self, u: float) -> float:
         value = self.low * math.exp(u * math.log(self.high / self.low))
@@ -116,8 +116,8 @@ class Integer(Dimension):
     high: int
 
     def __post_init__(self) -> None:
-        low = checks.integer("low", self.low, -(2**53))
-        checks.store_validated(self, low=low, high=checks.integer("high", self.high, low, 2**53))
+        checks.validate(self, "low", checks.integer, -(2**53))
+        checks.validate(self, "high", checks.integer, self.low, 2**53)
 
     def at(self, u: float) -> int:
         return min(self.low + int(u * (self.high - self.low + 1)), self.high)
