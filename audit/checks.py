@@ -53,10 +53,7 @@ def interval(
 
 
 def integer(name: str, value: float, low: int, high: int | None = None) -> int:
-    """Returns `value` as an int if it is a whole number in [low, high], else raises InvalidInput.
-
-    Without `high`, the upper limit is the largest float.
-    """
+    """Returns a whole number in [low, high], or below 1.8e308, else raises InvalidInput."""
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
     number = _as_integer(value)
     if high is None and number is not None and number > _MAX_INTEGER:
@@ -67,11 +64,7 @@ def integer(name: str, value: float, low: int, high: int | None = None) -> int:
 
 
 def items(name: str, value: object, of: str) -> list[Any]:
-    """Returns the items of a collection as a list, else raises InvalidInput.
-
-    Text, bytes and dictionaries are refused, although they can be iterated. `of` names the items,
-    in the plural.
-    """
+    """Returns the items of a list, which text and mappings are not, else raises InvalidInput."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}")
     try:
@@ -157,10 +150,7 @@ def one_line(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text with every invisible character escaped.
-
-    These are control characters (some move a terminal's cursor), line ends, characters without
-    width, and characters that change the direction of writing.
+    r"""Text with every character escaped that is invisible, or that moves or turns other text.
 
     Example:
         >>> print(printable("right\x1b[1A"))
@@ -225,9 +215,6 @@ def validate(
 
 
 def store_validated(instance: object, **values: object) -> None:
-    """Stores validated values in a frozen dataclass, from its `__post_init__`.
-
-    For example, it stores the number 0.5 where the user gave the text "0.5".
-    """
+    """Stores validated values in a frozen dataclass, from its `__post_init__`."""
     for name, value in values.items():
         object.__setattr__(instance, name, value)

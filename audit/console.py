@@ -39,10 +39,7 @@ Option = tuple[type, str | tuple[str, ...], str]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options with one-line errors and a short help.
-
-    The help ends with `examples`, which are commands and their purposes, and with `notes`.
-    """
+    """A parser of options with one-line errors, and a short help that ends with examples."""
 
     def __init__(
         self,
@@ -126,11 +123,7 @@ _MAX_CHARACTERS = 1000
 
 
 def report_error(error: object) -> int:
-    """Prints an error in one line, and returns the exit code.
-
-    A BrokenPipeError is raised again: if the reader has closed the output, the command has no
-    error.
-    """
+    """Prints an error in one line, and returns the exit code; a closed output is no error."""
     if isinstance(error, BrokenPipeError):
         raise error
     # A mistyped option can contain the address of a database with its password.
@@ -154,11 +147,7 @@ _SECONDS_BETWEEN_NOTES = 15.0
 
 
 def note(words: str) -> None:
-    """Prints a remark that is not an error.
-
-    It goes to stderr on a terminal, and to stdout otherwise, so that a redirected stderr contains
-    only errors.
-    """
+    """Prints a remark that is not an error: to stdout unless stderr is a terminal."""
     stream = sys.stderr if sys.stderr.isatty() else sys.stdout
     with contextlib.suppress(OSError):  # The work continues if no one reads the output.
         print(words, file=stream, flush=True)
@@ -202,10 +191,7 @@ def with_bar(items: Sequence[int], unit: str) -> Iterator[int]:
 
 
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
-    """Runs a command as a program, whose output may be closed, full or no longer read.
-
-    `main` takes the arguments, or None for those of the process. Returns the exit code.
-    """
+    """Runs a command as a program, whose output may be closed, full or no longer read."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of folders may be invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -257,10 +257,7 @@ def log_complement(share: FloatArray, rest: FloatArray) -> FloatArray:
 
 
 def product_of_powers(factors: Sequence[tuple[ComplexArray, int]]) -> ComplexArray:
-    """The product of values^exponent, elementwise.
-
-    All factors share the squarings, so this is ten times as fast as complex powers, and as exact.
-    """
+    """The product of values^exponent, elementwise, with shared squarings: ten times as fast."""
     result = np.ones_like(factors[0][0])
     for bit in reversed(range(max(exponent for _, exponent in factors).bit_length())):
         result *= result

@@ -56,11 +56,7 @@ class IncreasingOrder:
         return x
 
     def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> FloatArray:
-        """Draws the best x [n] of tunings with the given numbers of runs [n].
-
-        The largest of K uniforms is distributed as a uniform to the power 1/K. Without runs, the
-        result is minus infinity.
-        """
+        """Draws the best x [n] of runs [n]: the largest of K uniforms is a uniform^(1/K)."""
         with np.errstate(divide="ignore"):
             share = rng.random(len(runs)) ** (1.0 / np.maximum(runs, 1))
             return mean + np.asarray(special.ndtri(np.where(runs > 0, share, 0.0)))

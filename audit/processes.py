@@ -36,11 +36,7 @@ def end_with_parent(pid: int | None = None) -> None:
 
 
 def loky_options(initializer: Callable[[], object] = end_with_parent) -> dict[str, Any]:
-    """Options of `joblib.Parallel` with which workers on this machine end with their parent.
-
-    Each worker calls `initializer` first. There are no options if joblib's active backend is not
-    loky: Dask and Ray watch their own workers.
-    """
+    """Options of `joblib.Parallel`, whose loky workers then end with their parent."""
     from joblib.parallel import get_active_backend
 
     is_loky = type(get_active_backend()[0]).__name__ == "LokyBackend"

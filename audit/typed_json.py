@@ -18,11 +18,7 @@ _WORDS: dict[Any, str] = {
 
 
 def read_typed(kind: Any, value: Any, where: str) -> Any:
-    """A value of the given type from parsed json. Unknown fields of a dataclass are ignored.
-
-    The type is a dataclass, a tuple, a mapping from texts, an optional type or a plain one; a value
-    of another type, or an incomplete one, is refused, with the name `where`.
-    """
+    """A value of a type from parsed json, else InvalidInput; unknown fields are ignored."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         if value is None:

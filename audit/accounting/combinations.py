@@ -83,8 +83,7 @@ def _both_directions(one: Mechanism) -> DominatingPair:
 def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
     """Distinct mechanisms in their first order, with their counts.
 
-    Undirected mechanisms with the same two pairs, in either order, count as equal. Unhashable
-    mechanisms are compared by identity.
+    Undirected mechanisms with the same two pairs count as equal, unhashable ones by identity.
     """
     several = Counter(map(_key, mechanisms))
     first = dict(zip(map(_key, mechanisms), mechanisms, strict=True))

@@ -134,8 +134,7 @@ def _log_far_tail(shape: float, excess: float, x: float, side: float) -> float:
     """log of the mass beyond x: the density there times an integral over the distance from x.
 
     The logarithm of the density falls at least as fast as its tangent; where it is convex (above,
-    for shape < 1), at least as fast as -t. So 40 inverse slopes reach far enough. The integrand is
-    smooth, and Gauss-Legendre quadrature is exact up to rounding.
+    for shape < 1), at least as fast as -t. So 40 inverse slopes reach far enough.
     """
     slope = side * (excess + 1.0) / x
     end = 40.0 / min(slope, 1.0) if side > 0.0 else min(40.0 / slope, x)

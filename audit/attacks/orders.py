@@ -226,11 +226,7 @@ def attack_order(
 def expected_ratio(
     likely: FloatArray, unlikely: FloatArray, delta: float, trials: int, alpha: float
 ) -> FloatArray:
-    """e^epsilon [n] that events certify if their counts equal the expected counts.
-
-    `likely` and `unlikely` are their probabilities [n] on the two sides, with as many trials on
-    each.
-    """
+    """e^epsilon [n] that events of these probabilities [n] certify at the expected counts."""
     hits, misses = trials * likely, trials * unlikely
     # Clopper & Pearson's limits are beta quantiles; real counts interpolate them.
     lower = special.betaincinv(np.maximum(hits, 1e-9), trials - hits + 1.0, alpha)

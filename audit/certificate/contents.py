@@ -114,10 +114,7 @@ class CertificateContents:
 
     @property
     def groups(self) -> tuple[tuple[int, float | None], ...]:
-        """Group sizes with their epsilon at `delta`, or None if no epsilon follows.
-
-        If the claim itself is about groups, these are groups of such groups.
-        """
+        """Sizes of groups of such units, and epsilon at `delta`, or None if none follows."""
         curve = TradeOff(self.numbers.profile)
         each = group_size(self.training)
         own = math.ceil((self.declaration.records_per_person or 1) / each)

@@ -39,11 +39,7 @@ _BLANK = {
 
 
 def record(certificate: CertificateContents) -> str:
-    """A draft entry of the registry, as YAML; a void certificate is refused.
-
-    A field that does not follow from the certificate is an empty text with a comment for the
-    publisher.
-    """
+    """A draft entry of the registry, as YAML; a void certificate is refused."""
     if certificate.void:
         raise InvalidInput(
             "certificate must not be void to be registered, got one with a broken condition: "

@@ -117,12 +117,7 @@ def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
-    """The audits of a command line: one, or one per preset.
-
-    Raises:
-        InvalidInput: an unknown name, a value out of its range, or several audits that share a
-            folder or cannot be compared.
-    """
+    """The audits of a command line: one, or one per preset."""
     options = vars(make_parser().parse_args(argv))
     del options["json"]
     return _configs(options)

@@ -88,10 +88,7 @@ class _Compiled:
 
 
 class CompiledSums:
-    """Clipped sums of a network from a convolution to a Linear layer; see `gradients.ClippedSums`.
-
-    A network that the extension does not support raises NotImplementedError.
-    """
+    """Clipped sums from a convolution to a Linear layer; see `gradients.ClippedSums`."""
 
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
         if features.dim() != 4:

@@ -69,11 +69,7 @@ def _has_logits_of(known: StackedModel, model: nn.Module, theta: Parameters, x: 
 
 
 class BookkeepingModel:
-    """A stacked sequence of known layers; see `layers`.
-
-    The weights `theta` of one run, each [1, ...], and a few records x are for a trial run, which
-    raises NotImplementedError if the layers do not accept such records.
-    """
+    """A stacked sequence of known layers, which must accept records like x; see `layers`."""
 
     def __init__(self, network: Network, theta: Parameters, x: Tensor) -> None:
         self.network = network

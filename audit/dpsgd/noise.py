@@ -70,10 +70,7 @@ def poisson_steps(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """Yields, for every step, the Poisson-sampled records of R runs, [R, size] bool.
-
-    A GPU draws the batches of `steps_at_once` steps together.
-    """
+    """Yields the Poisson-sampled records, [R, size], of each step; a GPU draws several at once."""
     if device.type not in _DEVICES:
         generators = streams.generators(seeds, _BATCHES, str(device))
         buffer = torch.empty(len(seeds), steps_at_once, size, dtype=torch.float64, device=device)
@@ -148,10 +145,7 @@ def descend(
 def fill_batches(
     taken: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, rate: float
 ) -> None:
-    """Overwrites [R, size] bool with the records of R runs, each with probability `rate`.
-
-    The rate is rounded to 64 bits.
-    """
+    """Overwrites [R, size] bool with the records of R runs; the rate is rounded to 64 bits."""
     runs, size = taken.shape
     below = int(rate * 2**64)
     if _compiled is None:
@@ -166,10 +160,7 @@ def fill_batches(
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int) -> Words:
-    """Random words of Philox4x32-10 for groups of 16 counters, from the first counter.
-
-    They are [groups, 4, 16], indexed by group, by word and by counter within the group.
-    """
+    """Random words of Philox4x32-10, [groups, 4, 16], by group of 16 counters, word and counter."""
     first = np.arange(groups * _GROUP, dtype=np.uint64) + np.uint64(counter[0])
     c = [first & _LOW, *(np.full_like(first, word) for word in counter[1:])]
     low, high = key

@@ -15,11 +15,7 @@ from threat_models.scores import Features
 
 @dataclass(frozen=True, eq=False)
 class ModelObservation(Observation):
-    """An observation that includes the final models, with parameters of shape [R, ...].
-
-    `logits` maps records [m, ...] to every run's logits, [R, m, classes], with at most
-    `records_at_once` records per call.
-    """
+    """An observation with the final models, and their logits [R, m, classes] of records."""
 
     theta: Parameters
     logits: Callable[[Tensor], Tensor]

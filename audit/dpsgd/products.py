@@ -98,10 +98,7 @@ def rounded_operands(precision: Precision, device: torch.device) -> Iterator[Non
 
 @contextlib.contextmanager
 def reproducible_products() -> Iterator[None]:
-    """Context in which a GPU does not round operands to tf32, and cuDNN is deterministic.
-
-    Only convolutions in `gradients.VmapModel` and Opacus call cuDNN.
-    """
+    """Context without tf32, in which cuDNN, which `VmapModel` and Opacus call, is deterministic."""
     with _torch_flags(tf32=False, deterministic=True):
         yield
 

@@ -57,10 +57,7 @@ class _Weights:
         return self.weight_size + self.has_bias * self.outputs
 
     def boxes(self, packed: int) -> list[list[int]]:
-        """Values of the box struct in `_convolutional.c`: for the weight and the bias, if any.
-
-        `packed` is the position of the first packed number.
-        """
+        """Values of the box struct in `_convolutional.c`: for the weight and the bias, if any."""
         outputs, channels, height, width = self.shape
         area, line = height * width, self.channels * self.outputs
         size = channels * area

@@ -39,10 +39,7 @@ class ReducedEngine:
         self._settings = settings
 
     def run(self, batch: RunBatch) -> RunOutcomes:
-        """Outcomes of all runs; see `Engine.run`.
-
-        A million runs take a second; with sampled batches, a million steps do.
-        """
+        """Outcomes of all runs; see `Engine.run`. A million runs or steps take a second."""
         s = self._settings
         steps, sigma = s.steps, s.noise_multiplier
         rate, clip, _ = s.hyperparameters_of(batch.candidate)

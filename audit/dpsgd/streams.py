@@ -34,10 +34,7 @@ def words(seeds: Words, stream: int, count: int) -> Words:
 
 
 def _keys(seeds: Words, stream: int) -> Words:
-    """The start of each run's counter, [R].
-
-    The seed is mixed before the counter is added, so that nearby seeds do not share a sequence.
-    """
+    """The start of each run's counter, [R]. Mixed seeds share no sequence with nearby ones."""
     return _mix(_mix(seeds) + np.uint64(stream + 1))
 
 
@@ -57,11 +54,7 @@ def normals(seeds: Words, stream: int) -> NDArray[np.float64]:
 
 
 def normal_rows(seeds: Words, stream: int, count: int) -> NDArray[np.float64]:
-    """Standard normal numbers of every run, [R, count]; the first column equals `normals`.
-
-    The compiled version (`_noise.c`) is five times as fast. Both agree to a relative error of
-    2e-15.
-    """
+    """Standard normal numbers of every run, [R, count]; `_noise.c` agrees to a relative 2e-15."""
     if _compiled is None:
         return _by_inversion(words(seeds, stream, count))
     keys, rows = _keys(seeds, stream), np.empty((len(seeds), count))
@@ -94,10 +87,7 @@ def generators(seeds: Words, stream: int, device: str) -> "list[torch.Generator]
 
 
 def mersenne_state(key: Words) -> NDArray[np.uint8]:
-    """The state, [5056] bytes, of a torch CPU generator that starts from a key of [624] words.
-
-    Of each word, the lower 32 bits are used.
-    """
+    """The state, [5056] bytes, of a torch CPU generator from a key of [624] words of 32 bits."""
     state = np.zeros(1, _STATE)
     state["left"] = 1  # no word of the key is unused, so the generator twists first
     state["seeded"] = 1

@@ -118,10 +118,7 @@ def _digest_of_code() -> str:
 
 
 def _digest_of_source(dotted: str) -> str:
-    """Digest of the source file of a dotted name, or of the name if there is no file.
-
-    The digest does not cover the imports of that file.
-    """
+    """Digest of a dotted name's source file, without its imports; of the name if there is none."""
     found = import_by_name("plug-in", dotted)
     try:
         source = inspect.getsourcefile(inspect.unwrap(found))

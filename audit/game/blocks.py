@@ -36,11 +36,7 @@ _PLAYED_IN_ROUNDS = (Adaptive, UntilAccepted, RandomStopping)
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """A range of trials with its own random stream, played in one go.
-
-    `budget`, `repeat` and `index` (of the block in its repeat) identify it, and `start` is the
-    index of its first trial.
-    """
+    """A range of trials from index `start` on, with its own random stream, played in one go."""
 
     budget: int
     repeat: int
@@ -81,10 +77,7 @@ def _work_of_run(workload: Workload, engine: str) -> int:
 
 
 def expected_seconds(workload: Workload, engine: str) -> float:
-    """Approximate time of the trials on one processor; a GPU is about a hundred times as fast.
-
-    A workload beyond `max_runs`, `max_hours` or `max_budgets` is refused.
-    """
+    """Approximate time of the trials on one processor; a workload beyond the limits is refused."""
     runs, trials, budgets = workload.expected_runs, workload.total_trials, workload.budgets
     if runs > workload.max_runs:
         raise InvalidInput(
@@ -124,10 +117,7 @@ def expected_seconds_of_bounds(workload: Workload) -> float:
 def outlook(
     workload: Workload, evaluation: Evaluation, budget: float, seconds: float
 ) -> Iterator[str]:
-    """What the trials can show at best, and the expected time of a long audit.
-
-    `budget` is the largest eps_B, and `seconds` the expected time of the trials on one processor.
-    """
+    """What the trials can show at best at the largest eps_B, and the time of a long audit."""
     trials, looks = workload.trials * workload.repeats, len(evaluation.looks)
     delta, confidence = evaluation.delta, evaluation.confidence
     detectable = lower_bounds.max_detectable_epsilon(

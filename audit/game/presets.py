@@ -37,8 +37,7 @@ def find_preset(name: str) -> Path:
 def read_preset(name: str) -> dict[str, Any]:
     """The settings of a preset: a TOML file with the keys of `AuditConfig`, or an installed name.
 
-    The default folder of results, `out`, is next to the given file; for an installed preset, it is
-    in `runs/` of the current folder.
+    The default folder of results is next to a file, and in `runs/` for an installed preset.
     """
     file = find_preset(name)
     try:

@@ -27,11 +27,7 @@ _FIRST_LOOK = 100
 
 
 def _setting(default: Any, meaning: str, incidental: bool = False) -> Any:
-    """A field with its description, with the unit, for the command line.
-
-    The type of the default, or of a tuple's first item, is the field's type. Results do not depend
-    on an incidental setting.
-    """
+    """A field with its description; results do not depend on an incidental setting."""
     return field(default=default, metadata={"meaning": meaning, "incidental": incidental})
 
 
@@ -39,8 +35,7 @@ def _setting(default: Any, meaning: str, incidental: bool = False) -> Any:
 class AuditConfig:
     """The settings of an audit: the options of the command line and the keys of presets.
 
-    Each field describes itself; `python -m audit.run --help` prints the descriptions. The modules
-    that play an audit take the groups `evaluation`, `workload` and `place`.
+    The modules that play an audit take the groups `evaluation`, `workload` and `place`.
     """
 
     threat: str = _setting("ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on shared runs")

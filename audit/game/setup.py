@@ -118,10 +118,7 @@ class SetUp:
 
 
 def set_up(config: AuditConfig, budget: int, device: str = "cpu") -> SetUp:
-    """Fixes the noise, the order and the thresholds of one budget, and builds the engine.
-
-    A process caches the most recent results.
-    """
+    """Fixes noise, order and thresholds of one budget, and builds the engine; cached."""
     return _set_up(config, budget, device)
 
 

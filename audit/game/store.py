@@ -54,10 +54,7 @@ def _writable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """A temporary file in the folder of `path`, which is renamed to `path` on success.
-
-    With `new`, a file that another process has written in the meantime is kept.
-    """
+    """A temporary file, renamed to `path` on success; a file that exists is kept if `new`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _writable(path.parent):
@@ -84,10 +81,7 @@ def _move_if_absent(temporary: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, new: bool = False) -> None:
-    """Writes a text file completely or not at all; creates its folder if needed.
-
-    With `new`, a file that another process has written in the meantime is kept.
-    """
+    """Writes a text file completely or not at all; creates its folder if needed."""
     with _writable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     with written_completely(path, new=new) as temporary:
@@ -119,11 +113,7 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one audit's trials, which depend on `identity` and `bound_to`.
-
-    They are `AuditConfig.identity` and the result of `binding.binding`; `views` are
-    `AuditConfig.view_names`.
-    """
+    """The folder of the trials of an audit, which depend on `identity` and `bound_to`."""
 
     path: Path
     identity: dict[str, Any]

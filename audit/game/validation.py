@@ -102,11 +102,7 @@ def checked_score(score: str, pairs: Sequence[tuple[str, str]], sampling_rate: f
 def checked_protocol(
     protocol: str, repetitions: str, views: int, grid_points: int
 ) -> tuple[str, str]:
-    """Protocol and distribution of K as texts; the distribution is empty if there is none.
-
-    `views` and `grid_points` are the numbers of views that the runs serve, and of combinations of
-    learning rate, clipping norm and momentum.
-    """
+    """Protocol and distribution of K as texts; the distribution is empty if there is none."""
     found = protocols.parse_protocol(protocol)
     is_search = protocol.strip().lower().startswith("search")
     names_own = "/" in protocol or (isinstance(found, RandomSearch) and not is_search)

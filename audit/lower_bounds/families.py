@@ -37,10 +37,7 @@ _MAX_MU = 40.0
 
 
 def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
-    """Whether limits of both error rates refute a profile, a map from epsilon to delta.
-
-    The profile must hold in both directions.
-    """
+    """Whether limits of both errors refute a profile, from epsilon to delta, in both directions."""
     for rate, other_rate in ((fp_upper, fn_upper), (fn_upper, fp_upper)):
         power = 1.0 - other_rate
         if power <= rate:

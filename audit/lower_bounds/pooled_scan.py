@@ -122,8 +122,7 @@ def _crossing_epsilons(
 ) -> FloatArray:
     """The epsilon [B] above which each simulated audit has evidence at least as strong.
 
-    `until`, [m0], is for each rank of zeros the number of ranks of ones, in ascending order, whose
-    evidence is at least as strong.
+    `until`, [m0], is for each rank of zeros the number of ranks of ones with such evidence.
     """
     best_zero, beaten_zero = _simulated_order_statistics(n0, repetitions, 0)
     best_one, beaten_one = _simulated_order_statistics(n1, repetitions, 1)

@@ -79,10 +79,7 @@ def concordant_pairs(scores: Scores) -> int:
 
 
 def mu_lower_limit(pairs: int, n0: int, n1: int, repetitions: Repetitions, alpha: float) -> float:
-    """The largest mu, rounded down, at which P[U >= pairs] is at most alpha.
-
-    It is -inf if even mu = 0 is not refuted. K is the number of runs behind one score.
-    """
+    """The largest mu, rounded down, at which P[U >= pairs] <= alpha; -inf if there is none >= 0."""
     allowed = monte_carlo.max_exceedances(alpha)
     simulated = _simulated_audits(n0, n1, repetitions)
     if allowed == 0:
@@ -96,10 +93,7 @@ def _simulated_audits(n0: int, n1: int, repetitions: Repetitions) -> "_Simulated
 
 
 class _SimulatedAudits:
-    """Simulated audits of the best of K runs of a Gaussian base at mu = 0, as counts in cells.
-
-    An audit at mu results from shifting the scores with the record by mu.
-    """
+    """Simulated audits at mu = 0, as counts in cells; mu shifts the scores with the record."""
 
     def __init__(self, n0: int, n1: int, repetitions: Repetitions) -> None:
         self.smaller_side, self.out_trials = min(n0, n1), n0

@@ -29,10 +29,7 @@ Limit = tuple[float, float | None, Scores]
 
 @dataclass(frozen=True, eq=False)
 class ErrorCounts:
-    """Counts [n] of both errors at several thresholds, and the numbers of trials of both sides.
-
-    False positives are above a threshold, false negatives at or below it.
-    """
+    """Counts [n] of errors above (false positives) and below thresholds, and numbers of trials."""
 
     false_positives: FloatArray | NDArray[np.int64]
     false_negatives: FloatArray | NDArray[np.int64]

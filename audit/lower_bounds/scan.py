@@ -95,10 +95,7 @@ class Scan(Estimator):
 
 
 def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> tuple[float, float, int, int]:
-    """The larger of the limits of epsilon by each tail, with error alpha / 2 each.
-
-    Also returns the threshold behind it, and the numbers of false positives and negatives there.
-    """
+    """The larger limit of epsilon by each tail, with alpha / 2 each, its threshold and counts."""
     without, with_record = scores.sorted_out, scores.sorted_in
     n0, n1 = len(without), len(with_record)
     low = _strongest_evidence(without, with_record, delta)
@@ -139,10 +136,7 @@ def _strongest_evidence(zeros: FloatArray, ones: FloatArray, delta: float) -> _T
 
 @dataclass(frozen=True, eq=False)
 class _RankGrid:
-    """The tested ranks, ascending, and the nominal error (level) of each, [m].
-
-    Shares are the ranks minus the expected atoms at the start.
-    """
+    """The tested ranks [m], ascending, their nominal errors, and the ranks less expected atoms."""
 
     ranks: IntArray
     shares: FloatArray
@@ -229,11 +223,7 @@ def _invert(
 
 
 def _interpolate_root(seen: list[tuple[float, float]], value: float, slope: float) -> float:
-    """Argument at which a function is expected to attain a value.
-
-    The inverse function is interpolated through the three nearest known points, by a line through
-    two points, or with a given slope through one point.
-    """
+    """Argument at which a function is expected to attain a value, from the nearest known points."""
     near = sorted(seen, key=lambda point: abs(point[0] - value))[:3]
     if len(near) == 1:
         ((at, x),) = near

@@ -46,11 +46,7 @@ def checked_canaries(
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of the trials of an audit, in the order of the trials.
-
-    High scores indicate the record. Ties and infinities are allowed, NaN is not. Either side may be
-    empty.
-    """
+    """Scores of the trials in their order; high scores indicate the record. NaN is refused."""
 
     out_scores: FloatArray
     in_scores: FloatArray

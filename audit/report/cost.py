@@ -33,8 +33,6 @@ def draw_cost(
     """Draws the cost of a tuning against the expected number of runs, for each protocol.
 
     Random search uses the region bound, which is fast and only slightly above the smallest bound.
-    The user's protocol is marked if its expected number of runs is known. The extension of `path`
-    selects the format.
     """
     check_writable(path)
     runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, _POINTS))).astype(int).tolist()

@@ -57,10 +57,7 @@ class Level:
 
 
 def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
-    """The upper bounds that figures show, in the order of the legend: largest first.
-
-    These are the protocol's registered bounds that have a title. The style shows the validity.
-    """
+    """The upper bounds that figures show, which have a title, in the order of the legend."""
     found, of_any_score = [], 0
     for entry in entries(protocol):
         if not entry.title:
@@ -261,10 +258,7 @@ def _draw_lower(axes: Axes, report: Report, colours: list[str], scale: float) ->
 
 
 def _label_directly(axes: Axes, labels: Sequence[_Label], inches: float) -> None:
-    """Writes labels in a column on the right, each with a line to its point.
-
-    The limits of the axes, which are about `inches` high, are final after this call.
-    """
+    """Writes labels in a column on the right, each with a line to its point; fixes the limits."""
     high, end = axes.get_ylim()[1], axes.get_xlim()[1]
     axes.set_ylim(0.0, high)
     labels = sorted(labels, key=lambda label: label.y)

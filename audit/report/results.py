@@ -135,11 +135,7 @@ class BudgetResult:
 
     @property
     def contradiction(self) -> Contradiction | None:
-        """The contradiction to announce: the largest that chance does not explain, or None.
-
-        An audit of a correct mechanism announces a contradiction with probability at most
-        1 - confidence, for any choice of bounds.
-        """
+        """The contradiction to announce: the largest that chance does not explain, or None."""
         announced = [one for one in self.contradictions if one.beyond_chance]
         return max(announced, key=lambda one: one.lower, default=None)
 

@@ -12,11 +12,7 @@ _FIRST = ("epsilon_base", "score", "side", "proxy", "repeat", "name", "rule", "e
 
 
 def to_table(report: Report) -> pd.DataFrame:
-    """One row per lower bound, budget, repeat and proxy, and per upper bound and budget.
-
-    The column `side` is `lower` for a single repeat, `pooled` for the trials of all repeats, and
-    `upper` for upper bounds.
-    """
+    """One row per bound, budget, repeat and proxy; `side` is `lower`, `pooled` or `upper`."""
     rows = [
         {"epsilon_base": result.epsilon_base, "mu": result.mu, "score": result.score, **row}
         for result in report.results

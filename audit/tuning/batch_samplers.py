@@ -129,10 +129,7 @@ class AdversarialSampler:
 
 
 def projected(densities: FloatArray, low: float, high: float) -> FloatArray:
-    """Projects densities [R, n], row by row, onto those within [low, high] of mean 1.
-
-    As `upper_bounds.published.project_density`: clip(f + t, low, high), with t by bisection.
-    """
+    """Densities [R, n], row by row, as `upper_bounds.published.project_density` projects them."""
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)
     for _ in range(_BISECTION_STEPS):

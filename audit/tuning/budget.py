@@ -97,11 +97,7 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class ListFilter(Filter):
-    """Filter for runs from a list that was fixed beforehand, of which `cap` is the composition.
-
-    Gaussian runs count by mu^2, DP-SGD by its steps. `hint` says what to do if a mechanism is not
-    in the list.
-    """
+    """Filter for runs from the list of which `cap` is the composition; `hint` is for all others."""
 
     cap: Mechanism
     hint: str = ""
@@ -171,10 +167,7 @@ def _name(one: Mechanism) -> Hashable:
 
 @dataclass(frozen=True)
 class RenyiFilter(Filter):
-    """Filter for any runs, by their Renyi divergences at one order that was fixed beforehand.
-
-    The cap is the conversion of the divergence `limit` at this order.
-    """
+    """Filter for any runs, by their divergences at one order, where the cap converts to `limit`."""
 
     order: float
     limit: float
@@ -219,11 +212,7 @@ def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
 def filter_for(
     cap: float | Mechanism, delta: float, first: Mechanism, only_gaussian: bool
 ) -> Filter:
-    """The filter that keeps a cap: an epsilon, or the composition of a list of runs.
-
-    `first` is the first run or a typical one, and `only_gaussian` says whether all runs are
-    Gaussian.
-    """
+    """The filter of a cap: the composition of a list, or an epsilon for runs like `first`."""
     if isinstance(cap, Mechanism):
         return ListFilter(cap)
     if not only_gaussian:

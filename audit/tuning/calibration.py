@@ -20,8 +20,7 @@ def least_noise_multiplier(
 ) -> float:
     """The least noise multiplier, rounded up, at which the whole tuning is (epsilon, delta)-DP.
 
-    Every bound that holds for any score may be used. The root of the one that is smallest near the
-    target is returned. `base_of` maps a noise multiplier to one run.
+    It is by the bound that is smallest near the target; `base_of` maps a multiplier to one run.
     """
     epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
     delta = checks.interval("delta", delta, 0.0, 1.0)

@@ -400,11 +400,7 @@ _MAX_PHASES = 100
 
 
 def all_of(runs: Iterable[Mechanism]) -> Mechanism:
-    """All runs, one after the other; equal ones are counted, not listed.
-
-    Where sampled runs have more than 100 different noises and rates, similar ones are counted as
-    the least private of them.
-    """
+    """All runs, one after the other: equal ones are counted, similar ones of many merged."""
     steps: dict[tuple[str, int], dict[tuple[float, float], int]] = {}
     mus: dict[float, int] = {}
     rest: list[Mechanism] = []
@@ -443,11 +439,7 @@ _KNOWN = ("noise_multiplier", "sampling_rate", "steps", "mu", "rho")
 def trial_of(
     values: Mapping[str, Any], neighbours: str = "add-remove", group_size: int = 1
 ) -> Mechanism | None:
-    """The mechanism of one trial, from its parameters; None if they name none.
-
-    `values` has `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or
-    `rho`. Others are ignored.
-    """
+    """The mechanism of one trial, from the columns of `_KNOWN`; None if they name none."""
     known = {name: value for name, value in values.items() if value not in (None, "")}
     if "noise_multiplier" in known:
         if "steps" not in known:
@@ -479,10 +471,7 @@ def read_trials(
 
 
 def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int = 1) -> Mixture:
-    """The prior of random trials, from a csv file with a heading and one row per possible trial.
-
-    Its columns are those of `trial_of`, and `chance`. Without it, all rows are equally likely.
-    """
+    """The prior from a csv file with the columns of `trial_of`, and `chance` if they differ."""
     rows = _rows("prior", path, neighbours, group_size)
     found: dict[Mechanism, float] = {}
     for one, values in rows:

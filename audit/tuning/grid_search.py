@@ -12,11 +12,7 @@ from audit.tuning.winners import GameContext, Winners, empty_winners
 def best_of_grid(
     context: GameContext, protocol: Grid, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
-    """Winners of T grid searches in each view; ties go to the earlier candidate.
-
-    The context has one candidate if all have the same hyperparameters. `chosen` is the winner's
-    position in the grid.
-    """
+    """Winners of T grid searches, by position, in each view; ties go to the earlier candidate."""
     is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
     every_tuning, every_place = np.nonzero(is_run)
     all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(context.views)]

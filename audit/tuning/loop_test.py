@@ -113,10 +113,7 @@ def fingerprint(train: Any) -> str:
 
 
 def conditions_tested(report: "PremiseReport | None", public_score: bool) -> tuple[str, ...]:
-    """Names of the certificate's conditions that a test without findings supports.
-
-    If the score reads public records only, the test covers it, too.
-    """
+    """Names of the certificate's conditions that a test without findings supports."""
     if report is None or report.broken or not report.watched:
         return ()
     found = [name for premise, name in _CONDITION_OF.items() if premise in report.tested]

@@ -26,11 +26,7 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True)
 class Attempt:
-    """Result of one run: its record for resuming, and its model if it can win.
-
-    `violation` says why the study must abort; it is empty if it need not. `interrupted` is True if
-    the user stopped the study during the run.
-    """
+    """Result of one run, and whether the study must abort (`violation`) or was interrupted."""
 
     record: Record
     model: Any = None

@@ -12,11 +12,7 @@ from audit.tuning.one_run import Attempt, Task
 
 
 def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt]:
-    """Yields the results of the tasks that remain, in any order, with `jobs` runs at a time.
-
-    The runs are in processes of joblib's active backend. Threads are refused, because they share
-    output streams and random generators.
-    """
+    """Yields the results of the remaining tasks, in any order, from processes of joblib."""
     if jobs == 1:
         yield from (task() for task in tasks())
         return

@@ -33,11 +33,7 @@ FINAL = 1 << 62
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study does, decided before its first run.
-
-    `base_of` maps a candidate to the mechanism that its run must be. `private` is None if the score
-    reads public records only.
-    """
+    """What a study does, decided before its first run; `base_of` maps candidates to mechanisms."""
 
     protocol: Protocol
     space: Space

@@ -33,10 +33,7 @@ class WithRecords:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A training function, the plan of the study, and synthetic or public records.
-
-    If `records` is None, `train` is called with a trial alone.
-    """
+    """A training function, the plan of the study, and synthetic or public records, if any."""
 
     train: Callable[..., Outcome]
     plan: Plan
@@ -49,11 +46,7 @@ class Rehearsal:
         return self.plan.trial(key, index, point)
 
     def outcome(self, trial: Trial, records: Any = None) -> tuple[Outcome, tuple[str, ...]]:
-        """Trains once, seeded as in the study, and checks the outcome.
-
-        Equal trials draw the same noise. The second result identifies the noise of the global
-        generators.
-        """
+        """Trains once, seeded as in the study, and checks the outcome; adds its noises."""
         records = self.records if records is None else records
         with seeded(trial.seed) as noise:
             outcome = self.train(trial) if records is None else self.train(trial, records)
@@ -66,10 +59,7 @@ class Rehearsal:
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
     ) -> tuple[list[Outcome], bool]:
-        """Calls `train` twice, and once more for a final run, then the other functions.
-
-        Returns the outcomes, and whether `train` called `trial.watch`.
-        """
+        """Calls `train` twice or more, then the others; whether it called `trial.watch`."""
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
         found, noises, watched = [], set[str](), False

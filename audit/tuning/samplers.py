@@ -62,10 +62,7 @@ def adaptive_point(
 def relative_density(
     protocol: Adaptive, space: Space, pool: Sequence[Point], before: Sequence[Ended]
 ) -> FloatArray:
-    """The density, [n], over a pool, relative to the prior: within [low, high], with mean 1.
-
-    It is the softmax of a Gaussian process's upper confidence bounds, projected.
-    """
+    """The density [n] over a pool: softmax of a Gaussian process's confidence bounds, projected."""
     known = [one for one in before if np.isfinite(one.score)]
     if len(known) < MIN_RUNS or len({one.score for one in known}) == 1:
         return np.ones(len(pool))

@@ -203,10 +203,7 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
 def _sides(
     base: Mechanism, protocol: Grid
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
-    """Pairs and counts of the candidates in every arrangement of their directions.
-
-    One mechanism that represents all candidates has one direction in all of them.
-    """
+    """Pairs and counts in every arrangement; one mechanism has one direction for all candidates."""
     several = kinds_of_candidates(base, protocol)
     if len(several) == 1 and not isinstance(base, Candidates):
         return [((pair,), (protocol.candidates,)) for pair in base.pairs]

@@ -161,11 +161,7 @@ def dense_events(
     heights: Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]],
     points: int,
 ) -> FloatArray:
-    """Parameters t of about `points` extreme events, dense where two pairs of curves move.
-
-    `heights` maps log(1-s) and log(1-s') [n] to two pairs of curves [2, n]; what the first moves
-    counts for four fifths.
-    """
+    """Parameters of about `points` events, dense where two pairs of curves [2, n] move."""
     t = np.linspace(*pair.event_range, _FIRST_POINTS)
     # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
     for most in (*[_FIRST_POINTS] * 6, points, points):

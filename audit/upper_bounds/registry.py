@@ -209,11 +209,7 @@ def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> Uppe
 
 
 def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> UpperBound:
-    """The row that `answer` returns, or a row with a reason if it fails.
-
-    A failing row does not affect the others: if the numbers of a bound overflow at extreme
-    parameters, its row says so.
-    """
+    """The row that `answer` returns, or one with a reason: it does not affect the others."""
     try:
         with np.errstate(all="ignore"):  # the result is checked, not the steps towards it
             return answer()

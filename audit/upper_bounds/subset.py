@@ -108,10 +108,7 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
 
 
 def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
-    """The cost where a run while tuning and the final one may differ.
-
-    Two curves where it is not known which pair of the final run has the record first, else one.
-    """
+    """The cost where runs of the tuning and the final one differ, for each possible direction."""
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]

@@ -37,10 +37,7 @@ _SMALLEST_MU, _LARGEST_MU = 1e-4, 25.0
 
 
 def until_accepted(steps: Sequence[float], delta: float) -> float:
-    """Cost of a schedule of budgets mu: the first accepted model and its step are released.
-
-    It is exact up to numerical error, which only raises it: some rules attain it.
-    """
+    """Cost of a schedule of budgets mu: exact up to numerical error, which only raises it."""
     pairs, reach = _schedule(steps, delta)
     return _smallest_epsilon(pairs, reach, delta, released=True)
 
@@ -143,11 +140,7 @@ class _Events:
 
     @classmethod
     def around(cls, losses: FloatArray, profile: FloatArray, mirrored: FloatArray) -> "_Events":
-        """A polygon around the curve of all events, from the profiles [n] of both directions.
-
-        The losses [n] >= 0 increase; the profiles are sup P(E) - e^loss Q(E) and sup Q(E) - e^loss
-        P(E).
-        """
+        """A polygon around the curve of all events, from profiles [n] at losses [n]."""
         p, q = _chords(losses, profile)
         q_rest, p_rest = _chords(losses, mirrored)
         return cls(
