@@ -259,6 +259,7 @@ def test_only_the_adapters_of_the_language_model_are_trained(language_model: Any
     assert made[2].expected_batch_size == 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cached_bounds")
 def test_language_model_is_tuned_and_audited(
     language_model: Any,

@@ -367,7 +367,7 @@ def test_known_values_of_max_provable_epsilon(
     assert max_provable_epsilon(*pair, 1e-5, 1000) == pytest.approx(value, rel=0.006)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [20, 300])
 def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> None:
     pair = in_cells(stats.norm, 1.5)

@@ -513,7 +513,7 @@ def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.M
 
 
 # `python -m benchmarks.training_loops` runs all of them, with the attack.
-@pytest.mark.thin(8)
+@pytest.mark.thin(15)
 @pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
 def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
     control = BROKEN[name]
@@ -546,7 +546,7 @@ def test_a_finding_names_the_premise_and_the_numbers(name: str, premise: str, wo
     assert first.fix
 
 
-@pytest.mark.thin(12)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_loop_is_not_accused(name: str) -> None:
     control = CORRECT[name]
@@ -709,8 +709,9 @@ def _dies(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
     os.kill(os.getpid(), 9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
-    ("name", "words"), [("_leaves", "ended (exit code 1)"), ("_dies", "signal SIGKILL")]
+    ("name", "words"), [("_dies", "signal SIGKILL"), ("_leaves", "ended (exit code 1)")]
 )
 def test_a_process_that_dies_is_never_a_leak(
     name: str, words: str, capfd: pytest.CaptureFixture[str]

@@ -663,7 +663,7 @@ def test_the_command_says_what_was_found(
 ) -> None:
     from audit import run
 
-    options = ["--records", "broken_trainings.data", "--jobs", "1", "--trials", "100"]
+    options = ["--records", "broken_trainings.data", "--jobs", "1", "--trials", "40"]
     assert run.main(["--train", "broken_trainings.FORGOTTEN", *options]) == 1
     assert "an attack shows at least" in capsys.readouterr().out
     found = answer(tmp_path, ["--train", "broken_trainings.RIGHT", *options])

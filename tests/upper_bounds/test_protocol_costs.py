@@ -450,7 +450,7 @@ def test_costs_grow_with_what_is_done(spec: Any, mu: Any, n: Any, a: Any, delta:
 @pytest.mark.parametrize(
     ("less", "more"),
     [
-        ("grid:10,0.3", "grid:10,0.6"),
+        ("grid:4,0.3", "grid:4,0.6"),
         ("adaptive:0.8,1.3/poisson:5", "adaptive:0.7,1.3/poisson:5"),
         ("adaptive:0.8,1.3/poisson:5", "adaptive:0.8,1.5/poisson:5"),
         ("noisy-max:10", "noisy-max:20"),
