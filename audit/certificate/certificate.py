@@ -50,11 +50,6 @@ class Certificate(CertificateContents):
             unknown or nothing was released.
         declaration: statements of the author.
         evidence: result of an audit of this tuning, if there was one.
-
-    Example:
-        >>> import inspect
-        >>> list(inspect.signature(Certificate).parameters)[:4]
-        ['base', 'training', 'protocol', 'delta']
     """
 
     @classmethod

@@ -214,11 +214,6 @@ class Setting:
         touched: the records that each part of the tuning reads.
         released: the published items.
         withheld: the items that must stay secret.
-
-    Example:
-        >>> import inspect
-        >>> list(inspect.signature(Setting).parameters)[:3]
-        ['trust_model', 'unit', 'relation']
     """
 
     trust_model: str
@@ -423,10 +418,7 @@ def _records_of_runs(protocol: Protocol) -> dict[str, str]:
         f"{format_exact(protocol.sampling_rate)}, the same in every run"
     )
     which = "all of them" if protocol.final == "all" else "the rest of them"
-    return {
-        "one run of the tuning": f"{share}, {through}",
-        "the final run": f"{which}, {through}",
-    }
+    return {"one run of the tuning": f"{share}, {through}", "the final run": f"{which}, {through}"}
 
 
 def _by_construction(

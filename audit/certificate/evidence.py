@@ -43,8 +43,5 @@ class Evidence:
         alpha = 0.5 * (1.0 - self.confidence)
         without = float(upper_limit(0, self.games_without, alpha))
         with_record = float(upper_limit(0, self.games_with, alpha))
-        best = max(
-            (1.0 - delta - without) / with_record,
-            (1.0 - delta - with_record) / without,
-        )
+        best = max((1.0 - delta - without) / with_record, (1.0 - delta - with_record) / without)
         return math.log(best) if best > 1.0 else 0.0

@@ -90,11 +90,6 @@ class Numbers:
         mu: smallest mu whose Gaussian trade-off curve lies at most delta above that of the tuning.
         mu_regret: largest distance between both curves (Gomez et al. 2025). If it is near 0, mu
             describes the tuning well.
-
-    Example:
-        >>> import inspect
-        >>> list(inspect.signature(Numbers).parameters)[:3]
-        ['run_epsilon', 'epsilon', 'bounds']
     """
 
     run_epsilon: float | None

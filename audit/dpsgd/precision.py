@@ -5,8 +5,6 @@ This module does not import torch; `products` rounds.
 
 from dataclasses import dataclass
 
-from audit import checks
-
 
 @dataclass(frozen=True)
 class Precision:
@@ -78,8 +76,3 @@ PRECISIONS = {
     )
 }
 """Precisions by name."""
-
-
-def check_precision(name: str) -> Precision:
-    """The precision of that name."""
-    return PRECISIONS[checks.one_of("precision", name, PRECISIONS)]

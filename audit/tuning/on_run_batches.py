@@ -13,8 +13,7 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
-from audit.tuning.grid_search import best_of_grid
-from audit.tuning.random_search import best_of_runs
+from audit.tuning.random_search import best_of_grid, best_of_runs
 from audit.tuning.sequential_search import best_of_adaptive, first_accepted
 from audit.tuning.subset_search import tune_on_subset
 from audit.tuning.winners import GameContext, Winners

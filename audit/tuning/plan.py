@@ -41,13 +41,9 @@ class Plan:
     private: Private | None = None
     expected_batch_size: float | None = None
 
-    def rng(self, key: int, stream: int, index: int = 0) -> Draws:
-        """The generator of one draw."""
-        return Draws(key, stream, index)
-
     def runs(self, key: int) -> Sequence[int] | None:
         """The indices of all runs; None if the outputs of the runs decide how many there are."""
-        rng = self.rng(key, _RUNS)
+        rng = Draws(key, _RUNS)
         if isinstance(self.protocol, Grid):
             drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
             return [int(index) for index in np.flatnonzero(drawn)]
@@ -57,7 +53,7 @@ class Plan:
 
     def point(self, key: int, index: int, before: Sequence[Ended] = ()) -> Point:
         """The candidate of a run, as a point of the space."""
-        rng = self.rng(key, _CANDIDATE, index)
+        rng = Draws(key, _CANDIDATE, index)
         return next_point(self.protocol, self.space, rng, index, before)
 
     def trial(self, key: int, index: int, point: Point) -> Trial:
@@ -77,7 +73,7 @@ class Plan:
         if self.private is None:
             return 0.0
         std = self.private.noise_std * self._noise_factor(index)
-        return float(self.rng(key, _SCORE, index).normal(0.0, std))
+        return float(Draws(key, _SCORE, index).normal(0.0, std))
 
     def _noise_factor(self, index: int) -> float:
         """The noise of a run, as a multiple of that of the base mechanism."""
@@ -91,7 +87,7 @@ class Plan:
         if isinstance(self.protocol, BudgetSchedule):
             return index + 1 >= len(self.protocol.noise)
         stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
-        return bool(self.rng(key, _STOP, index).random() < stop)
+        return bool(Draws(key, _STOP, index).random() < stop)
 
     def rank(self, key: int, record: Record) -> tuple[float, float, int]:
         """Sort key of a run that can win.
@@ -101,5 +97,5 @@ class Plan:
         """
         assert record.score is not None
         adaptive = isinstance(self.protocol, Adaptive)
-        tie = float(self.rng(key, _TIE, record.index).random()) if adaptive else 0.0
+        tie = float(Draws(key, _TIE, record.index).random()) if adaptive else 0.0
         return record.score, tie, -record.index

@@ -1,4 +1,4 @@
-"""Simulated private random search (Xiang, Wang & Wang 2024, algorithm 2)."""
+"""Simulated random search (Xiang, Wang & Wang 2024, algorithm 2) and grid search."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.dpsgd import RunBatch
+from audit.protocols import Grid
 from audit.repetitions import Repetitions
-from audit.tuning.winners import Run, Winners, empty_winners
+from audit.tuning.winners import GameContext, Run, Winners, empty_winners
 
 # Runs passed to an engine at a time. Results depend on it: seeds are drawn batch by batch.
 _MAX_BATCH = 1 << 20
@@ -71,6 +72,25 @@ def best_of_runs(
             winners.compete(outcomes, batch, tuning, places - (ends - runs)[tuning])
             if keep:
                 winners.keep(places, outcomes)
+    return all_winners
+
+
+def best_of_grid(
+    context: GameContext, protocol: Grid, included: NDArray[np.bool_], rng: np.random.Generator
+) -> list[Winners]:
+    """Winners of T grid searches, by position, in each view; ties go to the earlier candidate."""
+    is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
+    every_tuning, every_place = np.nonzero(is_run)
+    all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(context.views)]
+    for places in index_batches(len(every_tuning)):
+        tuning, place = every_tuning[places], every_place[places]
+        batch = RunBatch(
+            included=included[tuning],
+            candidate=place if context.candidates > 1 else np.zeros_like(place),
+            seeds=rng.integers(0, 2**64, len(places), dtype=np.uint64),
+        )
+        for winners, outcomes in zip(all_winners, context.run(batch), strict=True):
+            winners.compete(outcomes, batch, tuning, place)
     return all_winners
 
 

@@ -15,6 +15,7 @@ from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
+from audit.tuning.secret_draws import Draws
 
 _KEY_BITS = 256
 _MAX_DEPTH = 8
@@ -42,7 +43,7 @@ class Rehearsal:
     def trial(self, key: int | None = None, index: int = 0) -> Trial:
         """A trial outside of the study, with a candidate from the prior; None draws a new key."""
         key = secrets.randbits(_KEY_BITS) if key is None else key
-        point = self.plan.space.draw(self.plan.rng(key, 1, index))
+        point = self.plan.space.draw(Draws(key, 1, index))
         return self.plan.trial(key, index, point)
 
     def outcome(self, trial: Trial, records: Any = None) -> tuple[Outcome, tuple[str, ...]]:

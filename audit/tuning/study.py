@@ -374,7 +374,7 @@ class Study:
                 "function": fingerprint(train),
             }
 
-    @property
+    @cached_property
     def certificate(self) -> Certificate:
         """The certificate, which may be published with the best run.
 
@@ -383,11 +383,6 @@ class Study:
         """
         if self._played is None:
             raise InvalidInput("certificate needs a study that was run to its end: call run first")
-        return self._certificate
-
-    @cached_property
-    def _certificate(self) -> Certificate:
-        assert self._played is not None
         facts = StudyFacts(
             prior=self.space.prior,
             checked=tuple(self._played.checked),
@@ -396,9 +391,7 @@ class Study:
             settings=self.settings_hash,
             expected_batch_size=self.expected_batch_size,
             tested=tuple(self._tested.get("tested", ())),
-            tested_on=self._tested.get("tested_on", ""),
-            tested_with=self._tested.get("tested_with", ""),
-            tested_steps=self._tested.get("tested_steps", 0),
+            **{name: one for name, one in self._tested.items() if name.startswith("tested_")},
         )
         return Certificate.issue(
             self.base,

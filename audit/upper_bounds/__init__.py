@@ -39,10 +39,9 @@ from audit.upper_bounds.registry import (
 )
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.subset import SubsetCurve
-from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
+from audit.upper_bounds.tight import FoldedGame, TightCurve, tight, worst_order
 from audit.upper_bounds.tuned_mechanism import TunedMechanism
 from audit.upper_bounds.until_accepted import first_accepted, schedule_ex_post
-from audit.upper_bounds.worst_order import worst_order
 
 __all__ = [
     "AdaptiveCurve",

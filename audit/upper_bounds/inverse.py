@@ -163,10 +163,8 @@ def calibrate_mu_for_tuning(
         >>> round(mu, 4)
         0.4035
     """
-    protocol, (target, delta) = (
-        parse_protocol(protocol),
-        _checked_target(target_epsilon, target_delta),
-    )
+    target, delta = _checked_target(target_epsilon, target_delta)
+    protocol = parse_protocol(protocol)
     return _largest_mu(protocol, target, delta, bound)
 
 
@@ -247,10 +245,8 @@ def calibrate_noise(
         >>> round(noise, 2)
         42.92
     """
-    protocol, (target, delta) = (
-        parse_protocol(protocol),
-        _checked_target(target_epsilon, target_delta),
-    )
+    target, delta = _checked_target(target_epsilon, target_delta)
+    protocol = parse_protocol(protocol)
     rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
     # Full batches are a Gaussian base; sampled batches need no more noise.
     distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance

@@ -10,14 +10,17 @@ phi' is 0 below 0.
 """
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
+from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, compose, solve_epsilon
+from audit.accounting.composition import COARSE_CELLS
 from audit.arrays import FloatArray, IntArray
+from audit.claims import Kind
 from audit.errors import NotApplicable
 from audit.numerics import (
     PROFILE_ACCURACY,
@@ -185,23 +188,21 @@ class TightCurve:
     t: FloatArray
     guess: float | None = None
 
-    @classmethod
+    @staticmethod
+    @memoize(2)  # the attained epsilon and the bound use the same curve
     def at(
-        cls,
-        pair: DominatingPair,
-        repetitions: Repetitions,
-        delta: float,
-        points: int = _MAX_EVENTS,
+        pair: DominatingPair, repetitions: Repetitions, delta: float, points: int = _MAX_EVENTS
     ) -> "TightCurve":
-        """The curve with events that are dense where they matter for one delta.
-
-        Args:
-            pair: the base's dominating pair.
-            repetitions: the distribution of K.
-            delta: in (0, 1).
-            points: how many events end the refinement.
-        """
-        return _dense_curve(pair, repetitions, delta, points)
+        """The curve with up to so many events that are dense where they matter for one delta."""
+        curve = TightCurve(pair, repetitions, _first_events(pair, repetitions))
+        while len(curve.t) < points:
+            game = curve.worst_order(delta)
+            epsilon = game.epsilon(delta, curve.guess)
+            t = curve._refined(game, epsilon, delta)
+            if len(t) == len(curve.t):
+                break
+            curve = TightCurve(pair, repetitions, t, epsilon)
+        return curve
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
@@ -454,22 +455,6 @@ class TightCurve:
         return np.union1d(self.t, middle)
 
 
-@memoize(2)  # the attained epsilon and the bound use the same curve
-def _dense_curve(
-    pair: DominatingPair, repetitions: Repetitions, delta: float, points: int
-) -> TightCurve:
-    """The curve of events of the pair that are dense where they matter for delta."""
-    curve = TightCurve(pair, repetitions, _first_events(pair, repetitions))
-    while len(curve.t) < points:
-        game = curve.worst_order(delta)
-        epsilon = game.epsilon(delta, curve.guess)
-        t = curve._refined(game, epsilon, delta)
-        if len(t) == len(curve.t):
-            break
-        curve = TightCurve(pair, repetitions, t, epsilon)
-    return curve
-
-
 def _blocks(rows: int) -> list[slice]:
     """A few rows at a time of a lower triangle."""
     return [slice(first, min(first + _BLOCK_ROWS, rows)) for first in range(0, rows, _BLOCK_ROWS)]
@@ -529,3 +514,41 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
             f"its numbers fail here: it came out at {epsilon:.6g}, an order attains {attained:.6g}"
         )
     return BoundValue(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)
+
+
+@bound(
+    "worst-order",
+    90,
+    "exact leakage of the best folded order found",
+    kind=Kind.ATTAINED,
+    about=("the adversary chooses the score: attained by an attack, not a bound",),
+    title="worst order (attained)",
+)
+def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
+
+    The pair of the base must be attained by neighbouring data sets. The losses of many sampled
+    steps are composed on a grid, whose error is taken to be what a grid twice as coarse changes.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(worst_order(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 3)
+        1.449
+    """
+    if not base.attained:
+        raise NotApplicable("the base must have known outputs")
+    (law, count), *others = base.loss_terms
+    if base.gaussian_mu is not None or (
+        isinstance(law, DominatingPair) and count == 1 and not others
+    ):
+        found, error = _attained(base.pairs, repetitions, delta), 0.0
+    else:
+        found = _attained(base.pairs, repetitions, delta)
+        coarse = compose(base.loss_terms, COARSE_CELLS)
+        error = abs(found - _attained((coarse, coarse.mirrored), repetitions, delta))
+    return BoundValue(max(found - error, 0.0), error=2.0 * error)
+
+
+def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
+    curves = (TightCurve.at(pair, repetitions, delta) for pair in pairs)
+    return max(curve.worst_order(delta).epsilon(delta) for curve in curves)

@@ -1,4 +1,4 @@
-"""Layers without parameters: functions differentiated by autograd, and ReLU."""
+"""Layers without parameters: functions differentiated by autograd, ReLU and Flatten."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,3 +66,25 @@ def _pointwise(module: nn.Module) -> list[Layer]:
     if getattr(module, "inplace", False):
         raise NotImplementedError(f"{type(module).__name__} in place")
     return [Function(module)]
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(2)
+
+
+@dataclass(frozen=True)
+class Flatten(Function):
+    """Flattens every record."""
+
+    function: Callable[[Tensor], Tensor] = _rows
+
+    def compile(self, program: Program) -> None:
+        """Adds nothing: the next layer's weights use the layout of the feature map."""
+        program.is_flat = True
+
+
+@describes(nn.Flatten)
+def _flatten(module: nn.Flatten) -> list[Layer]:
+    if (module.start_dim, module.end_dim) != (1, -1):
+        raise NotImplementedError("Flatten of only some dimensions")
+    return [Flatten()]
