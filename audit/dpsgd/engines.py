@@ -2,7 +2,7 @@
 
 from audit import checks
 from audit.dpsgd.base import Engine
-from audit.dpsgd.precision import PRECISIONS
+from audit.dpsgd.precision import check_precision
 from audit.dpsgd.reduced import ReducedEngine, why_not_reduced
 from audit.dpsgd.reductions import collapse, project
 from audit.dpsgd.settings import DpSgdSettings
@@ -52,7 +52,7 @@ def make_engine(
         [True, True]
     """
     name = checks.one_of("engine", name, ENGINES)
-    formats = PRECISIONS[checks.one_of("precision", precision, PRECISIONS)]
+    formats = check_precision(precision)
     if name == "reduced":
         return ReducedEngine(threat_model, settings)
     # Importing torch takes seconds, so only engines that train import it.

@@ -5,6 +5,8 @@ This module does not import torch; `products` rounds.
 
 from dataclasses import dataclass
 
+from audit import checks
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -76,3 +78,8 @@ PRECISIONS = {
     )
 }
 """Precisions by name."""
+
+
+def check_precision(name: str) -> Precision:
+    """The precision of that name."""
+    return PRECISIONS[checks.one_of("precision", name, PRECISIONS)]
