@@ -18,6 +18,7 @@ from audit.accounting.combinations import (
     directions,
     group_size,
     relations,
+    scale_noise,
 )
 from audit.accounting.composition import compose
 from audit.accounting.conversion import Unresolved, reach, renyi_to_epsilon, solve_epsilon
@@ -27,7 +28,6 @@ from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
 from audit.accounting.event import from_event
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
-from audit.accounting.noise import scale_noise
 from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse_mechanism, read_curve

@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
+from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.composition import compose
 from audit.accounting.curves import RenyiChords, pair_of_profile
 from audit.accounting.dpsgd import DpSgd
@@ -26,7 +27,7 @@ from audit.accounting.pairs import (
     PrivacyLossPmf,
 )
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import SUMS_TO_ONE
 
 _FEW = 4  # With more distinct parts, the Renyi curve of their sum is tabulated.
@@ -511,6 +512,38 @@ def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]
     return [
         tuple(pair for _, pair, _ in one) for one in arrangements([(one, 1) for one in several])
     ]
+
+
+def scale_noise(base: Mechanism, factor: float) -> Mechanism:
+    """The mechanism with `factor` times as much noise in each of its parts.
+
+    Args:
+        base: DP-SGD, a Gaussian or Laplace mechanism, or a combination of them.
+        factor: > 0.
+
+    Raises:
+        NotApplicable: a mechanism whose noise is not a parameter.
+
+    Example:
+        >>> scale_noise(GaussianMechanism(1.0), 4.0)
+        GaussianMechanism(mu=0.25)
+    """
+    if factor == 1.0:
+        return base
+    if isinstance(base, GaussianMechanism):
+        return GaussianMechanism(base.mu / factor)
+    if isinstance(base, LaplaceMechanism):
+        return LaplaceMechanism(base.scale * factor)
+    if isinstance(base, DpSgd):
+        return replace(base, noise_multiplier=base.noise_multiplier * factor)
+    if isinstance(base, Composition):
+        return replace(base, parts=tuple(scale_noise(one, factor) for one in base.parts))
+    if isinstance(base, WorstOf | Mixture):
+        return replace(base, candidates=tuple(scale_noise(one, factor) for one in base.candidates))
+    raise NotApplicable(
+        f"base must be DP-SGD, a Gaussian or Laplace mechanism, or a combination of them, whose "
+        f"noise can be scaled, got {base.description}"
+    )
 
 
 def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:

@@ -15,10 +15,6 @@ from audit.arrays import FloatArray
 _LARGEST_PURE = 1.001e6  # a bound may round a value of 1e6 up
 
 
-def _pure(epsilon_0: float) -> float:
-    return checks.interval("epsilon_0", epsilon_0, 0.0, _LARGEST_PURE, closed_high=True)
-
-
 @dataclass(frozen=True, eq=False)
 class DiscreteMechanism(Mechanism):
     """A mechanism with finitely many outputs, given by its output distributions on two neighbours.
@@ -78,7 +74,7 @@ class PureDp(Mechanism):
     _words: ClassVar[str] = "epsilon-DP, epsilon = {epsilon_0:.6g}"
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
+        checks.validate(self, "epsilon_0", checks.interval, 0.0, _LARGEST_PURE, closed_high=True)
 
     @property
     def pure_epsilon(self) -> float:
@@ -110,7 +106,7 @@ class ApproximateDp(Mechanism):
 
     def __post_init__(self) -> None:
         checks.validate(self, "delta_0", checks.interval, 0.0, 1.0, closed_low=True)
-        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
+        checks.validate(self, "epsilon_0", checks.interval, 0.0, _LARGEST_PURE, closed_high=True)
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -135,7 +131,7 @@ class RandomisedResponse(Mechanism):
 
     def __post_init__(self) -> None:
         checks.validate(self, "options", checks.integer, 2)
-        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
+        checks.validate(self, "epsilon_0", checks.interval, 0.0, _LARGEST_PURE, closed_high=True)
 
     @property
     def pure_epsilon(self) -> float:

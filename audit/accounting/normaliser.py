@@ -55,14 +55,9 @@ def normaliser_delta(epsilon: float, batch_size: int, parameters: int, steps: in
 def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: int = 1) -> float:
     """Smallest epsilon at delta of released noise whose divisor is B or B - 1, rounded up.
 
-    See `normaliser_delta`. Compare the result with the epsilon that an accountant reports: if it is
-    larger, add-remove neighbours must not be claimed for a divisor that depends on n.
-
-    Args:
-        delta: in (0, 1).
-        batch_size: B, what the noisy sum is divided by on the larger data set, >= 2.
-        parameters: number of trained parameters, >= 1.
-        steps: number of steps whose noisy gradients are released, >= 1.
+    See `normaliser_delta`, also for the arguments. Compare the result with the epsilon that an
+    accountant reports: if it is larger, add-remove neighbours must not be claimed for a divisor
+    that depends on n.
 
     Raises:
         InvalidInput: an argument is out of its range.

@@ -140,25 +140,13 @@ class Engine(Protocol):
     name: str
 
     def run(self, batch: RunBatch) -> RunOutcomes:
-        """Outcomes of complete runs.
-
-        Args:
-            batch: a batch of any length.
-
-        Returns:
-            One outcome per run, in the order of the batch.
-        """
+        """One outcome per run of a batch of any length, in its order."""
         ...
 
 
 @runtime_checkable
 class SharingEngine(Engine, Protocol):
-    """An engine that can evaluate the same runs under several threat models.
-
-    Example:
-        >>> [name for name in ("run", "run_shared") if hasattr(SharingEngine, name)]
-        ['run', 'run_shared']
-    """
+    """An engine that can evaluate the same runs under several threat models."""
 
     def run_shared(
         self, batch: RunBatch, threat_models: Sequence[ThreatModel]

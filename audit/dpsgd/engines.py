@@ -33,9 +33,6 @@ def make_engine(
         precision: a name of PRECISIONS. The reduced engine always uses float64, and "opacus" does
             not support "tf32" and "bf16". Equivalent smaller problems round different products.
 
-    Returns:
-        The engine.
-
     Raises:
         InvalidInput: the name is unknown, or the engine does not apply; the message says why.
 

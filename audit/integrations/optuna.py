@@ -23,11 +23,7 @@ UNKNOWN = "unknown"
 
 DIRECTIONS = ("maximize", "minimize")
 
-_SAMPLERS = {
-    "RandomSampler": "random",
-    "GridSampler": "grid",
-    "QMCSampler": "grid",
-}
+_SAMPLERS = {"RandomSampler": "random", "GridSampler": "grid", "QMCSampler": "grid"}
 """Samplers that do not depend on earlier results; a quasi-random sequence is a fixed list."""
 
 

@@ -6,7 +6,7 @@ run, or taken from a short list with a share of the error for each entry.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,9 +15,10 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Facts, Kind
-from audit.lower_bounds.estimator import check_confidence
+from audit.lower_bounds.estimator import check_confidence, default_facts
 from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
 from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.scores import checked_canaries
 from audit.numerics import safe_root
 from audit.protocols import RandomSearch
@@ -239,3 +240,41 @@ def _correct(values: FloatArray, labels: NDArray[np.bool_], ends: tuple[int, int
     ascending = labels[np.argsort(values, kind="stable")]
     low, high = ends
     return int(np.sum(~ascending[:low]) + np.sum(ascending[len(ascending) - high :]))
+
+
+_INDEPENDENT = Claim(
+    Kind.BOUND,
+    "this project: the scan of independent trials",
+    assumptions=(Assumption.FAIR_COINS, Assumption.DISJOINT_CANARIES),
+    about=(_ONE_RUN,),
+)
+
+
+def independent_canaries_bound(
+    scores: ArrayLike, included: ArrayLike, delta: float = 1e-5, confidence: float = 0.95
+) -> LowerBound:
+    """Lower bound on epsilon from one run of any mechanism, with each canary as a trial.
+
+    Args:
+        scores: of the canaries [m]; high scores indicate that the canary was included.
+        included: whether each canary was included, [m].
+        delta: in [0, 1).
+        confidence: in (0, 1).
+
+    Raises:
+        InvalidInput: a parameter is out of its range, or a score is NaN.
+
+    Example:
+        >>> coins = [True, False] * 50
+        >>> bound = independent_canaries_bound([float(coin) for coin in coins], coins)
+        >>> bound.name, round(bound.epsilon, 1)
+        ('independent-canaries', 3.0)
+    """
+    values, coins = checked_canaries("scores", scores, included)
+    found = Scan()(values[~coins], values[coins], delta, confidence)
+    return replace(
+        found,
+        name="independent-canaries",
+        claim=_INDEPENDENT,
+        verdict=_INDEPENDENT.validity(default_facts()),
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import numerics
-from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting import DominatingPair, Mechanism
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns, ParetoFront
@@ -25,7 +25,7 @@ from audit.repetitions import (
     TwoPoint,
 )
 from audit.upper_bounds.composed import composed
-from audit.upper_bounds.region import RegionCurve, ShiftedProfiles
+from audit.upper_bounds.region import RegionCurve, ShiftedProfiles, between
 from audit.upper_bounds.registry import BoundValue, bound
 
 # More than what the logarithm of a derivative rounds to.
@@ -146,9 +146,7 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
         return fewer * (1.0 + numerics.PROFILE_ACCURACY) + max(more, default=0.0)
 
-    epsilon = solve_epsilon(lambda one: reached(one, True), delta)
-    below = solve_epsilon(lambda one: reached(one, False), delta)
-    return BoundValue(epsilon, error=epsilon - min(below, epsilon))
+    return between(lambda one: reached(one, True), lambda one: reached(one, False), delta)
 
 
 @bound(
@@ -178,5 +176,4 @@ def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundV
     def at_least(epsilon: float) -> float:
         return max(sum(curve.lower.delta(epsilon) for curve in one) for one in directions)
 
-    epsilon = solve_epsilon(reached, delta)
-    return BoundValue(epsilon, error=epsilon - min(solve_epsilon(at_least, delta), epsilon))
+    return between(reached, at_least, delta)

@@ -5,7 +5,7 @@ the largest of K draws (Xiang, Wang & Wang 2024, sec. 5.2): its distribution fun
 phi(Phi(x)), its density phi'(Phi(x)) pdf(x), and under the neighbour both are shifted by mu.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,7 @@ from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
+from audit.upper_bounds.region import between
 from audit.upper_bounds.registry import BoundValue, bound
 
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
@@ -172,9 +173,7 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
     """
     if base.gaussian_mu is not None:
         game = ReducedGame(base.gaussian_mu, repetitions)
-        epsilon = solve_epsilon(game.delta, delta)
-        error = max(epsilon - solve_epsilon(game.attained_delta, delta), 0.0)
-        return BoundValue(epsilon, error=error, about=("Gaussian base",))
+        return replace(between(game.delta, game.attained_delta, delta), about=("Gaussian base",))
     if not base.attained:
         raise NotApplicable("the base must have known outputs")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:

@@ -234,6 +234,14 @@ def _safe_corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatA
     return np.where(straight, 0.5, share), np.where(straight, middle, corner)
 
 
+def between(
+    upper: Callable[[float], float], lower: Callable[[float], float], delta: float
+) -> BoundValue:
+    """The value of a bound whose exact profile lies between two, with its error."""
+    epsilon = solve_epsilon(upper, delta)
+    return BoundValue(epsilon, error=max(epsilon - solve_epsilon(lower, delta), 0.0))
+
+
 @bound("region", 100, _SOURCE)
 def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the region bound gives at delta, over both directions.
