@@ -4,9 +4,12 @@ The module imports only `audit.errors`, so every package can use it.
 """
 
 import difflib
+import io
 import math
 import operator
+import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 200
 """Length of a value in an error message."""
 _MAX_INTEGER = int(sys.float_info.max)
+_NUMBERS = "biufOUS"
+"""Kinds of arrays that may hold numbers: bools, numbers, objects and text."""
 
 
 def interval(
@@ -37,7 +42,7 @@ def interval(
     accepted.
     """
     try:
-        number = math.nan if _is_bool(value) else float(value)
+        number = float(_unless_misread(value))
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     above = number >= low if closed_low else number > low
@@ -61,6 +66,16 @@ def integer(name: str, value: float, low: int, high: int | None = None) -> int:
     if number is None or number < low or (high is not None and number > high):
         raise InvalidInput(f"{name} must be a whole number {in_words}, got {one_line(value)}")
     return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Returns `value` as a bool if it is true or false, else raises InvalidInput.
+
+    Text and numbers are refused: the text "no" would count as true.
+    """
+    if not _is_bool(value):
+        raise InvalidInput(f"{name} must be True or False, got {one_line(value)}")
+    return bool(value)
 
 
 def items(name: str, value: object, of: str) -> list[Any]:
@@ -87,9 +102,12 @@ def to_floats(values: Any) -> "FloatArray":
     import numpy as np  # other checks work without it
 
     values = detached(values)
-    if np.iscomplexobj(values) or isinstance(values, np.ma.MaskedArray):
-        raise TypeError("numpy would drop the imaginary part, or the mask")
-    return np.asarray(values, dtype=np.float64)
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError("numpy would drop the mask")
+    found = np.asarray(values)
+    if found.dtype.kind not in _NUMBERS:
+        raise TypeError("numpy would drop imaginary parts or units of time, or unpack fields")
+    return np.asarray(found, dtype=np.float64)
 
 
 def numbers(name: str, values: Any) -> "FloatArray":
@@ -105,10 +123,18 @@ def _is_bool(value: object) -> bool:
     return type(value).__name__ in ("bool", "bool_")
 
 
+def _unless_misread(value: Any) -> Any:
+    """A value that may be a number; NaN for a bool, and for text such as 1_0, which Python reads.
+
+    A file may hold 1_0 where 1.0 was meant.
+    """
+    misread = isinstance(value, str) and ("_" in value or not value.isascii())
+    return math.nan if misread or _is_bool(value) else value
+
+
 def _as_integer(value: object) -> int | None:
     """`value` as an integer of any size, also if it is text; None if it is not a whole number."""
-    if _is_bool(value):
-        return None
+    value = _unless_misread(value)
     try:
         return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -190,21 +216,66 @@ def without_password(text: str) -> str:
     return text
 
 
-def read_text(path: str | Path, max_characters: int = 10**8) -> str:
-    """The content of a text file, which may be endless, such as /dev/zero.
+_PATIENCE = 10.0
+"""Seconds to wait for the next bytes of a pipe."""
+
+
+def read_bytes(path: str | Path, max_bytes: int = 10**8) -> bytes:
+    """The content of a file of limited size.
+
+    Args:
+        path: the file; it may be endless, such as /dev/zero, or a pipe that no one writes to.
+        max_bytes: largest number of bytes.
 
     Raises:
-        InvalidInput: the file has more characters.
+        InvalidInput: the file has more bytes.
+        OSError: the file cannot be read; a TimeoutError if it is a pipe, and nothing came.
+    """
+    with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        content = bytearray()
+        while len(content) <= max_bytes:
+            if is_pipe and not _is_readable(file.fileno()):
+                raise TimeoutError(f"nothing was written to it within {_PATIENCE:g} seconds")
+            part = file.read(min(max_bytes + 1 - len(content), 1 << 20))
+            if not part:
+                return bytes(content)
+            content += part
+    raise InvalidInput(f"file must have at most {max_bytes} bytes, got more in {str(path)!r}")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file, also a pipe that has no writer yet."""
+    if not hasattr(os, "O_NONBLOCK"):
+        return os.open(path, flags)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)  # Only opening must not wait.
+    return descriptor
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Whether bytes, or the end of a pipe, arrive within the patience."""
+    import select  # other checks work without it
+
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN | select.POLLHUP)
+    return bool(waiting.poll(1000 * _PATIENCE))
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read or written, in words that do not repeat its path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def read_text(path: str | Path, max_bytes: int = 10**8) -> str:
+    """The content of a text file of limited size, with line ends of any system as newlines.
+
+    Raises:
+        InvalidInput: the file has more bytes.
         UnicodeDecodeError: the file is not UTF-8.
         OSError: the file cannot be read.
     """
-    with open(path, encoding="utf-8") as file:
-        text = file.read(max_characters + 1)
-    if len(text) > max_characters:
-        raise InvalidInput(
-            f"file must have at most {max_characters} characters, got more in {str(path)!r}"
-        )
-    return text
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, max_bytes)), encoding="utf-8").read()
 
 
 def validate(

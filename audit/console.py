@@ -85,6 +85,17 @@ class Parser(argparse.ArgumentParser):
                     f"--{name}", type=kind, nargs=several, metavar=metavar, help=meaning
                 )
 
+    def refuse_others(self, arguments: argparse.Namespace, name: str) -> None:
+        """Ends the command with an error line if other arguments than option `name` were given."""
+        given = [
+            ("--" if action.option_strings else "") + action.dest.replace("_", "-")
+            for action in self._actions
+            if action.dest != name
+            and getattr(arguments, action.dest, action.default) != action.default
+        ]
+        if given:
+            self.error(f"--{name.replace('_', '-')} must be given alone, got {', '.join(given)}")
+
     def format_help(self) -> str:
         """The help text without the rare options."""
         groups = self._action_groups

@@ -35,11 +35,12 @@ class AuditError(Exception):
     """
 
     def __init__(self, *values: object) -> None:
-        # A message quotes what was given, which may be a text of any length.
+        # A message quotes what was given, which may be a text of any length and of several lines.
         super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in values))
 
 
 def _shortened(text: str) -> str:
+    text = " ".join(line.strip() for line in text.splitlines())
     kept = _MAX_CHARACTERS // 2
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:kept]}[...]{text[-kept:]}"
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from audit import checks
 from audit.errors import InvalidInput
 
 _WORDS: dict[Any, str] = {
@@ -34,7 +35,7 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
         expected = {tuple: list, float: (int, float)}.get(expected, expected)
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         raise InvalidInput(
-            f"{where} must be {_WORDS.get(expected, expected)}, got {str(value)[:40]}"
+            f"{where} must be {_WORDS.get(expected, expected)}, got {checks.one_line(value)}"
         )
     if is_dataclass(kind):
         hints = get_type_hints(kind)

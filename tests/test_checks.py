@@ -1,6 +1,8 @@
 """Validation of user input: names in any case, numbers in range, one-line errors."""
 
 import ast
+import os
+import threading
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import audit
-from audit import accounting, checks, errors, repetitions
+from audit import accounting, certificate, checks, errors, repetitions
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
@@ -106,6 +108,36 @@ def test_integers_of_any_size_and_type(value: Any, number: int) -> None:
     assert checks.integer("seed", value, 0) == number
 
 
+@pytest.mark.parametrize("value", ["1_0", "\u0661", "\uff11", "0_1.5"])
+def test_text_that_python_reads_as_another_number_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        checks.integer("steps", value, 0)
+    with pytest.raises(ValueError, match="rate must be in"):
+        checks.interval("rate", value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["2020-01-01"], dtype="datetime64[D]"),
+        [np.datetime64("2020-01-01")],
+        np.array([3], dtype="timedelta64[s]"),
+        [np.timedelta64(3, "s")],
+        np.array([(1.0,)], dtype=[("x", float)]),
+        np.array([b"1"], dtype="V1"),
+        np.array([1j]),
+        np.ma.masked_array([1.0, 2.0], [True, False]),
+    ],
+)
+def test_arrays_that_numpy_would_change_are_no_numbers(values: Any) -> None:
+    with pytest.raises(ValueError, match=r"^scores must be numbers, got"):
+        checks.numbers("scores", values)
+    with pytest.raises(ValueError, match=r"^out_scores must be a list of numbers, got"):
+        audit.lower_bound(out_scores=values, in_scores=[1.0], delta=1e-5)
+    for right in ([Decimal("0.5")], [Fraction(1, 2)], ["0.5"], np.array([0.5], dtype=object)):
+        assert checks.numbers("scores", right).tolist() == [0.5]
+
+
 @pytest.mark.parametrize("value", [True, False, np.True_])
 def test_booleans_are_not_numbers(value: Any) -> None:
     with pytest.raises(ValueError, match=f"seed must be a whole number >= 0, got .*{bool(value)}"):
@@ -126,8 +158,26 @@ def test_numbers_out_of_range_are_refused(value: Any) -> None:
 def test_an_endless_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 11)
     assert checks.read_text(tmp_path / "long", 11) == "x" * 11
-    with pytest.raises(ValueError, match="file must have at most 10 characters, got more in"):
+    with pytest.raises(ValueError, match="file must have at most 10 bytes, got more in"):
         checks.read_text(tmp_path / "long", 10)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "trials.csv"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(checks, "_PATIENCE", 0.1)
+    with pytest.raises(ValueError, match=r"trials must be a readable csv .* nothing was written"):
+        audit.cost_of_trials(pipe, "grid")
+    with pytest.raises(ValueError, match=r"certificate must be a readable json file.* within"):
+        certificate.verify(pipe)
+    monkeypatch.setattr(checks, "_PATIENCE", 20.0)
+    writer = threading.Thread(target=lambda: pipe.write_text("mu\r\n0.1\r\n"))
+    writer.start()
+    assert audit.cost_of_trials(pipe, "grid").trials == 1
+    writer.join()
 
 
 def test_a_value_is_printed_on_one_line() -> None:
@@ -176,6 +226,7 @@ def test_a_message_is_short_whatever_it_quotes() -> None:
     for message in ("no", "x" * 2000):
         assert str(errors.InvalidInput(message)) == message
     assert len(str(errors.StudyAborted("x" * 10**6))) < 2010
+    assert str(errors.InvalidInput("got 0   1.0\n  1   2.0\r\n")) == "got 0   1.0 1   2.0"
     with pytest.raises(ValueError, match="trials must be a readable csv file, got 'xxx") as error:
         audit.cost_of_trials("x" * 10**6, "grid")
     assert len(str(error.value)) < 2010

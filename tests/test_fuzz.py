@@ -126,6 +126,13 @@ THINGS = st.one_of(
 )
 
 
+PYTHON = re.compile(
+    r"NoneType|object has no|object is not|subscriptable|out of range$|__|keyword argument|"
+    r"\b(Key|Index|Type|Attribute|ZeroDivision|Overflow)Error\b"
+)
+"""Words of exceptions of Python, which no message quotes."""
+
+
 def refused_well(error: Any) -> None:
     """A refusal is one line that says something."""
     assert isinstance(error, ValueError | TypeError), repr(error)
@@ -134,6 +141,7 @@ def refused_well(error: Any) -> None:
     assert len(said.splitlines()) == 1, said
     assert len(said) < 3000
     assert said != "math domain error"
+    assert not PYTHON.search(said), said
 
 
 def asked(function: Any, *arguments: Any) -> Any:
@@ -160,6 +168,7 @@ def commanded(capsys: pytest.CaptureFixture[str], main: Any, argv: Any, codes: A
     if code == 2:
         (line,) = said.err.splitlines()
         assert line.startswith("error: ")
+        assert not PYTHON.search(line), line
     return code, said.out
 
 
@@ -771,6 +780,17 @@ CAUSES = {
     "test_the_value_that_is_used_is_the_one_that_was_checked",
     "formulas and markup in tables": "test_fuzz.py::"
     "test_tables_of_others_hold_no_formula_and_no_markup",
+    "text and numbers as flags": "test_public_api.py::test_text_and_numbers_are_no_flags",
+    "dates and records as scores": "test_checks.py::"
+    "test_arrays_that_numpy_would_change_are_no_numbers",
+    "pipes without a writer": "test_checks.py::test_a_pipe_that_no_one_writes_to_is_not_waited_for",
+    "options given with --schema": "certificate/test_certificate_verification.py::"
+    "test_the_schema_is_printed_alone",
+    "pages in missing folders": "certificate/test_certificate_verification.py::"
+    "test_a_page_that_cannot_be_written_is_refused_before_the_verdict",
+    "1_0 read as 10": "test_checks.py::test_text_that_python_reads_as_another_number_is_refused",
+    "trials of several group sizes": "tuning/test_cost_of.py::"
+    "test_trials_of_several_group_sizes_are_refused",
     "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",
 }
 

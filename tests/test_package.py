@@ -221,12 +221,18 @@ def test_presets_are_found_by_name_from_any_folder(
     assert Path(config.out) == Path("runs/small-etcv")
     with pytest.raises(ValueError, match="did you mean 'small-etcv'"):
         run.parse(["--preset", "smal-etcv"])
-    with pytest.raises(SystemExit):
-        run.parse(["--list-presets"])
+    assert run.main(["--list-presets"]) == 0
     listed = capsys.readouterr().out.splitlines()
     # Each line ends with the run time, in brackets.
     assert all(line.rstrip(".").endswith(")") for line in listed)
     assert not any(line.startswith("reproduce-") for line in listed)
+    for other in (["--epsilon", "1"], ["--preset", "small-etcv"], ["--json"], ["--trials", "9"]):
+        for argv in (["--list-presets", *other], [*other, "--list-presets"]):
+            with pytest.raises(SystemExit) as ended:
+                run.main(argv)
+            assert ended.value.code == 2
+            named = f"--list-presets must be given alone, got {other[0]} ("
+            assert named in capsys.readouterr().err
 
 
 def test_every_command_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:

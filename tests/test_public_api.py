@@ -3,17 +3,29 @@
 import importlib
 import inspect
 import math
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 import pytest
 
 import audit
-from audit import _deprecated, lower_bounds, tuning, upper_bounds
+from audit import (
+    _deprecated,
+    accounting,
+    certificate,
+    lower_bounds,
+    protocols,
+    tuning,
+    upper_bounds,
+)
 from audit.accounting import GaussianMechanism
+from audit.repetitions import parse_repetitions
+from threat_models import datasets
 
 
 def test_every_public_name_is_importable_and_documented() -> None:
@@ -158,6 +170,93 @@ def test_a_wrong_argument_is_named_by_one_line_of_one_kind_of_error(
                 message = str(error)
             assert name in message, (name, value, message)
             assert "\n" not in message
+
+
+def _public() -> Iterator[tuple[str, Any]]:
+    """Public functions, classes and methods, with their names."""
+    packages = [f"audit.{one.name}" for one in pkgutil.iter_modules(audit.__path__)]
+    for package in ("audit", *packages, "threat_models.datasets"):
+        if package.endswith((".app", ".bounds", ".compare", ".run", ".verify", "__main__")):
+            continue  # commands
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            found = getattr(module, name)
+            if callable(found) and get_origin(found) is None:
+                yield name, found
+            for method, function in vars(found).items() if inspect.isclass(found) else ():
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    yield f"{name}.{method}", function
+
+
+def _study() -> audit.Study:
+    return audit.Study(**_CALLS[audit.Study])  # type: ignore[arg-type]
+
+
+def _train(trial: audit.Trial) -> audit.Outcome:
+    return audit.Outcome(1.0)
+
+
+_COIN, _RECORDS = [0.75, 0.25], (np.ones((3, 2)), np.zeros(3, int))
+_PAIR = GaussianMechanism(1.0).pairs[0]
+_FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("Study", "keep"): lambda **flag: audit.Study(**_CALLS[audit.Study], **flag),
+    ("Study.rehearse", "test"): lambda **flag: _study().rehearse(_train, **flag),
+    ("Study.rehearse", "private"): lambda **flag: _study().rehearse(_train, **flag),
+    ("Study.run", "progress"): lambda **flag: _study().run(_train, **flag),
+    ("Study.run", "rehearse"): lambda **flag: _study().run(_train, **flag),
+    ("check", "premises"): lambda **flag: audit.check(min, _RECORDS, **flag),
+    ("check_one_run", "dirac"): lambda **flag: audit.check_one_run(min, _RECORDS, **flag),
+    ("best_of_runs", "keep"): lambda **flag: tuning.best_of_runs(
+        lambda batch: [],
+        parse_repetitions("fixed:1"),
+        1,
+        np.ones(1, bool),
+        np.random.default_rng(0),
+        **flag,
+    ),
+    ("DiscreteMechanism", "directed"): lambda **flag: accounting.DiscreteMechanism(
+        _COIN, _COIN[::-1], **flag
+    ),
+    ("LossDistribution", "directed"): lambda **flag: accounting.LossDistribution(
+        [-1.0, 1.0], [0.2689414, 0.7310586], **flag
+    ),
+    ("NoisyMax", "monotone"): lambda **flag: protocols.NoisyMax(3, **flag),
+    ("Private", "disjoint"): lambda **flag: tuning.Private(1.0, 1.0, **flag),
+    ("StudyFacts", "seeded"): lambda **flag: certificate.StudyFacts({}, **flag),
+    ("StudyFacts", "key_kept"): lambda **flag: certificate.StudyFacts({}, **flag),
+    ("SubsetCurve", "on_all"): lambda **flag: upper_bounds.SubsetCurve(
+        _PAIR, _PAIR, _PAIR, 0.5, **flag
+    ),
+    ("load", "train"): lambda **flag: datasets.load("DIGITS", **flag),
+}
+_RESULTS_AND_INTERNALS = {
+    "Claim",
+    "Layer.backward",
+    "RemoteFile",
+    "Validity",
+    "facts_of_game",
+    "locked",
+}
+
+
+_NO_FLAGS: tuple[Any, ...] = ("no", "", 0, 1.0, None, [], np.ones(2, bool))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_text_and_numbers_are_no_flags() -> None:
+    flags = {
+        (name, parameter.name)
+        for name, function in _public()
+        if name not in _RESULTS_AND_INTERNALS
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.annotation in (bool, "bool")
+    }
+    assert flags == _FLAGS.keys()
+    for (_, flag), call in _FLAGS.items():
+        for value in _NO_FLAGS:
+            with pytest.raises(audit.AuditError, match=f"^{flag} must be True or False, got "):
+                call(**{flag: value})
+    assert protocols.NoisyMax(3, monotone=np.True_).monotone is True  # type: ignore[arg-type]
 
 
 def test_a_confidence_near_zero_gives_a_bound() -> None:

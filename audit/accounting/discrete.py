@@ -43,6 +43,7 @@ class DiscreteMechanism(Mechanism):
         DiscretePair(self.p, self.q)  # validates the probabilities
         p, q = (np.asarray(values, dtype=np.float64) for values in (self.p, self.q))
         checks.store_validated(self, p=p, q=q)
+        checks.validate(self, "directed", checks.flag)
 
     @property
     def is_directed(self) -> bool:

@@ -65,6 +65,7 @@ class LossDistribution(Mechanism):
         infinite = checks.interval(
             "infinite", self.infinite, 0.0, 1.0, closed_low=True, closed_high=True
         )
+        checks.validate(self, "directed", checks.flag)
         total, other = masses.sum() + infinite, self._masses_of_other(losses, masses).sum()
         if abs(total - 1.0) > _ROUNDING or other > 1.0 + _ROUNDING:
             raise InvalidInput(

@@ -16,8 +16,12 @@ from audit.errors import InvalidInput
 _LONGEST = 10**7  # characters of a file with a curve
 
 
-def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
+def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatArray]:
     """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
+
+    Args:
+        path: the file.
+        name: of the parameter, as the user knows it.
 
     Raises:
         InvalidInput: the file is missing, or a line does not hold two numbers.
@@ -36,7 +40,10 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
     try:
         lines = checks.read_text(path, _LONGEST).splitlines()
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidInput(f"path must be a readable csv file, got {str(path)!r}") from error
+        raise InvalidInput(
+            f"{name} must be a readable csv file, got {checks.one_line(str(path))}: "
+            f"{checks.reason_of(error)}"
+        ) from error
     for number, line in enumerate(lines):
         fields = line.replace(",", " ").split()
         try:
@@ -45,10 +52,10 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
         except ValueError:
             if fields and number > 0:
                 raise InvalidInput(
-                    f"path must hold two numbers per line, got {line!r} in {str(path)!r}"
+                    f"{name} must hold two numbers per line, got {line!r} in {str(path)!r}"
                 ) from None
     if not rows:
-        raise InvalidInput(f"path must hold two numbers per line, got none in {str(path)!r}")
+        raise InvalidInput(f"{name} must hold two numbers per line, got none in {str(path)!r}")
     x, y = np.array(rows).T
     return x, y
 
@@ -89,7 +96,7 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     name = checks.one_of("base", name, _BASES)
     make, allowed = _BASES[name]
     if not allowed:
-        return make(*read_curve(text))
+        return make(*read_curve(text, f"base {name}"))
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:

@@ -1,7 +1,7 @@
 """Converts mechanisms to plain values for files, and back."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,20 @@ def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
         raise InvalidInput(f"mechanism must be a mapping, got {checks.one_line(values)}")
     parameters = {str(name): _read(value) for name, value in values.items()}
     kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
+    taken: Any = kind
+    for each in fields(taken):
+        is_needed = each.default is MISSING and each.default_factory is MISSING
+        if is_needed and each.name not in parameters:
+            raise InvalidInput(f"mechanism {kind.__name__} must have {each.name}, got none")
+    for name in parameters:
+        checks.one_of(f"parameter of {kind.__name__}", name, [each.name for each in fields(taken)])
     try:
         return kind(**parameters)
     except TypeError as error:
-        raise InvalidInput(f"mechanism {kind.__name__} must have its parameters: {error}") from None
+        raise InvalidInput(
+            f"mechanism {kind.__name__} must have parameters of their kinds, got "
+            f"{checks.one_line(dict(values))}"
+        ) from error
 
 
 def _value(value: Any) -> Any:

@@ -28,6 +28,7 @@ _OLD = (f"{NAMESPACE}/1",)
 _LIBRARIES = ("numpy", "scipy", "opacus", "torch")
 _MAX_ROWS = 100
 _MAX_NAMES = 10_000
+_FIELDS = tuple(each.name for each in fields(CertificateContents))
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,11 @@ class Certificate(CertificateContents):
         Registry. Fields that do not follow from the certificate are blank.
 
         Raises:
-            InvalidInput: the path has another ending, or a void certificate would be registered.
+            InvalidInput: the path has another ending or cannot be written, or a void certificate
+                would be registered.
         """
+        if not isinstance(path, str | Path):
+            raise InvalidInput(f"path must be the path of a file, got {checks.one_line(path)}")
         path = Path(path)
         ending = checks.one_of("path's ending", path.suffix, (".json", ".txt", ".html", ".yaml"))
         if ending == ".json":
@@ -134,7 +138,13 @@ class Certificate(CertificateContents):
             content = deployment.record(self)
         else:
             content = page.html(self)
-        path.write_text(content, encoding="utf-8")
+        try:
+            path.write_text(content, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                "path must be a file that can be written, got "
+                f"{checks.one_line(str(path))}: {checks.reason_of(error)}"
+            ) from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -153,28 +163,27 @@ class Certificate(CertificateContents):
             raise InvalidInput(
                 f"certificate must be of format {FORMAT!r}, got {checks.one_line(came)}"
             )
-        try:
-            base = {name: one for name, one in values["base"].items() if name != "description"}
-            found = cls(
-                base=mechanism_from_dict(base),
-                training=mechanism_from_dict(values["training"]),
-                protocol=_protocol(values["protocol"]),
-                delta=checks.interval("delta", values["delta"], 0.0, 1.0),
-                numbers=_numbers(values["numbers"]),
-                score=read_typed(Private | None, values["score"], "score"),
-                study=_facts(values["study"]),
-                made=read_typed(Made, values["made"], "made"),
-                model_hash=_digits("model_hash", values["model_hash"]),
-                declaration=Declaration.from_dict(values["declaration"]),
-                evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
-            )
-            derived.check_score(found.protocol, found.score)
-            return found
-        except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
+        if missing := [name for name in _FIELDS if name not in values]:
             raise InvalidInput(
-                "certificate must have the fields of its format, got "
-                f"{type(error).__name__}: {checks.one_line(str(error))}"
-            ) from None
+                f"certificate must have the fields of its format, got none named {missing[0]}"
+            )
+        base = dict(_mapping("base", values["base"]))
+        base.pop("description", None)
+        found = cls(
+            base=mechanism_from_dict(base),
+            training=mechanism_from_dict(_mapping("training", values["training"])),
+            protocol=_protocol(values["protocol"]),
+            delta=checks.interval("delta", values["delta"], 0.0, 1.0),
+            numbers=_numbers(_mapping("numbers", values["numbers"])),
+            score=read_typed(Private | None, values["score"], "score"),
+            study=_facts(_mapping("study", values["study"])),
+            made=read_typed(Made, values["made"], "made"),
+            model_hash=_digits("model_hash", values["model_hash"]),
+            declaration=Declaration.from_dict(values["declaration"]),
+            evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
+        )
+        derived.check_score(found.protocol, found.score)
+        return found
 
 
 def _made_now() -> Made:
@@ -184,6 +193,12 @@ def _made_now() -> Made:
             libraries[name] = metadata.version(name)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return Made(__version__, today, platform.python_version(), libraries)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name} must be a mapping, got {checks.one_line(value)}")
+    return value
 
 
 def _protocol(value: Any) -> Protocol:
@@ -203,10 +218,9 @@ def _digits(name: str, value: Any) -> str | None:
 
 
 def _facts(values: Mapping[str, Any]) -> StudyFacts:
-    if len(values["prior"]) > _MAX_NAMES:
-        raise InvalidInput(
-            f"study.prior must have at most {_MAX_NAMES} names, got {len(values['prior'])}"
-        )
+    prior = _mapping("study.prior", values.get("prior"))
+    if len(prior) > _MAX_NAMES:
+        raise InvalidInput(f"study.prior must have at most {_MAX_NAMES} names, got {len(prior)}")
     found: StudyFacts = read_typed(StudyFacts, values, "study")
     if _digits("study.settings", found.settings) is None:
         raise InvalidInput("study.settings must be 64 hexadecimal digits, got none")
@@ -219,9 +233,12 @@ def _facts(values: Mapping[str, Any]) -> StudyFacts:
 def _numbers(values: Mapping[str, Any]) -> Numbers:
     """Reads the numbers; the limit of rows comes first, because large files must fail quickly."""
     for name in ("bounds", "profile", "trade_off"):
-        if len(values[name]) > _MAX_ROWS:
+        rows = values.get(name)
+        if not isinstance(rows, list | tuple):
+            raise InvalidInput(f"numbers.{name} must be a list, got {checks.one_line(rows)}")
+        if len(rows) > _MAX_ROWS:
             raise InvalidInput(
-                f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(values[name])}"
+                f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(rows)}"
             )
     found: Numbers = read_typed(Numbers, values, "numbers")
     if not found.bounds:

@@ -149,11 +149,8 @@ class Private:
             raise InvalidInput(
                 f"{error}: a score with no noise on private records has no guarantee"
             ) from None
-        if not isinstance(self.disjoint, bool):
-            raise InvalidInput(
-                f"disjoint must be true or false, got {checks.one_line(self.disjoint)}"
-            )
         checks.validate(self, "sensitivity", checks.interval, 0.0)
+        checks.validate(self, "disjoint", checks.flag)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -199,6 +196,10 @@ class StudyFacts:
     tested_on: str = ""
     tested_with: str = ""
     tested_steps: int = 0
+
+    def __post_init__(self) -> None:
+        checks.validate(self, "seeded", checks.flag)
+        checks.validate(self, "key_kept", checks.flag)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Self
 from audit import checks
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
+from audit.typed_json import read_typed
 
 PRIVATE = "private"
 """Value of `Declaration.records` if the number of records must stay secret."""
@@ -119,13 +120,19 @@ class Declaration:
         """Reads the values that `dataclasses.asdict` returned.
 
         Raises:
-            InvalidInput: a statement has the wrong type.
-            TypeError: a statement is unknown.
+            InvalidInput: a statement is unknown or has the wrong type.
         """
-        spendings = values.get("earlier_spending")
-        if spendings is not None:
-            spendings = [Spending(**one) for one in spendings]
-        return cls(**{**values, "earlier_spending": spendings})
+        if not isinstance(values, Mapping):
+            raise InvalidInput(f"declaration must be a mapping, got {checks.one_line(values)}")
+        known = {each.name for each in fields(cls)}
+        statements = {checks.one_of("statement", name, known): one for name, one in values.items()}
+        given = statements.get("earlier_spending")
+        if given is not None:
+            rows = checks.items("earlier_spending", given, "releases")
+            statements["earlier_spending"] = [
+                read_typed(Spending, row, "earlier_spending") for row in rows
+            ]
+        return cls(**statements)
 
     def in_words(self) -> tuple[tuple[str, str], ...]:
         """Titles and texts of all statements; quotes mark the author's own words."""

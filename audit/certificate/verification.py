@@ -121,19 +121,14 @@ def verify(path: str | Path) -> Verdict:
 def read(path: str | Path) -> bytes:
     """Reads a file of at most 10 MB; a larger or unreadable one is refused."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        return checks.read_bytes(path, _MAX_BYTES)
+    except InvalidInput:
+        raise
+    except (OSError, ValueError, TypeError) as error:
         raise InvalidInput(
-            f"certificate must be a readable json file, got {checks.one_line(str(path))}: {reason}"
+            f"certificate must be a readable json file, got {checks.one_line(str(path))}: "
+            f"{checks.reason_of(error)}"
         ) from error
-    if len(content) > _MAX_BYTES:
-        raise InvalidInput(
-            f"certificate must have at most {_MAX_BYTES} bytes, got more in "
-            f"{checks.one_line(str(path))}"
-        )
-    return content
 
 
 def verdict_of(content: bytes) -> Verdict:
@@ -151,9 +146,8 @@ def verdict_of(content: bytes) -> Verdict:
         raise InvalidInput("certificate must fit into memory to be verified") from None
     except (ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            "certificate must have inputs whose cost can be computed, got "
-            f"{type(error).__name__}: {checks.one_line(str(error))}"
-        ) from None
+            "certificate must have inputs whose cost can be computed, got some of another kind"
+        ) from error
 
 
 def _parsed(content: bytes) -> Any:

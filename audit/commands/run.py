@@ -57,7 +57,7 @@ def make_parser() -> console.Parser:
         metavar="NAME",
         help="presets, or TOML files of settings; options take precedence",
     )
-    parser.add_argument("--list-presets", action=_ListPresets, help="list the installed presets")
+    parser.add_argument("--list-presets", action="store_true", help="list the installed presets")
     parser.add_argument(
         "--json", action="store_true", help="print everything as json instead of a table"
     )
@@ -74,18 +74,11 @@ def make_parser() -> console.Parser:
     return parser
 
 
-class _ListPresets(argparse.Action):
-    """Prints the installed presets and ends the command."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        names = preset_names()
-        width = max(map(len, names), default=0)
-        for name, first in names.items():
-            print(f"{name:{width}}  {first}")
-        parser.exit()
+def _print_presets() -> None:
+    names = preset_names()
+    width = max(map(len, names), default=0)
+    for name, first in names.items():
+        print(f"{name:{width}}  {first}")
 
 
 def _add(group: Any, field: Any) -> None:
@@ -119,7 +112,7 @@ def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
     """The audits of a command line: one, or one per preset."""
     options = vars(make_parser().parse_args(argv))
-    del options["json"]
+    del options["json"], options["list_presets"]
     return _configs(options)
 
 
@@ -194,7 +187,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from audit.own_training import command
 
                 return command.main(arguments)
-            return _run_all(vars(make_parser().parse_args(arguments)))
+            parser = make_parser()
+            parsed = parser.parse_args(arguments)
+            if parsed.list_presets:
+                parser.refuse_others(parsed, "list_presets")
+                _print_presets()
+                return console.OK
+            return _run_all(vars(parsed))
     except (AuditError, ValueError, OSError, RuntimeError) as error:
         return console.report_error(error)
     except _Stopped as stopped:
@@ -204,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_all(options: dict[str, Any]) -> int:
+    del options["list_presets"]
     as_json = options.pop("json")
     configs = _configs(options)
     # With --json, only the json goes to stdout.

@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.schema:
+        parser.refuse_others(arguments, "schema")
         print(json.dumps(schema(), indent=2))
         return console.OK
     if arguments.certificate is None:
@@ -83,6 +84,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     seconds = checks.interval("seconds", arguments.seconds, 0.0, 1e6)
     if page is not None:
         checks.one_of("the ending of --render", Path(page).suffix, (".html", ".txt", ".yaml"))
+        if not Path(page).parent.is_dir():
+            raise InvalidInput(
+                f"--render must be a file in a folder that exists, got {checks.one_line(str(page))}"
+            )
     own = Path(arguments.signature or f"{path}.sig")
     if key is not None and own.exists():
         raise InvalidInput(f"signature must not exist yet, got {checks.one_line(str(own))}")

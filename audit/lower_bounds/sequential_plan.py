@@ -43,7 +43,7 @@ def as_plan(plan: SequentialPlan | int | None) -> SequentialPlan:
     """The plan that a user gives: an integer is a number of planned analyses, None is one."""
     if isinstance(plan, SequentialPlan):
         return plan
-    return SequentialPlan(planned=1 if plan is None else plan)
+    return SequentialPlan(planned=1 if plan is None else checks.integer("plan", plan, 1))
 
 
 def doubling_sizes(trials: int, first: int = 500) -> tuple[int, ...]:

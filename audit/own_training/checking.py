@@ -139,6 +139,7 @@ def check(
     start = time.perf_counter()
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
+    premises = checks.flag("premises", premises)
     asked = _trials(games, trials)
     if jobs is not None:
         jobs = checks.integer("jobs", jobs, 1, _MAX_JOBS)
@@ -192,7 +193,7 @@ def check(
         train,
         training_set.without_last(),
         given,
-        None if validation is None else TrainingSet.of(validation),
+        None if validation is None else TrainingSet.of(validation, "validation"),
         loss,
         delta,
         initial=None if tested is None else tested.initial,

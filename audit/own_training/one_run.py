@@ -84,13 +84,14 @@ def check_one_run(
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
     if not callable(train):
         raise InvalidInput(f"train must be a function, got {type(train).__name__}")
+    dirac = checks.flag("dirac", dirac)
     training_set = TrainingSet.of(records)
     inserted: TrainingSet | None
     if isinstance(canaries, int):
         count = checks.integer("canaries", canaries, 2, _MAX_CANARIES)
         inserted = None if dirac else _crafted(training_set, count)
     else:
-        inserted = TrainingSet.of(canaries)
+        inserted = TrainingSet.of(canaries, "canaries")
         count = checks.integer("canaries", len(inserted), 2)
         if dirac:
             raise InvalidInput("canaries must be a number with dirac, got records")

@@ -39,11 +39,7 @@ class TrainingSet:
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", np.asarray(self.features))
         object.__setattr__(self, "labels", np.asarray(self.labels))
-        if self.features.ndim < 2 or self.labels.shape != self.features.shape[:1]:
-            raise InvalidInput(
-                "records must be features [n, ...] with one label each, got features of shape "
-                f"{self.features.shape} and labels of shape {self.labels.shape}"
-            )
+        _check_shapes("records", self.features, self.labels)
         for name, values in (("features", self.features), ("labels", self.labels)):
             if np.iscomplexobj(values):
                 raise InvalidInput(
@@ -52,23 +48,30 @@ class TrainingSet:
                 )
 
     @classmethod
-    def of(cls, records: Any) -> "TrainingSet":
+    def of(cls, records: Any, name: str = "records") -> "TrainingSet":
         """From a pair (features, labels), or anything with attributes of these names.
+
+        Args:
+            records: the records.
+            name: of the parameter, as the user knows it.
 
         Raises:
             InvalidInput: something else.
         """
         if isinstance(records, cls):
-            return _real_numbers("records", records)
+            return _real_numbers(name, records)
         if isinstance(records, Sequence) and len(records) == 2 and not isinstance(records, str):
-            return _real_numbers("records", cls(*(_array("records", part) for part in records)))
-        try:
-            features, labels = records.features, records.labels
-        except AttributeError:
-            raise InvalidInput(
-                f"records must be a pair (features, labels), got {type(records).__name__}"
-            ) from None
-        return _real_numbers("records", cls(_array("records", features), _array("records", labels)))
+            features, labels = records
+        else:
+            try:
+                features, labels = records.features, records.labels
+            except AttributeError:
+                raise InvalidInput(
+                    f"{name} must be a pair (features, labels), got {type(records).__name__}"
+                ) from None
+        parts = _array(name, features), _array(name, labels)
+        _check_shapes(name, *parts)
+        return _real_numbers(name, cls(*parts))
 
     def __len__(self) -> int:
         """Number of records."""
@@ -84,6 +87,14 @@ class TrainingSet:
         labels = record.labels.astype(self.labels.dtype, copy=False)
         return TrainingSet(
             np.concatenate([self.features, features]), np.concatenate([self.labels, labels])
+        )
+
+
+def _check_shapes(parameter: str, features: NDArray[Any], labels: NDArray[Any]) -> None:
+    if features.ndim < 2 or labels.shape != features.shape[:1]:
+        raise InvalidInput(
+            f"{parameter} must be features [n, ...] with one label each, got features of shape "
+            f"{features.shape} and labels of shape {labels.shape}"
         )
 
 

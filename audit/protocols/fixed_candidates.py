@@ -66,6 +66,7 @@ class NoisyMax(Protocol):
 
     def __post_init__(self) -> None:
         checks.validate(self, "candidates", checks.integer, 1, MAX_RUNS)
+        checks.validate(self, "monotone", checks.flag)
         checks.validate(self, "rounds", checks.integer, 1, 10**6)
 
     @property

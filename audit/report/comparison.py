@@ -99,10 +99,17 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
     `runs/ntnv1.toml`. Folders without a finished audit, and audits that cannot share a table, are
     refused.
     """
-    paths = [path for path in map(Path, folders) if not path.is_file()]
-    found = {audit.folder: audit for path in paths for audit in _audits(path)}
+    paths = list(map(Path, folders))
+    for path in paths:
+        if path.name == _SUMMARY and path.is_file():
+            raise InvalidInput(
+                f"folders must hold finished audits, got the file {one_line(str(path))}: name its "
+                f"folder, {one_line(str(path.parent))}"
+            )
+    found = {audit.folder: audit for path in paths if not path.is_file() for audit in _audits(path)}
     if not found:
-        raise InvalidInput("folders must hold finished audits, got none")
+        names = ", ".join(one_line(str(path)) for path in paths)
+        raise InvalidInput(f"folders must hold finished audits, got the files {names}")
     audits = sorted(found.values(), key=lambda audit: (audit.group, audit.column))
     check_comparable([audit.config for audit in audits])
     return audits

@@ -22,6 +22,7 @@ from audit.accounting import (
     Unresolved,
     WorstOf,
     ZeroConcentratedDp,
+    group_size,
 )
 from audit.accounting.combinations import kinds, relations
 from audit.accounting.recorded import joined
@@ -229,15 +230,15 @@ def cost_of_trials(
             f"those that failed, got {search.repetitions.spec}"
         )
     different = dict.fromkeys(runs)
-    stated = frozenset(name for one in different for name in relations(one))
-    if len(stated) > 1:
-        raise InvalidInput(f"trials must have one neighbouring relation, got {sorted(stated)}")
     for name, value in {"cap": cap, "budgets": budgets}.items():
         if value is not None and chosen != "sequential":
             raise InvalidInput(f"{name} must be given with chosen sequential only, got {chosen}")
     if prior is not None:
         _check_prior(prior, different, chosen)
+        _check_protected([*different, prior])
         prior = _fewer_drawn(prior)
+    else:
+        _check_protected(different)
     if chosen == "sequential":
         return _looking_back(runs, delta, cap, budgets)
     everything = _composed(runs, delta)
@@ -381,6 +382,20 @@ def _fewer_drawn(prior: Mechanism) -> Mechanism:
     return Mixture(tuple(chances), tuple(min(chance, 1.0) for chance in chances.values()))
 
 
+def _check_protected(runs: Iterable[Mechanism]) -> None:
+    """Checks that all trials protect the same data: those of one relation and group size.
+
+    A trial that protects groups costs more than one that protects a record, so the cost of both
+    together would hold for a record only, which is less than the former states.
+    """
+    stated = sorted(frozenset().union(*map(relations, runs)))
+    if len(stated) > 1:
+        raise InvalidInput(f"trials must have one neighbouring relation, got {stated}")
+    sizes = sorted({group_size(one) for one in runs if relations(one)})
+    if len(sizes) > 1:
+        raise InvalidInput(f"trials must have one group_size, got {' and '.join(map(str, sizes))}")
+
+
 def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:
     if not isinstance(prior, Mechanism):
         raise InvalidInput(f"prior must be a mechanism, got {checks.one_line(prior)}")
@@ -507,14 +522,26 @@ def _rows(
 
 
 def _lines(name: str, path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    given = f"{name} must be a readable csv file, got {checks.one_line(str(path))}"
     try:
         # Spreadsheets put a mark of byte order in front.
         text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
-        lines = csv.reader(text, skipinitialspace=True)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{given}: {checks.reason_of(error)}") from error
+    lines = csv.reader(text, skipinitialspace=True, strict=True)
+    try:
         for fields in lines:
             yield lines.line_num, fields
-    except (OSError, ValueError, csv.Error) as error:
-        raise InvalidInput(f"{name} must be a readable csv file, got {str(path)!r}") from error
+    except csv.Error as error:
+        reason = _REASONS.get(str(error), str(error))
+        raise InvalidInput(f"{given}: {reason} in line {lines.line_num}") from error
+
+
+_REASONS = {
+    "unexpected end of data": "a quote is not closed",
+    "',' expected after '\"'": "a comma is missing after a quote",
+}
+"""What is wrong with a csv file, in place of the words of its reader."""
 
 
 def _check_heading(name: str, heading: list[str], path: str | Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from audit.dpsgd import RunBatch
 from audit.protocols import Grid
 from audit.repetitions import Repetitions
@@ -56,6 +57,7 @@ def best_of_runs(
         >>> winners.runs.tolist()
         [3, 3]
     """
+    keep = checks.flag("keep", keep)
     runs = repetitions.sample(rng, len(included))
     ends = np.cumsum(runs)
     total = int(ends[-1]) if len(runs) else 0

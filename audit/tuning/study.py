@@ -134,7 +134,7 @@ class Study:
         self.epsilon = None if epsilon is None else checks.interval("epsilon", epsilon, 0.0)
         self.private = _score_noise(scored_on)
         self.seed = None if seed is None else checks.integer("seed", seed, 0)
-        self.keep = keep
+        self.keep = checks.flag("keep", keep)
         self.expected_batch_size = (
             None
             if expected_batch_size is None
@@ -351,6 +351,8 @@ class Study:
             3.0
         """
         _functions(train=train, accept=accept, save=save, load=load)
+        test, private = checks.flag("test", test), checks.flag("private", private)
+        seconds = checks.interval("seconds", seconds, 0.0)
         found, watched = Rehearsal(train, self._plan(), records).run(accept, save, load)
         if test and watched and records is not None:
             self._test(train, records, "private" if private else "given", seconds)
@@ -456,6 +458,7 @@ class Study:
             Exception: any error of the rehearsal.
         """
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, _MAX_JOBS)
+        progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train=train, accept=accept, save=save, load=load)
         if (save is None) != (load is None):
             raise InvalidInput("save and load must be given together, got one of them")

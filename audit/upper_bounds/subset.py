@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from audit import checks
 from audit.accounting import (
     DominatingPair,
     LossPair,
@@ -48,6 +49,9 @@ class SubsetCurve:
     final_mirrored: DominatingPair
     sampling_rate: float
     on_all: bool = False
+
+    def __post_init__(self) -> None:
+        checks.validate(self, "on_all", checks.flag)
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' profiles at epsilon >= 0."""

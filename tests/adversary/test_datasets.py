@@ -50,7 +50,8 @@ def test_failed_download_reports_its_error(tmp_path: Path, monkeypatch: pytest.M
         def emit(self, record: Any) -> None:
             said.append(record.getMessage())
 
-    def retrieve(*args: str, progressbar: bool, **kwargs: Any) -> None:
+    def retrieve(*args: str, progressbar: bool, path: Path, **kwargs: Any) -> None:
+        path.mkdir(parents=True)
         pooch.get_logger().info("Downloading data")
         said.extend(["a bar"] if progressbar else [])
         raise OSError("no network")
@@ -59,8 +60,13 @@ def test_failed_download_reports_its_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pooch.get_logger(), "handlers", [Keep()])
     pooch.get_logger().setLevel(logging.INFO)
     with pytest.raises(FileNotFoundError, match="OSError: no network"):
-        datasets.load("MNIST", True, str(tmp_path))
+        datasets.load("MNIST", True, str(tmp_path / "new" / "data"))
     assert not said
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FileNotFoundError, match="OSError: no network"):
+        datasets.load("MNIST", True, str(tmp_path / "old"))
+    assert [one.name for one in tmp_path.rglob("*")] == ["old"]
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -242,8 +242,10 @@ def test_curves_come_back_from_plain_values() -> None:
     np.testing.assert_array_equal(again.orders, curve.orders)
     with pytest.raises(ValueError, match=r"mechanism must be one of .* got 'Gaussian'"):
         accounting.mechanism_from_dict({"mechanism": "Gaussian"})
-    with pytest.raises(ValueError, match="mechanism PureDp must have its parameters"):
+    with pytest.raises(ValueError, match="mechanism PureDp must have epsilon_0, got none"):
         accounting.mechanism_from_dict({"mechanism": "PureDp", "mu": 1.0})
+    with pytest.raises(ValueError, match="parameter of PureDp must be one of epsilon_0, got 'mu'"):
+        accounting.mechanism_from_dict({"mechanism": "PureDp", "epsilon_0": 1.0, "mu": 1.0})
 
 
 def test_one_of_several_drawn_is_their_mean() -> None:

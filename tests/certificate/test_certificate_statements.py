@@ -13,7 +13,7 @@ import pytest
 import torch
 from certificate_helpers import forged, set_at
 
-from audit import accounting, verify
+from audit import AuditError, accounting, verify
 from audit.accounting import GaussianMechanism
 from audit.accounting.dpsgd import DpSgd
 from audit.certificate import (
@@ -263,3 +263,15 @@ def test_page_is_rendered_from_what_was_verified(
     command = forged(plain, set_at(["delta"], 1e-4), tmp_path / "c.json")
     assert verify.main([*command, "--render", str(page)]) == 1
     assert not page.exists()
+
+
+def test_a_certificate_that_cannot_be_saved_is_one_line(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    for path in (tmp_path / "missing" / "c.json", tmp_path / ("x" * 300 + ".txt"), None, 3, b"c"):
+        with pytest.raises(AuditError, match=r"^path must be ") as error:
+            certificate.save(path)  # type: ignore[arg-type]
+        assert len(str(error.value).splitlines()) == 1
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(ValueError, match=r"path must be a file that can be written, got .*: Is a"):
+        certificate.save(tmp_path / "folder.html")

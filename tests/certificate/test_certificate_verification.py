@@ -291,6 +291,26 @@ HOSTILE = [
     set_at(["made", "libraries"], {"numpy": None}),
     set_at(["evidence"], 7),
     set_at(["score"], {"noise_std": 0.0, "sensitivity": 1.0, "disjoint": 1}),
+    set_at(["base", "mechanism"], "WorstOf"),
+    set_at(["base"], {"mechanism": "Composition", "runs": []}),
+    set_at(["base"], {"mechanism": "Composition", "parts": [1, None]}),
+    set_at(["base"], {"mechanism": "RenyiCurve", "orders": [], "divergences": []}),
+    set_at(["base"], {"mechanism": "DiscreteMechanism", "p": [[1.0]], "q": None}),
+    set_at(["base"], {"mechanism": "LossDistribution", "losses": [], "probabilities": []}),
+    set_at(["training"], None),
+    set_at(["study"], []),
+    set_at(["study", "prior"], None),
+    set_at(["study", "seeded"], "no"),
+    set_at(["numbers"], None),
+    set_at(["numbers", "profile"], None),
+    set_at(["declaration", "earlier_spending"], [{"release": "a"}]),
+    set_at(["declaration", "earlier_spending"], {"release": "a"}),
+    set_at(["declaration", "other"], 1),
+    lambda values: values.pop("numbers"),
+    lambda values: values["base"].pop("noise_multiplier"),
+    lambda values: values["numbers"].pop("profile"),
+    lambda values: values["study"].pop("prior"),
+    lambda values: values["made"].pop("date"),
     lambda values: values.pop("conditions"),
     lambda values: values["setting"].pop("released"),
 ]
@@ -310,6 +330,10 @@ def test_hostile_values_are_refused_soon_and_in_one_line(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
+    # A reader of a certificate need not know Python.
+    assert not re.search(
+        r"Error\b|NoneType|object (has|is)|subscript|index|__|argument", captured.err
+    )
     assert len(captured.err) < 1100
 
 
@@ -327,6 +351,31 @@ def test_large_file_is_not_read_to_its_end(
     assert "at most 10000000 bytes" in capsys.readouterr().err
     assert verify.main([str(tmp_path / "none.json")]) == 2
     assert verify.main([str(tmp_path)]) == 2
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_verdict(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = forged(plain, lambda values: None, tmp_path / "c.json")
+    assert verify.main([*command, "--render", str(tmp_path / "missing" / "page.html")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: --render must be a file in a folder that exists, got ")
+    assert captured.err.count("\n") == 1
+
+
+def test_the_schema_is_printed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main(["--schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["type"] == "object"
+    page = str(tmp_path / "page.html")
+    for argv, named in (
+        (["c.json", "--render", page], "certificate, --render"),
+        (["--sign", "key", "--seconds", "3"], "--sign, --seconds"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            verify.main(["--schema", *argv])
+        assert ended.value.code == 2
+        assert f"--schema must be given alone, got {named} (" in capsys.readouterr().err
 
 
 def test_verification_has_a_time_limit(

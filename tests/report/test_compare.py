@@ -373,7 +373,11 @@ def test_folders_without_a_finished_audit_are_refused(
         assert repr(str(named)) in err
         assert err.count("\n") == 1
     code, _, err = command(capsys, tmp_path / "preset.toml")
-    assert (code, err) == (2, "error: folders must hold finished audits, got none\n")
+    preset = repr(str(tmp_path / "preset.toml"))
+    assert (code, err) == (2, f"error: folders must hold finished audits, got the files {preset}\n")
+    code, _, err = command(capsys, finished / "etcv" / "summary.json", finished / "etcv")
+    assert code == 2
+    assert err.endswith(f"summary.json': name its folder, {str(finished / 'etcv')!r}\n")
     code, _, err = command(capsys, finished / "etcv", "--out", tmp_path / "preset.toml")
     assert code == 2
     assert "out must be a writable folder" in err

@@ -76,6 +76,20 @@ def test_trials_of_several_relations_are_refused() -> None:
         tuning.cost_of_trials(trials, "grid")
 
 
+def test_trials_of_several_group_sizes_are_refused() -> None:
+    one, three = (DpSgd(4.0, 10, group_size=size) for size in (1, 3))
+    # Composed, they would protect a single record only, and groups of three cost more.
+    together = Composition((one, three)).epsilon(1e-5)
+    assert together < DpSgd(4.0, 20, group_size=3).epsilon(1e-5)
+    for chosen in ("grid", "random", "sequential"):
+        with pytest.raises(ValueError, match="trials must have one group_size, got 1 and 3"):
+            tuning.cost_of_trials([one, three], chosen)
+        assert tuning.cost_of_trials([three, three], chosen).best_only is not None
+    prior = Mixture((one, three), (0.5, 0.5))
+    with pytest.raises(ValueError, match="group_size must be the same in all parts of a mechanism"):
+        tuning.cost_of_trials([one], "random", protocol="tnb:1,0.5", prior=prior)
+
+
 def test_sequential_trials_cost_all_of_them_and_the_reason_is_told() -> None:
     found = tuning.cost_of_trials(TEN, "sequential")
     assert found.best_only == found.all_released
@@ -232,7 +246,12 @@ def test_csv_is_read_by_its_heading(tmp_path: Path) -> None:
         ("mu\n0.1\n-1\n", "trials, line 3: mu must be in"),
         ("noise_multiplier\n1\n", "trials, line 2: steps must be given with noise_multiplier"),
         ("mu\n", "trials must be at least one row below a heading"),
-        (None, "trials must be a readable csv file"),
+        (None, "trials must be a readable csv file, got .*: No such file"),
+        ("mu\n1_0\n", "trials, line 2: mu must be in .* got '1_0'"),
+        ("mu\n\u0661\n", "trials, line 2: mu must be in .*"),
+        ("noise_multiplier,steps\n1,1_0\n", "line 2: steps must be a whole .* got '1_0'"),
+        ('mu\n"0.1\n0.2\n', "trials must be a readable csv .*: a quote is not closed in line 3"),
+        ('mu\n"0.1"2\n', "a comma is missing after a quote in line 2"),
     ],
 )
 def test_bad_files_are_one_line(

@@ -1,5 +1,6 @@
 """Locates and downloads the files of data sets."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -28,10 +29,13 @@ def require(splits: Sequence[tuple[str, bool]], data_root: str | None = None) ->
         files = split_files(name, train)
         if all(local(root, file).exists() for file in files):
             continue
+        folders = {folder for file in files for folder in (root / file.path).parents}
+        absent = [folder for folder in folders if not folder.exists()]
         try:
             _download(files, root)
         except Exception as error:  # networks, disks and servers raise many classes
             reason = error
+            _remove_if_empty(absent)
             missing += [f.path for f in files if not local(root, f).exists()]
     if reason is not None:
         names = dict.fromkeys(name for name, _ in splits)
@@ -52,6 +56,13 @@ def local(root: Path, file: RemoteFile) -> Path:
     path = root / file.path
     unpacked = path.with_suffix("")
     return unpacked if path.suffix == ".gz" and unpacked.exists() else path
+
+
+def _remove_if_empty(folders: Sequence[Path]) -> None:
+    """Removes the empty ones of these folders, which a failed download created."""
+    for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _download(files: tuple[RemoteFile, ...], root: Path) -> None:

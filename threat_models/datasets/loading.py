@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from audit.errors import InvalidInput
+from audit import checks
 from canaries import InputCanary
 from threat_models.datasets.bundled import digits, natural_patches
 from threat_models.datasets.catalogue import CLASSES, FOREIGN, check_name
@@ -46,9 +46,9 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
             checked completely for every size.
         FileNotFoundError: files are missing and cannot be downloaded; the message lists them.
     """
-    name = check_name(name)
-    if size is not None and size < 1:
-        raise InvalidInput(f"size of {name} must be >= 1, got {size}")
+    name, train = check_name(name), checks.flag("train", train)
+    if size is not None:
+        size = checks.integer(f"size of {name}", size, 1)
     if name == "DIGITS":
         pixels, labels = digits(train)
     else:
