@@ -42,7 +42,7 @@ def interval(
     accepted.
     """
     try:
-        number = float(_unless_misread(value))
+        number = math.nan if is_misread(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     above = number >= low if closed_low else number > low
@@ -60,7 +60,7 @@ def interval(
 def integer(name: str, value: float, low: int, high: int | None = None) -> int:
     """Returns a whole number in [low, high], or below 1.8e308, else raises InvalidInput."""
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
-    number = _as_integer(value)
+    number = as_integer(value)
     if high is None and number is not None and number > _MAX_INTEGER:
         in_words, number = f"{in_words} that a float can hold", None
     if number is None or number < low or (high is not None and number > high):
@@ -123,18 +123,25 @@ def _is_bool(value: object) -> bool:
     return type(value).__name__ in ("bool", "bool_")
 
 
-def _unless_misread(value: Any) -> Any:
-    """A value that may be a number; NaN for a bool, and for text such as 1_0, which Python reads.
+def is_misread(value: object) -> bool:
+    """Whether a value is no number although Python reads it as one: a bool, or text such as 1_0.
 
     A file may hold 1_0 where 1.0 was meant.
     """
-    misread = isinstance(value, str) and ("_" in value or not value.isascii())
-    return math.nan if misread or _is_bool(value) else value
+    return _is_bool(value) or (isinstance(value, str) and ("_" in value or not value.isascii()))
 
 
-def _as_integer(value: object) -> int | None:
+def read_number(text: str) -> float:
+    """A number from text; a ValueError if Python alone would read it as one, as it does 1_0."""
+    if is_misread(text):
+        raise ValueError(text)
+    return float(text)
+
+
+def as_integer(value: object) -> int | None:
     """`value` as an integer of any size, also if it is text; None if it is not a whole number."""
-    value = _unless_misread(value)
+    if is_misread(value):
+        return None
     try:
         return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import shutil
 import sys
 import time
@@ -38,6 +39,25 @@ Option = tuple[type, str | tuple[str, ...], str]
 """Type of an option's value (bool: a flag without one), its placeholders, and its meaning."""
 
 
+def _whole_number(text: str) -> int:
+    """A whole number as the checks read it: 1e3 is one, and 1_0 is none."""
+    number = checks.as_integer(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {checks.one_line(text)}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return checks.read_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {checks.one_line(text)}") from None
+
+
+READERS: Mapping[type, Callable[[str], Any]] = {int: _whole_number, float: _number}
+"""Functions that read options of these types; they raise `argparse.ArgumentTypeError`."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of options with one-line errors, and a short help that ends with examples."""
 
@@ -60,6 +80,8 @@ class Parser(argparse.ArgumentParser):
             # A new option could change the meaning of an abbreviation.
             allow_abbrev=False,
         )
+        for kind, read in READERS.items():
+            self.register("type", kind, read)
         version = f"dp-tuning-audit {__version__}"
         self.add_argument(
             "--version", action="version", version=version, help="print the version and exit"
@@ -107,6 +129,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints one error line and ends the command."""
+        message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
         report_error(f"{message} (see {self.prog} --help)")
         raise SystemExit(INVALID)
 

@@ -199,6 +199,37 @@ def _link_terms(app: Any, tree: nodes.document, name: str) -> None:
             text.parent.replace(text, parts)
 
 
+_BEFORE = re.compile(r"[^ \n]{1,12}$")
+_AFTER = re.compile(r"^[^ \n]{1,12}(?=[ \n]|$)")
+
+
+def _keep_together(app: Any, tree: nodes.document, name: str) -> None:
+    """Keeps a formula and its brackets, punctuation or ending on one line, and numbers and %."""
+    for text in list(tree.findall(nodes.Text)):
+        if not isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.math):
+            kept = re.sub(r"(?<=\d) (?=[%±])|(?<=±) (?=\d)| (?=□)", "\N{NO-BREAK SPACE}", text)
+            if kept != text:
+                text.parent.replace(text, nodes.Text(kept))
+    for formula in list(tree.findall(nodes.math)):
+        parent = formula.parent
+        index = parent.index(formula)
+        around = parent[index - 1] if index else None, parent[index + 1 : index + 2]
+        before = _BEFORE.search(around[0]) if isinstance(around[0], nodes.Text) else None
+        after = next((_AFTER.search(one) for one in around[1] if isinstance(one, nodes.Text)), None)
+        if before is None and after is None:
+            continue
+        line = nodes.inline("", "", classes=["one-line"])
+        parent.replace(formula, line)
+        if after is not None:
+            parent[index + 1] = nodes.Text(parent[index + 1][after.end() :])
+        if before is not None:
+            parent[index - 1] = nodes.Text(parent[index - 1][: before.start()])
+            line += nodes.Text(before[0])
+        line += formula
+        if after is not None:
+            line += nodes.Text(after[0])
+
+
 def _link_figures(app: Any, tree: nodes.document, name: str) -> None:
     """Links each figure to its file, which a phone can enlarge."""
     for image in list(tree.findall(nodes.image)):
@@ -232,5 +263,6 @@ def setup(app: Any) -> None:
     app.connect("doctree-read", _shorten_diffs)
     app.connect("doctree-resolved", _link_terms)
     app.connect("doctree-resolved", _link_figures)
+    app.connect("doctree-resolved", _keep_together)
     app.connect("autodoc-process-docstring", _escape_formulas, priority=400)
     app.connect("autodoc-process-signature", _short_types)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import audit
-from audit import accounting, certificate, checks, errors, repetitions
+from audit import accounting, certificate, checks, errors, protocols, repetitions
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
@@ -114,6 +114,14 @@ def test_text_that_python_reads_as_another_number_is_refused(value: str) -> None
         checks.integer("steps", value, 0)
     with pytest.raises(ValueError, match="rate must be in"):
         checks.interval("rate", value)
+    for parse, spec in (
+        (repetitions.parse_repetitions, f"poisson:{value}"),
+        (protocols.parse_protocol, f"grid:{value}"),
+        (protocols.parse_protocol, f"noisy-max:{value}"),
+        (accounting.parse_mechanism, f"gaussian:{value}"),
+    ):
+        with pytest.raises(ValueError, match=r"numbers?|parameters must be"):
+            parse(spec)
 
 
 @pytest.mark.parametrize(

@@ -674,7 +674,7 @@ OF_A_STUDY = {
 def test_a_study_is_run_or_refused(name: Any, thing: Any) -> None:
     given = OF_A_STUDY | {name: thing}
     score, jobs = given.pop("score"), given.pop("jobs")
-    if checks._as_integer(jobs) in (-1, *range(2, 1025)):
+    if checks.as_integer(jobs) in (-1, *range(2, 1025)):
         return  # worker processes would start
     study = asked(lambda: tuning.Study(**given, folder=None))
     if study is not None:

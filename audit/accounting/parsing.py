@@ -47,7 +47,7 @@ def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatA
     for number, line in enumerate(lines):
         fields = line.replace(",", " ").split()
         try:
-            x, y = (float(field) for field in fields)
+            x, y = map(checks.read_number, fields)
             rows.append((x, y))
         except ValueError:
             if fields and number > 0:
@@ -98,10 +98,11 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     if not allowed:
         return make(*read_curve(text, f"base {name}"))
     try:
-        numbers = [float(part) for part in text.split(",")]
+        numbers = [checks.read_number(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) not in allowed:
         count = " or ".join(map(str, allowed))
-        raise InvalidInput(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
+        plural = "number" if allowed == (1,) else "numbers"
+        raise InvalidInput(f"base {name!r} takes {count} {plural} after the colon, got {text!r}")
     return make(*numbers)

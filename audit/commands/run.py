@@ -97,13 +97,13 @@ def _add(group: Any, field: Any) -> None:
     )
 
 
-def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+def _number_or_text(kind: type) -> Callable[[str], Any]:
     """A parser that returns unparsable text unchanged: the settings name it in their error."""
 
     def read(text: str) -> Any:
         try:
-            return kind(text)
-        except ValueError:
+            return console.READERS.get(kind, kind)(text)
+        except argparse.ArgumentTypeError:
             return text
 
     return read

@@ -101,7 +101,10 @@ def _protocol(name: str, words: list[str], law: Repetitions) -> Protocol:
     if name == "subset" and len(words) == 2:
         words, options = words[:1], {"final": words[1]}
     try:
-        values = [int(word) if word.isdecimal() else float(word) for word in words]
+        values = [
+            int(word) if word.isascii() and word.isdecimal() else checks.read_number(word)
+            for word in words
+        ]
     except ValueError:
         values = []
     if not least <= len(values) <= most or len(values) != len(words):

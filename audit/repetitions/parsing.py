@@ -67,7 +67,7 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
 def _numbers(name: str, text: str, count: int) -> list[float]:
     parts = text.split(",") if text else []
     try:
-        values = [float(part) for part in parts]
+        values = [checks.read_number(part) for part in parts]
     except ValueError:
         values = []
     if len(values) != count:

@@ -609,3 +609,22 @@ def test_the_command_needs_neither_torch_nor_other_accountants() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--mu", "1_0"], "--mu must be a number, got '1_0'"),
+        (["--mu", "\u0661"], "--mu must be a number, got"),
+        (["--mu", "1", "--tunings", "1_0"], "--tunings must be a whole number, got '1_0'"),
+        (["--mu", "1", "--tunings", "1.5"], "--tunings must be a whole number, got '1.5'"),
+        (["--mu", "1", "--compare", "ten"], "--compare must be a number, got 'ten'"),
+    ],
+)
+def test_options_that_are_no_numbers_are_named(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bounds.main(argv)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
