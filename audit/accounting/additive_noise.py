@@ -28,6 +28,7 @@ class GaussianMechanism(Mechanism):
     mu: float
 
     _words: ClassVar[str] = "Gaussian, mu = {mu:.6g}"
+    attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         limits = checks.interval, SMALLEST_SPREAD, LARGEST_SPREAD
@@ -36,10 +37,6 @@ class GaussianMechanism(Mechanism):
     @property
     def gaussian_mu(self) -> float:
         return self.mu
-
-    @property
-    def attained(self) -> bool:
-        return True
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -61,13 +58,10 @@ class LaplaceMechanism(Mechanism):
     scale: float
 
     _words: ClassVar[str] = "Laplace noise of scale {scale:.6g} sensitivities"
+    attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.validate(self, "scale", checks.interval, 0.002, closed_low=True)
-
-    @property
-    def attained(self) -> bool:
-        return True
 
     @property
     def pure_epsilon(self) -> float:

@@ -23,7 +23,7 @@ from scipy import fft
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
 from audit.arrays import FloatArray
-from audit.numerics import memoize, product_of_powers
+from audit.numerics import memoize, product_of_powers, safe_log
 
 _TAIL = 1e-40  # mass outside the window, on either side; it counts as delta
 _CELLS = 1 << 17
@@ -322,5 +322,4 @@ def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     masses = np.zeros(size)
     np.add.at(masses, cell, np.exp(atoms.log_mass - top[cell]) * (1.0 - upper))
     np.add.at(masses, cell + 1, np.exp(atoms.log_mass - top[cell + 1]) * upper)
-    with np.errstate(divide="ignore"):
-        return first, np.log(masses) + top
+    return first, safe_log(masses) + top

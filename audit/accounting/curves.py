@@ -155,16 +155,14 @@ class ZeroConcentratedDp(Mechanism):
     rho: float
 
     _words: ClassVar[str] = "rho-zCDP, rho = {rho:.6g}"
+    # Known without the pair, which takes long to compute for many mechanisms.
+    is_symmetric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.validate(self, "rho", checks.interval, 0.0, 1e5, closed_high=True)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         return self.rho * np.asarray(alpha, dtype=np.float64)
-
-    @property
-    def is_symmetric(self) -> bool:
-        return True  # Known without the pair, which takes long to compute for many mechanisms.
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:

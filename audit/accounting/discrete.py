@@ -38,6 +38,7 @@ class DiscreteMechanism(Mechanism):
     directed: bool = False
 
     _words: ClassVar[str] = "finitely many outputs, both distributions given"
+    attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         DiscretePair(self.p, self.q)  # validates the probabilities
@@ -48,10 +49,6 @@ class DiscreteMechanism(Mechanism):
     @property
     def is_directed(self) -> bool:
         return self.directed
-
-    @property
-    def attained(self) -> bool:
-        return True
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -129,6 +126,7 @@ class RandomisedResponse(Mechanism):
     options: int = 2
 
     _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
+    attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.validate(self, "options", checks.integer, 2)
@@ -137,10 +135,6 @@ class RandomisedResponse(Mechanism):
     @property
     def pure_epsilon(self) -> float:
         return self.epsilon_0
-
-    @property
-    def attained(self) -> bool:
-        return True
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:

@@ -15,6 +15,7 @@ moves the sum by at most u):
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -221,6 +222,8 @@ class DpSgd(Mechanism):
     sampling_rate: float = 1.0
     neighbours: str = "add-remove"
     group_size: int = 1
+    is_directed: ClassVar[bool] = True
+    attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.validate(self, "sampling_rate", checks.interval, 0.0, 1.0, closed_high=True)
@@ -272,14 +275,6 @@ class DpSgd(Mechanism):
     @property
     def is_symmetric(self) -> bool:
         return self.sampling_rate == 1.0 or self.neighbours == "replace-one"
-
-    @property
-    def is_directed(self) -> bool:
-        return True
-
-    @property
-    def attained(self) -> bool:
-        return True
 
     @property
     def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -299,6 +300,7 @@ class LaplacePair(DominatingPair):
     """Two Laplace distributions at distance 1; the pair is its own mirror image."""
 
     scale: float  # scale of both, in units of the sensitivity
+    event_range: ClassVar[tuple[float, float]] = (0.0, 3.0)
 
     @property
     def _most(self) -> float:
@@ -326,10 +328,6 @@ class LaplacePair(DominatingPair):
         epsilon = np.asarray(epsilon, dtype=np.float64)
         inside = -np.expm1(0.5 * np.minimum(epsilon - self._most, 0.0))
         return np.where(epsilon < -self._most, -np.expm1(np.minimum(epsilon, 0.0)), inside)
-
-    @property
-    def event_range(self) -> tuple[float, float]:
-        return 0.0, 3.0
 
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         # First the outputs beyond the centre of P', then those between the centres, then the rest.

@@ -23,7 +23,7 @@ from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import Scores
-from audit.numerics import QUANTILE_ACCURACY
+from audit.numerics import QUANTILE_ACCURACY, safe_log
 from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions, parse_repetitions
 
@@ -113,8 +113,7 @@ def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: f
         special.betaincinv(n1 + 1.0 - ones, ones, level),
     )
     ratios = _ratios(*v, *u, delta)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.minimum.accumulate(np.maximum(ratios, 0.0), axis=1)))
+    return safe_log(np.minimum.accumulate(np.maximum(ratios, 0.0), axis=1))
 
 
 def _crossing_epsilons(
@@ -131,8 +130,7 @@ def _crossing_epsilons(
     for row in np.flatnonzero(until > 0):
         zero, one = (best_zero[row], beaten_zero[row]), until[row] - 1
         np.minimum(least, _ratios(*zero, best_one[one], beaten_one[one], delta), out=least)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.maximum(least, 0.0)))
+    return safe_log(np.maximum(least, 0.0))
 
 
 def _ratios(

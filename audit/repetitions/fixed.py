@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +22,8 @@ class Fixed(Repetitions):
     """
 
     k: int
+    probability_of_none: ClassVar[float] = 0.0
+    means: ClassVar[tuple[float, float]] = (1.0, math.inf)
 
     def __post_init__(self) -> None:
         checks.validate(self, "k", checks.integer, 1, MAX_RUNS)
@@ -32,10 +35,6 @@ class Fixed(Repetitions):
     @property
     def mean(self) -> float:
         return float(self.k)
-
-    @property
-    def probability_of_none(self) -> float:
-        return 0.0
 
     def log_pmf(self, k: ArrayLike) -> FloatArray:
         return np.where(np.asarray(k) == self.k, 0.0, -np.inf)
@@ -60,10 +59,6 @@ class Fixed(Repetitions):
 
     def _given_no_failure(self, failure: float) -> Repetitions:
         return self
-
-    @property
-    def means(self) -> tuple[float, float]:
-        return 1.0, math.inf
 
     def with_mean(self, mean: float) -> Repetitions:
         return Fixed(max(round(checks.interval("mean", mean, 0.0, 1e15)), 1))

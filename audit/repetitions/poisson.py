@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +30,7 @@ class Poisson(Repetitions):
     """
 
     mu: float
+    means: ClassVar[tuple[float, float]] = (0.0, math.inf)
 
     def __post_init__(self) -> None:
         checks.validate(self, "mu", checks.interval, 0.0, 1e15)
@@ -74,10 +76,6 @@ class Poisson(Repetitions):
 
     def _given_no_failure(self, failure: float) -> Repetitions:
         return Poisson(self.mu * (1.0 - failure))
-
-    @property
-    def means(self) -> tuple[float, float]:
-        return 0.0, math.inf
 
     def with_mean(self, mean: float) -> Repetitions:
         return Poisson(checks.interval("mean", mean, 0.0, 1e15))

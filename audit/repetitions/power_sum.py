@@ -8,7 +8,7 @@ from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike
 
 from audit.arrays import FloatArray
-from audit.numerics import FLOAT_ROUNDING
+from audit.numerics import FLOAT_ROUNDING, safe_log
 
 # Products of a power and a coefficient per matrix product (16 MB).
 _MAX_PRODUCTS = 2_000_000
@@ -107,8 +107,7 @@ class PowerSum:
         return np.append(np.concatenate(lefts)[order], high), np.concatenate(tables)[order]
 
     def _interpolated(self, log_x: FloatArray) -> FloatArray:
-        with np.errstate(divide="ignore"):
-            at = np.log(-log_x)
+        at = safe_log(-log_x)
         low, high = self._range
         ends, table = self._table
         inside = (at > low) & (at < high)

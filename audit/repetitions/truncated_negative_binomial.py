@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +42,7 @@ class TruncatedNegativeBinomial(Repetitions):
 
     eta: float
     gamma: float
+    probability_of_none: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         checks.validate(self, "eta", checks.interval, -1.0, 1e6)
@@ -72,10 +74,6 @@ class TruncatedNegativeBinomial(Repetitions):
     def mean(self) -> float:
         return (1.0 / self.gamma - 1.0) / float(self._one_minus_power(self._log_gamma))
 
-    @property
-    def probability_of_none(self) -> float:
-        return 0.0
-
     def log_pmf(self, k: ArrayLike) -> FloatArray:
         n, possible = counts(k)
         possible = possible & (n >= 1)
@@ -99,8 +97,7 @@ class TruncatedNegativeBinomial(Repetitions):
         # phi = (u^-eta - 1)/(gamma^-eta - 1); with |.|: (1 - u^|eta|) over (1 - gamma^|eta|),
         # times (gamma/u)^eta when eta > 0, so that nothing overflows.
         log_u = self._log_u(log_x)
-        with np.errstate(divide="ignore"):
-            ratio = np.log(self._size(log_u)) - np.log(self._size(self._log_gamma))
+        ratio = safe_log(self._size(log_u)) - safe_log(self._size(self._log_gamma))
         return np.asarray(ratio + max(self.eta, 0.0) * (self._log_gamma - log_u))
 
     def _size(self, log_u: ArrayLike) -> FloatArray:
@@ -138,8 +135,7 @@ class TruncatedNegativeBinomial(Repetitions):
             # (1 - v^-eta)/(1 - gamma^-eta) = 1 - u, solved for v on the logarithmic scale.
             if self.eta > 0.0:
                 inside = uniform * math.exp(self.eta * self._log_gamma) + (1.0 - uniform)
-                with np.errstate(divide="ignore"):
-                    log_v = self._log_gamma - np.log(inside) / self.eta
+                log_v = self._log_gamma - safe_log(inside) / self.eta
             else:
                 inside = uniform + (1.0 - uniform) * math.exp(-self.eta * self._log_gamma)
                 log_v = -np.log(inside) / self.eta

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +24,7 @@ class TwoPoint(Repetitions):
 
     s: float
     L: int
+    probability_of_none: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         checks.validate(self, "s", checks.interval, 0.0, 1.0)
@@ -35,10 +37,6 @@ class TwoPoint(Repetitions):
     @property
     def mean(self) -> float:
         return self.s + (1.0 - self.s) * self.L
-
-    @property
-    def probability_of_none(self) -> float:
-        return 0.0
 
     def log_pmf(self, k: ArrayLike) -> FloatArray:
         k = np.asarray(k)

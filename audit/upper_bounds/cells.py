@@ -3,7 +3,7 @@
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY
+from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY, safe_log
 from audit.repetitions import Repetitions
 
 
@@ -26,8 +26,7 @@ def cell_masses(log_worse: FloatArray, repetitions: Repetitions) -> tuple[FloatA
 
 def scale(mass: FloatArray, epsilon: float) -> FloatArray:
     """e^epsilon times masses, without overflow; anything above e is as good as e."""
-    with np.errstate(divide="ignore"):
-        return np.exp(np.minimum(epsilon + np.log(mass), 1.0))
+    return np.exp(np.minimum(epsilon + safe_log(mass), 1.0))
 
 
 def rounded(masses: FloatArray, rounding: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -214,8 +214,7 @@ class HistoryCurve:
             error[:, :m] += _TRANSFORM * a[:, :m]
         # More runs count by the simple bound, and what is rounded down here is rounded up there.
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * most
-        with np.errstate(divide="ignore"):
-            worse_than_best = np.log([u, u_with])
+        worse_than_best = numerics.safe_log([u, u_with])
         slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
         rest = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
         rest_with = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)

@@ -150,8 +150,7 @@ def mixture(pair: DominatingPair, a: FloatArray, b: FloatArray) -> ShiftedProfil
     """The mixture of a curve of points (a, b) [n], by its lower hull with the origin."""
     a, b = numerics.lower_hull(a, b)
     weights = np.diff(a, prepend=0.0)
-    with np.errstate(divide="ignore"):
-        shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
+    shifts = numerics.safe_log(np.diff(b, prepend=0.0)) - numerics.safe_log(weights)
     # Where b is 0 the output reveals the data set: any very negative shift represents it.
     return ShiftedProfiles(pair, weights, np.maximum(shifts, -1e6))
 

@@ -20,7 +20,7 @@ from audit.accounting import (
 )
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, safe_log
 from audit.protocols import Subset
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.tuned_mechanism import TunedMechanism
@@ -91,8 +91,7 @@ class SubsetCurve:
     def _outputs(self) -> tuple[FloatArray, FloatArray, float]:
         """Losses log r1 [n] of the tuning, log P1_0-masses, and the P1-mass of infinite losses."""
         pmf = self.tuning.pmf
-        with np.errstate(divide="ignore"):
-            log_mass = np.append(np.log(pmf.q_only), pmf.log_mass - pmf.loss)
+        log_mass = np.append(safe_log(pmf.q_only), pmf.log_mass - pmf.loss)
         return np.append(-1e6, pmf.loss), log_mass, pmf.p_only
 
 

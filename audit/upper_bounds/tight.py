@@ -397,8 +397,7 @@ class TightCurve:
         last = np.maximum(cells - _LIMIT_CELLS, 0)
         rest = log_subtract(p[last], p[cells + 1])
         most = self._slope(rest) * (1.0 + SUM_ROUNDING)
-        with np.errstate(divide="ignore"):
-            least = self._slope(rest + np.log(chord_before)) * (1.0 - SUM_ROUNDING)
+        least = self._slope(rest + safe_log(chord_before)) * (1.0 - SUM_ROUNDING)
         return last, most, least
 
     def _cell_slopes(self, rows: slice, growth: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
