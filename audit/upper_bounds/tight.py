@@ -193,7 +193,7 @@ class TightCurve:
     def at(
         pair: DominatingPair, repetitions: Repetitions, delta: float, points: int = _MAX_EVENTS
     ) -> "TightCurve":
-        """The curve with up to so many events that are dense where they matter for one delta."""
+        """The curve with at most `points` events, dense where they matter for one delta."""
         curve = TightCurve(pair, repetitions, _first_events(pair, repetitions))
         while len(curve.t) < points:
             game = curve.worst_order(delta)
