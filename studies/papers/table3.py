@@ -48,6 +48,21 @@ _WORST_ORDER, _CONVNET = ", worst order", ", ConvNet"
 # The score's distribution is learned on every fourth trial, the final weights' weighting on every
 # second one, and both are evaluated on the other trials.
 _SCORE_LEARNED_ON, _WEIGHTS_LEARNED_ON = 4, 2
+# The tables of AUCs: their budget, their statistics and the headings of the columns.
+_SEPARATIONS_AT = 4.0
+_STEPS_RELEASED = {
+    "lambda_a": "lambda_a",
+    "lambda_b": "lambda_b",
+    "lambda_a and score, learned": "lambda_a and score, learned",
+    "known records": "known records",
+    "known records and score": "known records and score",
+}
+_FINAL_WEIGHTS = {
+    "lambda_a": "lambda_a",
+    "final weights, gradient at start": "gradient at start",
+    "final weights, gradient at end": "gradient at end",
+    "final weights, learned": "learned",
+}
 
 
 @dataclass(frozen=True)
@@ -326,7 +341,15 @@ def played(folder: str = "") -> Result:
             compared.append(
                 Comparison(f"{what}, paper's protocol", number, row["paper_protocol_mean"])
             )
-    lines = (*_overview(rows), "", *_all_statistics(rows), "", *_equal_trials(games))
+    tables = (
+        _overview(rows),
+        _exact_costs(rows),
+        _known_curves(rows),
+        _separations(rows, _STEPS_RELEASED),
+        _separations(rows, _FINAL_WEIGHTS),
+        _equal_trials(games),
+    )
+    lines = tuple(line for lines in tables for line in (*lines, ""))
     return Result(table, draw(table), tuple(compared), lines)
 
 
@@ -366,54 +389,70 @@ def _recommended(game: KeptGame, statistic: Statistic, chosen: BoolArray) -> flo
 
 
 def _overview(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The first table of `docs/table3.md`, as Markdown."""
-    yield (
-        "| row | eps_B | trials | eps_L, 95 % confidence | valid curve | all runs "
-        "| paper's protocol | printed | detectable | one run | increasing score | tight |"
-    )
-    yield f"|{'---|' * 12}"
-    of_both: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row["statistic"] in ("lambda_a", "lambda_b"):
-            of_both[row["row"], row["epsilon_base"]].append(row)
-    for (name, budget), both in of_both.items():
+    """The first table of `docs/table3.md`, as Markdown: the bounds of each row."""
+    yield "| row | eps_B | trials | eps_L (95 %) | detectable | paper's protocol | printed |"
+    yield f"|{'---|' * 7}"
+    for (name, budget), both in _of_both(rows).items():
         first = both[0]
         printed = _PRINTED.get(name, {}).get(budget)
-        curves = [_down(row["valid_curve"]) for row in both if "valid_curve" in row]
         cells = [
             name,
             f"{budget:g}",
             f"{first['trials_out'] + first['trials_in']:,}",
             ", ".join(_down(row["epsilon_lower"]) for row in both),
-            *(curves or "-"),
-            _down(first["all_runs"]) if "all_runs" in first else "-",
+            _down(first["detectable"]),
             ", ".join(_down(row["paper_protocol_mean"]) for row in both),
             "-" if printed is None else f"{printed[0]:.2f}, {printed[1]:.2f}",
-            _down(first["detectable"]),
-            *(f"{first[column]:.3f}" for column in ("one_run", "exact_increasing_score", "tight")),
         ]
         yield f"| {' | '.join(cells)} |"
 
 
-def _all_statistics(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The second table of `docs/table3.md`, as Markdown."""
-    yield (
-        "| row | eps_B | statistic | trials | eps_L, 95 % confidence | AUC, standard error "
-        "| equivalent epsilon, one standard error |"
-    )
-    yield "|---|---|---|---|---|---|---|"
+def _exact_costs(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The second table of `docs/table3.md`: exact costs at each budget of one run."""
+    yield "| eps_B | one run | increasing score | any score | printed eps_U |"
+    yield f"|{'---|' * 5}"
+    for budget, first in sorted({row["epsilon_base"]: row for row in rows}.items()):
+        exact = (f"{first[name]:.3f}" for name in ("one_run", "exact_increasing_score", "tight"))
+        yield f"| {budget:g} | {' | '.join(exact)} | {_PRINTED_UPPER[budget]:.2f} |"
+
+
+def _known_curves(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The third table of `docs/table3.md`: bounds that use the known distribution of ETCV 4."""
+    yield "| row | eps_B | eps_L (95 %) | all runs (95 %) | valid curve (95 %) | exact cost |"
+    yield f"|{'---|' * 6}"
+    for (name, budget), (first, _) in _of_both(rows).items():
+        if "valid_curve" in first:
+            all_runs = _down(first["all_runs"]) if "all_runs" in first else "-"
+            exact = first["exact_increasing_score" if "all_runs" in first else "tight"]
+            lower = f"{_down(first['epsilon_lower'])} | {all_runs} | {_down(first['valid_curve'])}"
+            yield f"| {name} | {budget:g} | {lower} | {exact:.3f} |"
+
+
+def _of_both(rows: list[dict[str, Any]]) -> dict[tuple[str, float], list[dict[str, Any]]]:
+    """The rows of lambda_a and lambda_b of each game."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        cells = [
-            row["row"],
-            f"{row['epsilon_base']:g}",
-            row["statistic"],
-            f"{row['trials_out'] + row['trials_in']:,}",
-            _down(row["epsilon_lower"]),
-            f"{row['auc']:.3f}, {row['auc_error']:.3f}",
-            f"{row['equivalent_epsilon']:.2f}, {row['equivalent_low']:.2f} to "
-            f"{row['equivalent_high']:.2f}",
-        ]
-        yield f"| {' | '.join(cells)} |"
+        if row["statistic"] in ("lambda_a", "lambda_b"):
+            found[row["row"], row["epsilon_base"]].append(row)
+    return found
+
+
+def _separations(rows: list[dict[str, Any]], names: dict[str, str]) -> Iterator[str]:
+    """AUC and standard error of some statistics at eps_B = 4, one line for each game.
+
+    Args:
+        rows: of `bounds_of`.
+        names: of the statistics, and the headings of their columns.
+    """
+    yield f"| row | {' | '.join(names.values())} |"
+    yield f"|{'---|' * (1 + len(names))}"
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in rows:
+        if row["epsilon_base"] == _SEPARATIONS_AT:
+            found[row["row"]][row["statistic"]] = f"{row['auc']:.3f} ({row['auc_error']:.3f})"
+    for name, cells in found.items():
+        if len(cells) > len(("lambda_a", "lambda_b")):  # In ETCV 4 all statistics are equivalent.
+            yield f"| {name} | {' | '.join(cells.get(each, '-') for each in names)} |"
 
 
 def _down(value: float) -> str:
