@@ -219,17 +219,6 @@ def test_every_page_is_in_the_menu() -> None:
     assert pages <= set(index.split())
 
 
-def test_the_readme_of_a_release_has_absolute_links() -> None:
-    tools = module("set_repository")
-    readme = (ROOT / "README.md").read_text()
-    text = tools.absolute_links(readme, "https://example.org/a/b", "v1")
-    assert "](https://example.org/a/b/blob/v1/docs/glossary.md)" in text
-    assert "](https://example.org/a/b/raw/v1/docs/etcv-dirac.png)" in text
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", readme))
-    assert all(link.startswith("https://") for link in links)
-
-
 def test_the_project_of_a_release_links_to_the_repository() -> None:
     tools = module("set_repository")
     project = (ROOT / "pyproject.toml").read_text()

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,27 @@ def test_the_wheel_contains_every_module(wheel: Any) -> None:
     assert not any(name.startswith(not_shipped) for name in inside)
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
+
+
+def relative(text: str) -> list[str]:
+    return re.findall(r"\]\((?!https?:)([^)]+)\)", text)
+
+
+def test_the_readme_on_an_index_has_no_relative_links(wheel: Any) -> None:
+    (name,) = (one for one in zipfile.ZipFile(wheel).namelist() if one.endswith("/METADATA"))
+    metadata_of_wheel = zipfile.ZipFile(wheel).read(name).decode()
+    assert "Description-Content-Type: text/markdown" in metadata_of_wheel
+    text = metadata_of_wheel.partition("\n\n")[2]
+    assert text.startswith("# dp-tuning-audit\n")
+    assert relative(text) == []
+    # With the address of the repository, every link leads to a file of this version.
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    readme = (ROOT / "README.md").read_text()
+    absolute = setup["long_description"](readme, "https://example.org/a/b", "1.2")
+    assert "](https://example.org/a/b/blob/v1.2/docs/glossary.md)" in absolute
+    assert "](https://example.org/a/b/raw/v1.2/docs/etcv-dirac.png)" in absolute
+    assert relative(absolute) == []
+    assert all((ROOT / path.partition("#")[0]).exists() for path in relative(readme))
 
 
 def test_the_lowest_versions_are_those_of_the_project() -> None:
