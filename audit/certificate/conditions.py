@@ -298,6 +298,11 @@ def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
     return (*found, "score") if score is None else tuple(found)
 
 
+def most_steps(training: Mechanism) -> int:
+    """Largest number of steps of a run of DP-SGD."""
+    return max(part.steps for part in _parts(training) if isinstance(part, DpSgd))
+
+
 def how_tested(facts: StudyFacts) -> str:
     """The records, the version and the steps of the differential test, in words."""
     steps = f" in {facts.tested_steps} steps of a run" if facts.tested_steps else ""

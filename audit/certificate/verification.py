@@ -18,7 +18,7 @@ import numpy as np
 from audit import _deprecated, checks
 from audit.accounting import DeltaUnreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate
-from audit.certificate.conditions import Ground, bases_of, checkable, testable
+from audit.certificate.conditions import Ground, bases_of, checkable, most_steps, testable
 from audit.certificate.contents import Made, hash_of
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
@@ -35,6 +35,9 @@ _TOLERANCE = 1e-6
 _TOLERANCE_UNSAFE = 1e-9
 _NEARLY_ZERO = 1e-12
 _COMPUTED = ("numbers", "groups", "total", "evidence.ceiling")
+# Deltas are constants or sums of numbers in the file. Sizes of groups and rates of false positives
+# (the first number of each point of the trade-off curve) are constants.
+_EXACT = (".delta", ".records", "][0]")
 _FROM_NUMBERS = ("hash", "statement", "groups", "total")
 _LOWER = ("numbers.attained", "numbers.trade_off")
 
@@ -293,6 +296,9 @@ def _problem_of_test(certificate: Certificate) -> str | None:
         return "study.tested_on and study.tested_with are required with study.tested, and only then"
     if study.tested_steps < 0 or (study.tested_steps and not study.tested):
         return f"study.tested_steps is {study.tested_steps}, must be 0 without study.tested"
+    most = most_steps(certificate.training)
+    if study.tested and study.tested_steps > most:
+        return f"study.tested_steps is {study.tested_steps}, must be at most {most}, those of a run"
     if study.tested and not _VERSION.fullmatch(study.tested_with):
         return f"study.tested_with is {_shown(study.tested_with)}, must be a version"
     return None
@@ -344,8 +350,7 @@ def _same(came: Any, right: Any, name: str) -> bool:
         return came is right
     if not (isinstance(came, int | float) and isinstance(right, int | float)):
         return bool(came == right)
-    # Deltas are constants or sums of numbers in the file, and must be equal.
-    if came == right or not name.startswith(_COMPUTED) or name.endswith(".delta"):
+    if came == right or not name.startswith(_COMPUTED) or name.endswith(_EXACT):
         return came == right
     above, below = _TOLERANCE, _TOLERANCE_UNSAFE
     if name.startswith(_LOWER):

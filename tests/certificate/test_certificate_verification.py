@@ -51,6 +51,8 @@ CHANGES = [
     (set_at(["numbers", "advantage"], 0.01), "numbers.advantage is 0.01"),
     (set_at(["numbers", "profile", 3, "epsilon"], 0.1), r"numbers.profile\[3\].epsilon is 0.1"),
     (set_at(["numbers", "trade_off", 2, 1], 1.0), r"numbers.trade_off\[2\]\[1\] is 1.0"),
+    (set_at(["numbers", "trade_off", 2, 0], 0.001 * (1 - 1e-10)), r"trade_off\[2\]\[0\] is 0.0009"),
+    (set_at(["groups", 0, "records"], 2.0000000001), r"groups\[0\].records is 2.0000000001"),
     (set_at(["numbers", "mu"], 0.1), "numbers.mu is 0.1"),
     (set_at(["numbers", "attained"], None), "numbers.attained is None"),
     (set_at(["groups", 0, "epsilon"], 0.1), r"groups\[0\].epsilon is 0.1"),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from audit import tuning, verify
+from audit.certificate import Certificate
 from audit.certificate.contents import hash_of
 from audit.errors import PrivacyLeak
 from audit.tuning.loop_test import can_test, fingerprint
@@ -212,6 +213,16 @@ def test_impossible_statements_about_the_test_are_wrong(
     path = tmp_path / "c.json"
     path.write_text(json.dumps(values | {"hash": hash_of(values)}))
     assert verify.main([str(path)]) != 0
+
+
+def test_a_test_of_more_steps_than_a_run_has_is_wrong(tmp_path: Path, certified: Any) -> None:
+    # The forger also rewrites the sentences that follow from the number of steps.
+    for steps, code in ((STEPS, 0), (STEPS + 1, 1)):
+        values = json.loads(json.dumps(certified))
+        values["study"]["tested_steps"] = steps
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps(Certificate.from_dict(values).as_dict()))
+        assert verify.main([str(path)]) == code
 
 
 def test_forms_of_records() -> None:
