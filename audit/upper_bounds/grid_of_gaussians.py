@@ -30,6 +30,7 @@ _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 _RARE = 0.02
 # Chance to run more than the first bin holds, how many bins, and events of each curve.
 _USUAL, _BINS, _POINTS = 0.7, 12, 500
+_LARGE_EPSILON = 1e6
 
 
 @bound(
@@ -77,11 +78,12 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     """Smallest epsilon where candidates, each dominated by the pair, are left out by chance."""
     runs, chances, beyond = _bins(protocol, delta)
-    curves = [
-        # Where every bin adds the same to delta.
-        (chance, TightCurve.at(pair, Fixed(k), min(delta / (len(runs) * chance), 0.5), _POINTS))
-        for k, chance in zip(runs, chances, strict=True)
-    ]
+    reveals = float(pair.profile(_LARGE_EPSILON))
+    curves = []
+    for k, chance in zip(runs, chances, strict=True):
+        # Where every bin adds the same to delta, if the bin can be that small.
+        share = max(delta / (len(runs) * chance), 2.0 * k * reveals)
+        curves.append((chance, TightCurve.at(pair, Fixed(k), min(share, 0.5), _POINTS)))
     up = 1.0 + QUANTILE_ACCURACY
 
     def together(epsilon: float) -> float:

@@ -147,7 +147,14 @@ def test_candidates_with_more_noise_cost_no_more() -> None:
     assert grid_log_concave(mixed, "grid:2", DELTA).epsilon == pytest.approx(alone, rel=1e-9)
 
 
-def test_candidates_left_out_by_chance_cost_less() -> None:
-    base = DpSgd(4.0, 500, 0.2)
-    half, every = (grid_log_concave(base, f"grid:{spec}", DELTA).epsilon for spec in ("6,0.5", "6"))
-    assert half < every
+_REVEALING = DiscreteMechanism(*outputs_of(lambda x: -x * x, 1.5e-6), directed=True)
+
+
+@pytest.mark.parametrize(
+    ("base", "spec", "count"),
+    # In the second case, the chance that a bin reveals the data set exceeds the bin's share.
+    [(DpSgd(4.0, 500, 0.2), "grid:6,0.5", 6), (_REVEALING, "grid:4,0.8", 4)],
+)
+def test_candidates_left_out_by_chance_cost_less(base: Mechanism, spec: str, count: int) -> None:
+    every = grid_log_concave(base, f"grid:{count}", DELTA).epsilon
+    assert grid_log_concave(base, spec, DELTA).epsilon < every
