@@ -33,6 +33,7 @@ FALSE_POSITIVES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.
 
 _SHIFT_TOLERANCE = 1e-6
 _MAX_GROUP = 100
+_MAX_ROWS = 100
 _MAX_EXPONENT = 300.0  # of exp, so that products stay finite
 _ON_THE_CURVE = 1e-12
 _NEAR = 1.01  # bounds within this factor of the smallest are also computed at other deltas
@@ -104,6 +105,14 @@ class Numbers:
     true_positives: tuple[float, float]
     mu: float
     mu_regret: float
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            raise InvalidInput("bounds must name the bounds that were computed, got none")
+        # What is computed from a file of many rows would take too long.
+        rows = max(map(len, (self.bounds, self.profile, self.trade_off)))
+        if rows > _MAX_ROWS:
+            raise InvalidInput(f"numbers must be at most {_MAX_ROWS} in a list, got {rows}")
 
 
 def compute(

@@ -4,19 +4,21 @@ import html as markup
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
 
 from audit import checks
 from audit.certificate.conditions import Ground
-from audit.certificate.contents import CertificateContents
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
 from audit.certificate.text import draws_in_words, total_in_words
-from audit.certificate.wording import in_words
+from audit.certificate.wording import describe
 from audit.numerics import format_exact
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -61,7 +63,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
-def html(certificate: CertificateContents) -> str:
+def html(certificate: "Certificate") -> str:
     """The certificate as an html page."""
     numbers, setting = certificate.numbers, certificate.setting
     key = [
@@ -77,7 +79,10 @@ def html(certificate: CertificateContents) -> str:
     mechanism = [
         ("One run", certificate.base.description),
         ("Epsilon of a single run", f"{run} at delta = {format_exact(certificate.delta)}"),
-        ("Protocol", f"{in_words(certificate.protocol)} In short: {certificate.protocol.spec}"),
+        (
+            "Protocol",
+            f"{describe(certificate.protocol).summary} In short: {certificate.protocol.spec}",
+        ),
         ("Expected number of runs", "depends on the outputs" if mean is None else f"{mean:.4g}"),
         *((f"Prior of {name}", words) for name, words in certificate.study.prior.items()),
         (
@@ -179,7 +184,7 @@ def html(certificate: CertificateContents) -> str:
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
 
 
-def _conditions(certificate: CertificateContents, grounds: Sequence[Ground]) -> str:
+def _conditions(certificate: "Certificate", grounds: Sequence[Ground]) -> str:
     rows = []
     for one in certificate.conditions:
         if one.ground in grounds:
@@ -234,7 +239,7 @@ def svg(figure: Any) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def _figures(certificate: CertificateContents) -> str:
+def _figures(certificate: "Certificate") -> str:
     # matplotlib is slow to import, and only this page needs it.
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -1,18 +1,21 @@
 """Renders a certificate as a paragraph for a paper or a model card."""
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.certificate.conditions import Ground, how_tested
-from audit.certificate.contents import CertificateContents
 from audit.certificate.numbers import rounded_down, rounded_up
-from audit.certificate.wording import in_words
+from audit.certificate.wording import describe
 from audit.numerics import format_exact
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _WIDTH = 88
 
 
-def paragraph(certificate: CertificateContents) -> str:
+def paragraph(certificate: "Certificate") -> str:
     """The claim, its numbers and its conditions, in lines of at most 88 characters."""
     numbers, setting = certificate.numbers, certificate.setting
     delta, run = certificate.delta, numbers.run_epsilon
@@ -23,8 +26,8 @@ def paragraph(certificate: CertificateContents) -> str:
         f"The unit of privacy is {checks.quoted(setting.unit)}; neighbours ({setting.relation}): "
         f"{setting.neighbours}; trust model {setting.trust_model}.",
         f"One run is {certificate.base.description}{alone}.",
-        f"{in_words(certificate.protocol)} In the notation of this package, the protocol is "
-        f"{certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), which "
+        f"{describe(certificate.protocol).summary} In the notation of this package, the protocol "
+        f"is {certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), which "
         f"assumes: {numbers.assumes}.",
         f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true "
         f"positives; "
@@ -57,7 +60,7 @@ def paragraph(certificate: CertificateContents) -> str:
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
 
 
-def evidence_in_words(certificate: CertificateContents) -> list[str]:
+def evidence_in_words(certificate: "Certificate") -> list[str]:
     """Result of an audit in two sentences; empty without an audit."""
     found = certificate.evidence
     if found is None:
@@ -70,13 +73,13 @@ def evidence_in_words(certificate: CertificateContents) -> list[str]:
     ]
 
 
-def candidates_in_words(certificate: CertificateContents) -> str:
+def candidates_in_words(certificate: "Certificate") -> str:
     """Distribution of the candidates in one sentence."""
     prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
     return f"Candidates: {'; '.join(prior)}."
 
 
-def conditions_in_words(certificate: CertificateContents) -> list[str]:
+def conditions_in_words(certificate: "Certificate") -> list[str]:
     """The conditions of the claim, in one sentence per ground."""
     sentences = []
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
@@ -90,7 +93,7 @@ def conditions_in_words(certificate: CertificateContents) -> list[str]:
     return sentences
 
 
-def groups_in_words(certificate: CertificateContents) -> str:
+def groups_in_words(certificate: "Certificate") -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
         f"{size} records, {'no epsilon' if epsilon is None else rounded_up(epsilon)}"
@@ -98,7 +101,7 @@ def groups_in_words(certificate: CertificateContents) -> str:
     )
 
 
-def total_in_words(certificate: CertificateContents) -> str | None:
+def total_in_words(certificate: "Certificate") -> str | None:
     """Cost of this and all earlier releases; None if the author does not state these."""
     total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
     if total is None:
@@ -109,7 +112,7 @@ def total_in_words(certificate: CertificateContents) -> str | None:
     )
 
 
-def draws_in_words(certificate: CertificateContents) -> str:
+def draws_in_words(certificate: "Certificate") -> str:
     """Source of the random draws, and the fate of their key."""
     if certificate.study.seeded:
         return "a given seed"

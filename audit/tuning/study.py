@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
-from audit.certificate.conditions import PROTOCOLS, Private, check_score
+from audit.certificate.conditions import Private, check_score
+from audit.certificate.wording import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded, memoize
 from audit.protocols import (

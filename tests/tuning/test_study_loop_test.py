@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from audit import tuning, verify
-from audit.certificate.contents import hash_of
+from audit.certificate.certificate import hash_of
 from audit.errors import PrivacyLeak
 from audit.tuning.loop_test import can_test, fingerprint
 
