@@ -27,8 +27,8 @@ def paragraph(certificate: "Certificate") -> str:
         f"{setting.neighbours}; trust model {setting.trust_model}.",
         f"One run is {certificate.base.description}{alone}.",
         f"{describe(certificate.protocol).summary} In the notation of this package, the protocol "
-        f"is {certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), which "
-        f"assumes: {numbers.assumes}.",
+        f"is {certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), "
+        f"which assumes: {numbers.assumes}.",
         f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true "
         f"positives; "
         f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; "
