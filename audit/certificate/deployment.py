@@ -99,20 +99,18 @@ def _fields(certificate: "Certificate") -> list[tuple[int, str, _Value | None]]:
         f"Pre-training: {stated.pretraining or 'not stated'}. "
         "Hyperparameters were chosen by a private tuning, and the stated epsilon is the cost of "
         f"the whole tuning.{alone} {describe(certificate.protocol).summary} "
-        f"{text.candidates_in_words(certificate)} Records read by the score: "
+        f"Candidates: {text.candidates_in_words(certificate)}. Records read by the score: "
         f"{setting.touched['the score']}."
     )
     norm = stated.max_grad_norm
-    made = certificate.made
-    libraries = ", ".join(f"{name} {version}" for name, version in made.libraries.items())
     mechanisms = (
         f"One run is {certificate.base.description}. "
         f"Clipping norm: {'not stated' if norm is None else format_exact(norm)}. "
-        f"Normalizer: {stated.normalizer or 'not stated'}. Implementation: dp-tuning-audit "
-        f"{made.version}, Python {made.python}, {libraries}. "
+        f"Normalizer: {stated.normalizer or 'not stated'}. "
+        f"Implementation: {text.implementation_in_words(certificate)}. "
         f"Random draws of the tuning: {text.draws_in_words(certificate)}."
     )
-    evidence = text.evidence_in_words(certificate)
+    reasons = [*text.conditions(certificate), *text.audit(certificate)]
     notes = (
         f"Certificate with SHA-256 {certificate.as_dict()['hash']}. SHA-256 of the released "
         f"model: {certificate.model_hash or 'not stated'}. The certificate is void if "
@@ -159,7 +157,7 @@ def _fields(certificate: "Certificate") -> list[tuple[int, str, _Value | None]]:
         (1, "implementation", ""),
         (2, "preprocessing_and_hyperparameter_tuning", tuning),
         (2, "mechanisms", mechanisms),
-        (2, "justification", " ".join([*text.conditions_in_words(certificate), *evidence])),
+        (2, "justification", text.sentences(reasons)),
         (1, "administrative", ""),
         (2, "sources", None),
         (2, "notes", notes),

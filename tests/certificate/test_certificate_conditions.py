@@ -210,10 +210,10 @@ def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
     assert "\n\n" not in text
     assert max(map(len, text.splitlines())) <= 88
     words = " ".join(text.split())
-    for one in ("by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):
+    for one in ("Read by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):
         assert one in words
-    made = f"dp-tuning-audit {certificate.made.version}"
-    assert f"{made}. Random draws: 256 bits of entropy" in words
+    assert f"dp-tuning-audit {certificate.made.version}, Python" in words
+    assert "Random draws: 256 bits of entropy" in words
     with pytest.raises(ValueError, match=r"path's ending must be one of .json, .txt, .html"):
         certificate.save(tmp_path / "c.pdf")
 
