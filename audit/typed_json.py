@@ -1,13 +1,18 @@
 """Reads dataclasses from parsed json, with one clear message if a value has another type."""
 
+import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from audit import checks
 from audit.errors import InvalidInput
 
+Readers = Mapping[Any, Callable[[Any], Any]]
+"""Functions from parsed json to values, by type."""
+
+_type_hints = functools.cache(get_type_hints)
 _WORDS: dict[Any, str] = {
     dict: "a mapping",
     list: "a list",
@@ -18,14 +23,19 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def read_typed(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type from parsed json, else InvalidInput; unknown fields are ignored."""
+def read_typed(kind: Any, value: Any, where: str, readers: Readers | None = None) -> Any:
+    """A value of a type from parsed json, else InvalidInput; unknown fields are ignored.
+
+    `readers` read the types that are not dataclasses of plain values.
+    """
+    if readers and kind in readers:
+        return readers[kind](value)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         if value is None:
             return None
         (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
-        return read_typed(kind, value, where)
+        return read_typed(kind, value, where, readers)
     if kind is Any:
         return value
     expected: Any = origin or kind
@@ -38,15 +48,15 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
             f"{where} must be {_WORDS.get(expected, expected)}, got {checks.one_line(value)}"
         )
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        make: Any = kind
+        hints = _type_hints(make)
         given = {}
         for each in fields(kind):
             if each.name in value:
                 inside = f"{where}: {each.name}"
-                given[each.name] = read_typed(hints[each.name], value[each.name], inside)
+                given[each.name] = read_typed(hints[each.name], value[each.name], inside, readers)
             elif each.default is MISSING and each.default_factory is MISSING:
                 raise InvalidInput(f"{where} must have {each.name}, got none")
-        make: Any = kind
         return make(**given)
     if origin is tuple:
         kinds = get_args(kind)
@@ -54,8 +64,12 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
             kinds = kinds[:1] * len(value)
         if len(kinds) != len(value):
             raise InvalidInput(f"{where} must have {len(kinds)} values, got {len(value)}")
-        return tuple(read_typed(one, item, where) for one, item in zip(kinds, value, strict=True))
+        pairs = zip(kinds, value, strict=True)
+        return tuple(read_typed(one, item, where, readers) for one, item in pairs)
     if expected is dict:
         inner = get_args(kind)[1]
-        return {name: read_typed(inner, item, f"{where}: {name}") for name, item in value.items()}
+        return {
+            name: read_typed(inner, item, f"{where}: {name}", readers)
+            for name, item in value.items()
+        }
     return float(value) if kind is float else value

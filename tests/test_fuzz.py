@@ -751,7 +751,8 @@ CAUSES = {
     "reproductions without end": "studies/test_reproduce.py::test_number_of_points_is_limited",
     "folders found unwritable after the work": "studies/test_reproduce.py::"
     "test_command_reports_bad_input_in_one_line",
-    "long compositions": "test_fuzz.py::test_the_longest_compositions_are_composed_exactly",
+    "long compositions": "accounting/test_bases.py::"
+    "test_a_hundred_million_steps_are_composed_in_stages",
     "hostile certificates": "certificate/test_certificate_verification.py::"
     "test_hostile_values_are_refused_soon_and_in_one_line",
     "large certificates": "certificate/test_certificate_verification.py::"

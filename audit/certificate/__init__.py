@@ -5,9 +5,8 @@ recomputes every number of the json and every condition that it must state.
 """
 
 from audit import _deprecated
-from audit.certificate.certificate import Certificate
+from audit.certificate.certificate import FORMAT, Certificate
 from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
-from audit.certificate.contents import FORMAT
 from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute

@@ -2,37 +2,60 @@
 
 import contextlib
 import datetime
+import hashlib
 import json
+import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-from audit import __version__, checks, protocols
-from audit.accounting import Mechanism, mechanism_from_dict
+from audit import __version__, checks
+from audit.accounting import (
+    Mechanism,
+    group_size,
+    mechanism_from_dict,
+    mechanism_to_dict,
+    relations,
+)
 from audit.certificate import conditions as derived
 from audit.certificate import deployment, page, text
-from audit.certificate.conditions import Private, StudyFacts
-from audit.certificate.contents import FORMAT, NAMESPACE, CertificateContents, Made
-from audit.certificate.declaration import Declaration
+from audit.certificate.conditions import Condition, Ground, Private, Setting, StudyFacts
+from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
-from audit.certificate.numbers import Numbers, compute
+from audit.certificate.numbers import GROUPS, Numbers, TradeOff, compute, rounded_up
+from audit.certificate.wording import describe
 from audit.errors import InvalidInput
-from audit.protocols import Protocol
+from audit.numerics import format_exact
+from audit.protocols import Protocol, parse_protocol
 from audit.typed_json import read_typed
+
+NAMESPACE = "private-tuning-certificate"
+"""Name of the format, without its version."""
+
+FORMAT = f"{NAMESPACE}/2"
+"""Name and version of the json; docs/certificate.md describes its fields."""
 
 _OLD = (f"{NAMESPACE}/1",)
 _LIBRARIES = ("numpy", "scipy", "opacus", "torch")
-_MAX_ROWS = 100
-_MAX_NAMES = 10_000
-_FIELDS = tuple(each.name for each in fields(CertificateContents))
+_N_IS_PUBLIC = ("zero-out", "replace-one")
 
 
 @dataclass(frozen=True)
-class Certificate(CertificateContents):
+class Made:
+    """The origin of a certificate: its date, and the versions of the software that issued it."""
+
+    version: str
+    date: str
+    python: str
+    libraries: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Certificate:
     """Privacy claim of a tuning, with its numbers and conditions.
 
     The conditions, the scope and all other sentences are computed from the fields, so none of them
@@ -52,6 +75,31 @@ class Certificate(CertificateContents):
         declaration: statements of the author.
         evidence: result of an audit of this tuning, if there was one.
     """
+
+    base: Mechanism
+    training: Mechanism
+    protocol: Protocol
+    delta: float
+    numbers: Numbers
+    score: Private | None
+    study: StudyFacts
+    made: Made
+    model_hash: str | None = None
+    declaration: Declaration = field(default_factory=Declaration)
+    evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        checks.validate(self, "delta", checks.interval, 0.0, 1.0)
+        for name, digits in ("model_hash", self.model_hash), ("settings", self.study.settings):
+            if digits and not re.fullmatch("[0-9a-f]{64}", digits):
+                raise InvalidInput(
+                    f"{name} must be 64 hexadecimal digits, got {checks.one_line(digits)}"
+                )
+        if self.declaration.records == PRIVATE and self.setting.relation in _N_IS_PUBLIC:
+            raise InvalidInput(
+                f"records must be public with {self.setting.relation} neighbours, which have the "
+                f"same number of records, got {PRIVATE!r}"
+            )
 
     @classmethod
     def issue(
@@ -163,27 +211,110 @@ class Certificate(CertificateContents):
             raise InvalidInput(
                 f"certificate must be of format {FORMAT!r}, got {checks.one_line(came)}"
             )
-        if missing := [name for name in _FIELDS if name not in values]:
-            raise InvalidInput(
-                f"certificate must have the fields of its format, got none named {missing[0]}"
-            )
-        base = dict(_mapping("base", values["base"]))
-        base.pop("description", None)
-        found = cls(
-            base=mechanism_from_dict(base),
-            training=mechanism_from_dict(_mapping("training", values["training"])),
-            protocol=_protocol(values["protocol"]),
-            delta=checks.interval("delta", values["delta"], 0.0, 1.0),
-            numbers=_numbers(_mapping("numbers", values["numbers"])),
-            score=read_typed(Private | None, values["score"], "score"),
-            study=_facts(_mapping("study", values["study"])),
-            made=read_typed(Made, values["made"], "made"),
-            model_hash=_digits("model_hash", values["model_hash"]),
-            declaration=Declaration.from_dict(values["declaration"]),
-            evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
-        )
+        found: Self = read_typed(cls, values, "certificate", _READERS)
         derived.check_score(found.protocol, found.score)
         return found
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All conditions of the claim."""
+        return derived.conditions(self.training, self.protocol, self.score, self.study)
+
+    @property
+    def on_trust(self) -> tuple[Condition, ...]:
+        """The conditions that were not checked."""
+        return tuple(one for one in self.conditions if one.ground is Ground.ON_TRUST)
+
+    @property
+    def setting(self) -> Setting:
+        """Scope of the claim."""
+        return derived.setting(self.training, self.protocol, self.score, self.declaration.unit)
+
+    @property
+    def void_if(self) -> tuple[str, ...]:
+        """Events that make the certificate void."""
+        return derived.void_if(self.protocol, self.score)
+
+    @property
+    def void(self) -> tuple[str, ...]:
+        """Conditions that are known to be broken."""
+        return tuple(one.words for one in self.conditions if one.ground is Ground.BROKEN)
+
+    @property
+    def statement(self) -> str:
+        """The claim in one line."""
+        return self.claim("on trust")
+
+    def claim(self, which: str) -> str:
+        """The claim in one line; `which` says where the conditions are: `on trust` or `below`."""
+        what = describe(self.protocol).claimed
+        claim = (
+            f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
+            f"{format_exact(self.delta)})-differentially private{self._relation}, if "
+            f"{self.required(which)} hold."
+        )
+        return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
+
+    def required(self, which: str) -> str:
+        """The conditions of the claim, in words; `which` says where those on trust are."""
+        tested = sum(one.ground is Ground.TESTED for one in self.conditions)
+        more = f" and the {tested} tested ones" if tested else ""
+        return f"the {len(self.on_trust)} conditions {which}{more}"
+
+    @property
+    def groups(self) -> tuple[tuple[int, float | None], ...]:
+        """Sizes of groups of such units, and epsilon at `delta`, or None if none follows."""
+        curve = TradeOff(self.numbers.profile)
+        each = group_size(self.training)
+        own = math.ceil((self.declaration.records_per_person or 1) / each)
+        times = sorted({*GROUPS, own} - {1})
+        return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
+
+    @property
+    def _relation(self) -> str:
+        """Neighbouring relations of the base mechanism, in words."""
+        stated = sorted(relations(self.base))
+        return f" for {' and '.join(stated)} neighbours" if stated else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields as plain values, with the hash over them."""
+        total = self.declaration.total(self.numbers.epsilon, self.delta)
+        values: dict[str, Any] = {
+            "format": FORMAT,
+            "statement": self.statement,
+            "base": mechanism_to_dict(self.base) | {"description": self.base.description},
+            "training": mechanism_to_dict(self.training),
+            "score": None if self.score is None else asdict(self.score),
+            "protocol": self.protocol.spec,
+            "protocol_in_words": describe(self.protocol).summary,
+            "delta": self.delta,
+            "numbers": asdict(self.numbers),
+            "groups": [{"records": size, "epsilon": epsilon} for size, epsilon in self.groups],
+            "setting": asdict(self.setting),
+            "study": asdict(self.study),
+            "conditions": [
+                {"name": one.name, "words": one.words, "ground": one.ground.value}
+                for one in self.conditions
+            ],
+            "void_if": self.void_if,
+            "model_hash": self.model_hash,
+            "declaration": asdict(self.declaration),
+            "not_stated": self.not_stated,
+            "total": None if total is None else {"epsilon": total[0], "delta": total[1]},
+            "made": asdict(self.made),
+            "evidence": None
+            if self.evidence is None
+            else asdict(self.evidence) | {"ceiling": self.evidence.ceiling(self.delta)},
+        }
+        # Tuples become lists, so that the values equal those read from a file.
+        values = json.loads(json.dumps(values))
+        return values | {"hash": hash_of(values)}
+
+    @property
+    def not_stated(self) -> tuple[str, ...]:
+        """Names of the statements that are missing for a sign-off."""
+        missing = ("model_hash",) if self.model_hash is None else ()
+        return (*missing, *self.declaration.not_stated)
 
 
 def _made_now() -> Made:
@@ -195,52 +326,20 @@ def _made_now() -> Made:
     return Made(__version__, today, platform.python_version(), libraries)
 
 
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidInput(f"{name} must be a mapping, got {checks.one_line(value)}")
-    return value
+_READERS = {
+    Mechanism: lambda values: mechanism_from_dict(
+        # The description of a base is for people.
+        {name: one for name, one in values.items() if name != "description"}
+        if isinstance(values, Mapping)
+        else values
+    ),
+    Protocol: lambda value: parse_protocol(read_typed(str, value, "protocol")),
+    Declaration: Declaration.from_dict,
+}
+"""How the fields of other classes than dataclasses of plain values are read."""
 
 
-def _protocol(value: Any) -> Protocol:
-    found = protocols.parse_protocol(read_typed(str, value, "protocol"))
-    if not isinstance(found, derived.PROTOCOLS):
-        names = ", ".join(kind.name for kind in derived.PROTOCOLS)
-        raise InvalidInput(
-            f"protocol must be one whose conditions are known ({names}), got {found}"
-        )
-    return found
-
-
-def _digits(name: str, value: Any) -> str | None:
-    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)):
-        raise InvalidInput(f"{name} must be 64 hexadecimal digits, got {checks.one_line(value)}")
-    return value
-
-
-def _facts(values: Mapping[str, Any]) -> StudyFacts:
-    prior = _mapping("study.prior", values.get("prior"))
-    if len(prior) > _MAX_NAMES:
-        raise InvalidInput(f"study.prior must have at most {_MAX_NAMES} names, got {len(prior)}")
-    found: StudyFacts = read_typed(StudyFacts, values, "study")
-    if _digits("study.settings", found.settings) is None:
-        raise InvalidInput("study.settings must be 64 hexadecimal digits, got none")
-    if found.expected_batch_size is not None:
-        checks.interval("study.expected_batch_size", found.expected_batch_size, 0.0)
-    checks.one_of("study.tested_on", found.tested_on, ("", *derived.TESTED_ON))
-    return found
-
-
-def _numbers(values: Mapping[str, Any]) -> Numbers:
-    """Reads the numbers; the limit of rows comes first, because large files must fail quickly."""
-    for name in ("bounds", "profile", "trade_off"):
-        rows = values.get(name)
-        if not isinstance(rows, list | tuple):
-            raise InvalidInput(f"numbers.{name} must be a list, got {checks.one_line(rows)}")
-        if len(rows) > _MAX_ROWS:
-            raise InvalidInput(
-                f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(rows)}"
-            )
-    found: Numbers = read_typed(Numbers, values, "numbers")
-    if not found.bounds:
-        raise InvalidInput("numbers.bounds must name the bounds that were computed, got none")
-    return found
+def hash_of(values: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical json of all fields except the hash."""
+    rest = {name: one for name, one in values.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -20,31 +20,12 @@ from audit.accounting import (
     group_size,
     relations,
 )
+from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
-from audit.protocols import (
-    Adaptive,
-    BestRuns,
-    BudgetSchedule,
-    Grid,
-    Protocol,
-    RandomSearch,
-    RandomStopping,
-    Subset,
-    UntilAccepted,
-)
+from audit.protocols import BudgetSchedule, Protocol, RandomStopping, Subset, UntilAccepted
 
-PROTOCOLS: tuple[type[Protocol], ...] = (
-    RandomSearch,
-    Grid,
-    Adaptive,
-    Subset,
-    UntilAccepted,
-    RandomStopping,
-    BestRuns,
-    BudgetSchedule,
-)
-"""Protocols for which certificates are available."""
+_MAX_NAMES = 10_000
 
 AS_STATED = "base mechanism"
 """The relation of a mechanism that does not state one."""
@@ -200,6 +181,11 @@ class StudyFacts:
     def __post_init__(self) -> None:
         checks.validate(self, "seeded", checks.flag)
         checks.validate(self, "key_kept", checks.flag)
+        checks.validate(self, "tested_on", checks.one_of, ("", *TESTED_ON))
+        if self.expected_batch_size is not None:
+            checks.validate(self, "expected_batch_size", checks.interval, 0.0)
+        if len(self.prior) > _MAX_NAMES:
+            raise InvalidInput(f"prior must have at most {_MAX_NAMES} names, got {len(self.prior)}")
 
 
 @dataclass(frozen=True)
@@ -215,6 +201,12 @@ class Setting:
         touched: the records that each part of the tuning reads.
         released: the published items.
         withheld: the items that must stay secret.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> from audit.protocols import parse_protocol
+        >>> setting(DpSgd(1.0, 10), parse_protocol("fixed:1"), None, "one record").relation
+        'add-remove'
     """
 
     trust_model: str
@@ -336,6 +328,7 @@ def conditions(
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
     """Scope of the claim."""
+    words = describe(protocol)
     validation = "public records only"
     if score is not None:
         whose = "other private records" if score.disjoint else "private records, also trained on"
@@ -355,15 +348,13 @@ def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit
         relation=relation,
         neighbours=neighbours,
         touched={
-            **_records_of_runs(protocol),
+            **words.records,
             "the score": validation,
             "the choice of the best run": "scores alone",
         },
-        released=(_released(protocol), "this certificate"),
+        released=(words.released, "this certificate"),
         withheld=(
-            "how long the runs took"
-            if isinstance(protocol, BudgetSchedule)
-            else f"{_number_of_runs(protocol)}, and how long they took",
+            f"{words.secret}, and how long they took" if words.secret else "how long the runs took",
             "every other run: its candidate, its score and its output",
             "the key of the random draws",
         ),
@@ -372,11 +363,10 @@ def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit
 
 def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     """Events that make the certificate void."""
+    secret = describe(protocol).secret
+    runs = f"{secret}, a losing run" if secret else "a rejected run"
     found = [
-        "a rejected run, its score or the key of the random draws becomes known"
-        if isinstance(protocol, BudgetSchedule)
-        else f"{_number_of_runs(protocol)}, a losing run, its score or the key of the random draws "
-        "becomes known",
+        f"{runs}, its score or the key of the random draws becomes known",
         "the study was repeated, or stopped and started anew, until its result was favourable",
         "another release from the same private records is not counted in addition to this one",
     ]
@@ -387,44 +377,8 @@ def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _released(protocol: Protocol) -> str:
-    if isinstance(protocol, Subset):
-        return (
-            "the output and the score of the final run, and its candidate, or that there was none"
-        )
-    if isinstance(protocol, BudgetSchedule):
-        return (
-            "the output of the accepted run, its step, its candidate and its score, or that there "
-            "was none"
-        )
-    if isinstance(protocol, BestRuns):
-        return (
-            f"the outputs of the best {protocol.released} runs, or of all if there are fewer, "
-            "their candidates and their scores, in this order"
-        )
-    return "the output of the best run, its candidate and its score, or that there was none"
-
-
-def _number_of_runs(protocol: Protocol) -> str:
-    if isinstance(protocol, BestRuns):
-        return f"the number of runs (unless fewer than {protocol.released} are released)"
-    return "the number of runs"
-
-
 def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
     return training.candidates if isinstance(training, WorstOf | Mixture) else (training,)
-
-
-def _records_of_runs(protocol: Protocol) -> dict[str, str]:
-    through = "through the base mechanism alone"
-    if not isinstance(protocol, Subset):
-        return {"one run": f"the private training records, {through}"}
-    share = (
-        "a random part of the private training records, each with probability "
-        f"{format_exact(protocol.sampling_rate)}, the same in every run"
-    )
-    which = "all of them" if protocol.final == "all" else "the rest of them"
-    return {"one run of the tuning": f"{share}, {through}", "the final run": f"{which}, {through}"}
 
 
 def _by_construction(
@@ -434,37 +388,10 @@ def _by_construction(
         draws = "a seed was given, and anyone who knows it knows all random draws"
     else:
         draws = "the study drew all random choices once, from 256 bits of entropy (SHAKE-256)"
-    candidates = "each candidate is drawn anew from the prior, independently of earlier runs"
-    if isinstance(protocol, Grid):
-        candidates = (
-            "the list of candidates is fixed, and each is run once, or with a fixed probability"
-        )
-    if isinstance(protocol, Adaptive):
-        candidates = (
-            f"each candidate is drawn from a density between {format_exact(protocol.low)} and "
-            f"{format_exact(protocol.high)} times the prior, which depends on the earlier runs "
-            "alone"
-        )
-    runs = "the number of runs is drawn before the first run, and no run is left out"
-    if isinstance(protocol, Grid):
-        runs = "the candidates to run are drawn before the first run, and no run is left out"
-    if isinstance(protocol, UntilAccepted):
-        runs = "the first accepted run ends the tuning"
-    if isinstance(protocol, RandomStopping):
-        runs = (
-            "the first accepted run ends the tuning, and after each rejected run it ends without a "
-            f"result with probability {format_exact(protocol.stop)}"
-        )
-    if isinstance(protocol, BudgetSchedule):
-        runs = (
-            "each step has one run, with the stated multiple of the noise of the base mechanism; "
-            "the first accepted run ends the tuning, which has no result if every step is rejected"
-        )
-    if isinstance(protocol, Subset):
-        runs += "; then one final run trains the best candidate"
+    words = describe(protocol)
     found = {
-        "candidates": candidates,
-        "number_of_runs": runs,
+        "candidates": words.candidates,
+        "number_of_runs": words.runs,
         "failures": "a run that fails or diverges counts as a run, and loses",
     }
     if score is not None:
@@ -473,7 +400,7 @@ def _by_construction(
             found["score_noise"] += ", scaled as that of training in every step"
     return [
         Condition("draws", draws, Ground.BROKEN if facts.seeded else Ground.BY_CONSTRUCTION),
-        *(Condition(name, words, Ground.BY_CONSTRUCTION) for name, words in found.items()),
+        *(Condition(name, one, Ground.BY_CONSTRUCTION) for name, one in found.items()),
     ]
 
 
@@ -519,13 +446,6 @@ def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
         "randomness": "pseudo-random noise is as good as random noise, and rounding of "
         "floating-point numbers reveals nothing",
     }
-    if isinstance(protocol, UntilAccepted):
-        found["acceptance"] = (
-            "on any data set, a run is accepted with probability at least "
-            f"{format_exact(protocol.acceptance)}"
-        )
-    if isinstance(protocol, BudgetSchedule):
-        found["acceptance"] = (
-            "whether a run is accepted depends on its output, its score and public records alone"
-        )
+    if acceptance := describe(protocol).acceptance:
+        found["acceptance"] = acceptance
     return [Condition(name, one, Ground.ON_TRUST) for name, one in found.items()]

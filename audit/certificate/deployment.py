@@ -5,13 +5,16 @@ The fields are those of the registry's schema in OpenDP's repository `deployment
 """
 
 import json
+from typing import TYPE_CHECKING
 
 from audit.certificate import conditions, text
-from audit.certificate.contents import CertificateContents
 from audit.certificate.numbers import rounded_up
-from audit.certificate.wording import in_words
+from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _Value = str | float | list[str]
 
@@ -38,7 +41,7 @@ _BLANK = {
 """What the publisher writes into a field that the certificate leaves blank."""
 
 
-def record(certificate: CertificateContents) -> str:
+def record(certificate: "Certificate") -> str:
     """A draft entry of the registry, as YAML; a void certificate is refused."""
     if certificate.void:
         raise InvalidInput(
@@ -68,7 +71,7 @@ def _yaml(value: _Value) -> str:
     return json.dumps(value) if value else ""
 
 
-def _fields(certificate: CertificateContents) -> list[tuple[int, str, _Value | None]]:
+def _fields(certificate: "Certificate") -> list[tuple[int, str, _Value | None]]:
     """(depth, name, value) of every field, in the order of the registry's template."""
     stated, setting, numbers = certificate.declaration, certificate.setting, certificate.numbers
     trains_dpsgd = bool(conditions.testable(certificate.training, certificate.score))
@@ -95,21 +98,19 @@ def _fields(certificate: CertificateContents) -> list[tuple[int, str, _Value | N
         f"Preprocessing: {stated.preprocessing or 'not stated'}. "
         f"Pre-training: {stated.pretraining or 'not stated'}. "
         "Hyperparameters were chosen by a private tuning, and the stated epsilon is the cost of "
-        f"the whole tuning.{alone} {in_words(certificate.protocol)} "
-        f"{text.candidates_in_words(certificate)} Records read by the score: "
+        f"the whole tuning.{alone} {describe(certificate.protocol).summary} "
+        f"Candidates: {text.candidates_in_words(certificate)}. Records read by the score: "
         f"{setting.touched['the score']}."
     )
     norm = stated.max_grad_norm
-    made = certificate.made
-    libraries = ", ".join(f"{name} {version}" for name, version in made.libraries.items())
     mechanisms = (
         f"One run is {certificate.base.description}. "
         f"Clipping norm: {'not stated' if norm is None else format_exact(norm)}. "
-        f"Normalizer: {stated.normalizer or 'not stated'}. Implementation: dp-tuning-audit "
-        f"{made.version}, Python {made.python}, {libraries}. "
+        f"Normalizer: {stated.normalizer or 'not stated'}. "
+        f"Implementation: {text.implementation_in_words(certificate)}. "
         f"Random draws of the tuning: {text.draws_in_words(certificate)}."
     )
-    evidence = text.evidence_in_words(certificate)
+    reasons = [*text.conditions(certificate), *text.audit(certificate)]
     notes = (
         f"Certificate with SHA-256 {certificate.as_dict()['hash']}. SHA-256 of the released "
         f"model: {certificate.model_hash or 'not stated'}. The certificate is void if "
@@ -156,7 +157,7 @@ def _fields(certificate: CertificateContents) -> list[tuple[int, str, _Value | N
         (1, "implementation", ""),
         (2, "preprocessing_and_hyperparameter_tuning", tuning),
         (2, "mechanisms", mechanisms),
-        (2, "justification", " ".join([*text.conditions_in_words(certificate), *evidence])),
+        (2, "justification", text.sentences(reasons)),
         (1, "administrative", ""),
         (2, "sources", None),
         (2, "notes", notes),

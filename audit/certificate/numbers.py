@@ -33,6 +33,7 @@ FALSE_POSITIVES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.
 
 _SHIFT_TOLERANCE = 1e-6
 _MAX_GROUP = 100
+_MAX_ROWS = 100
 _MAX_EXPONENT = 300.0  # of exp, so that products stay finite
 _ON_THE_CURVE = 1e-12
 _NEAR = 1.01  # bounds within this factor of the smallest are also computed at other deltas
@@ -90,6 +91,12 @@ class Numbers:
         mu: smallest mu whose Gaussian trade-off curve lies at most delta above that of the tuning.
         mu_regret: largest distance between both curves (Gomez et al. 2025). If it is near 0, mu
             describes the tuning well.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.protocols import parse_protocol
+        >>> compute(GaussianMechanism(0.5), parse_protocol("fixed:1"), 1e-5, ["region"]).bounds
+        ('region',)
     """
 
     run_epsilon: float | None
@@ -104,6 +111,14 @@ class Numbers:
     true_positives: tuple[float, float]
     mu: float
     mu_regret: float
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            raise InvalidInput("bounds must name the bounds that were computed, got none")
+        # What is computed from a file of many rows would take too long.
+        rows = max(map(len, (self.bounds, self.profile, self.trade_off)))
+        if rows > _MAX_ROWS:
+            raise InvalidInput(f"numbers must be at most {_MAX_ROWS} in a list, got {rows}")
 
 
 def compute(

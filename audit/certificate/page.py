@@ -3,20 +3,20 @@
 import html as markup
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
 
 from audit import checks
+from audit.certificate import text
 from audit.certificate.conditions import Ground
-from audit.certificate.contents import CertificateContents
-from audit.certificate.declaration import NOT_STATED
-from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
-from audit.certificate.text import draws_in_words, total_in_words
-from audit.certificate.wording import in_words
+from audit.certificate.numbers import TradeOff, rounded_up
 from audit.numerics import format_exact
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -61,76 +61,33 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
-def html(certificate: CertificateContents) -> str:
+def html(certificate: "Certificate") -> str:
     """The certificate as an html page."""
-    numbers, setting = certificate.numbers, certificate.setting
-    key = [
-        ("Unit of privacy", checks.quoted(setting.unit)),
-        ("Neighbouring data sets", f"{setting.relation}: {setting.neighbours}"),
-        ("Trust model", setting.trust_model),
-        *((f"Read by {who}", what) for who, what in setting.touched.items()),
-        ("Released", "; ".join(setting.released)),
-        ("Withheld", "; ".join(setting.withheld)),
-    ]
-    run = "none at this delta" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
-    mean = certificate.protocol.mean_runs
-    mechanism = [
-        ("One run", certificate.base.description),
-        ("Epsilon of a single run", f"{run} at delta = {format_exact(certificate.delta)}"),
-        ("Protocol", f"{in_words(certificate.protocol)} In short: {certificate.protocol.spec}"),
-        ("Expected number of runs", "depends on the outputs" if mean is None else f"{mean:.4g}"),
-        *((f"Prior of {name}", words) for name, words in certificate.study.prior.items()),
-        (
-            "Epsilon of the tuning",
-            f"{rounded_up(numbers.epsilon)} at delta = {format_exact(certificate.delta)}",
-        ),
-        ("Bound", f"{numbers.bounds[0]}: {numbers.source}"),
-        ("Assumptions of the bound", numbers.assumes),
-    ]
-    if numbers.attained is not None:
-        mechanism.append(
-            ("Attained by an attack", f"{rounded_down(numbers.attained)}, on the worst score")
-        )
-    one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
-    attacker = [
-        ("Membership advantage", f"at most {rounded_up(numbers.advantage)}"),
-        ("True positives at 1 % false positives", f"at most {one} %"),
-        ("True positives at 0.1 % false positives", f"at most {tenth} %"),
-        (
-            "Gaussian DP",
-            f"mu = {rounded_up(numbers.mu)}, up to {format_exact(certificate.delta)}; regret "
-            f"{rounded_up(numbers.mu_regret, 2)}",
-        ),
-    ]
-    stated = list(certificate.declaration.in_words())
-    if (total := total_in_words(certificate)) is not None:
-        stated.append(("Sum", total))
-    stated.append(("SHA-256 of the released model", certificate.model_hash or NOT_STATED))
-    trusted = len(certificate.on_trust)
+    points, delta = certificate.numbers.profile, format_exact(certificate.delta)
     body = [
         "<h1>Certificate of a private tuning</h1>",
         f'<p class="claim">{escape(certificate.claim("below"))}</p>',
-        f"<h2>The {trusted} conditions</h2>",
+        f"<h2>The {len(certificate.on_trust)} conditions</h2>",
         "<p>They are stated by the author. No program can verify them.</p>",
         _conditions(certificate, (Ground.ON_TRUST,)),
         "<h2>What the study ensured, according to its author</h2>",
         _conditions(certificate, [ground for ground in Ground if ground is not Ground.ON_TRUST]),
         "<h2>Scope of the claim</h2>",
-        pairs(key),
+        pairs(text.scope(certificate)),
         "<h2>Mechanism and cost</h2>",
-        pairs(mechanism),
+        pairs(text.cost(certificate)),
         "<h2>Stated by the author</h2>",
-        pairs(stated),
+        pairs(text.statements(certificate)),
         "<h2>Limits for any attack</h2>",
-        pairs(attacker),
+        pairs(text.limits(certificate)),
         f'<div class="figures">{_figures(certificate)}</div>',
         "<h2>Privacy profile of the tuning</h2>",
         table(
             ["delta", "epsilon"],
-            [[format_exact(one.delta), rounded_up(one.epsilon, 6)] for one in numbers.profile],
+            [[format_exact(one.delta), rounded_up(one.epsilon, 6)] for one in points],
             numbers=(0, 1),
         ),
-        f"<h2>Groups of records, at delta = {format_exact(certificate.delta)}</h2>",
+        f"<h2>Groups of records, at delta = {delta}</h2>",
         table(
             ["records", "epsilon"],
             [
@@ -140,46 +97,23 @@ def html(certificate: CertificateContents) -> str:
             numbers=(0, 1),
         ),
     ]
-    if certificate.evidence is not None:
-        found = certificate.evidence
-        body += [
-            "<h2>Audit</h2>",
-            pairs(
-                [
-                    ("Lower bound on epsilon", f"at least {rounded_down(found.epsilon_lower)}"),
-                    ("Confidence", format_exact(found.confidence)),
-                    (
-                        "Trials",
-                        f"{found.games_without} without, {found.games_with} with the record",
-                    ),
-                    (
-                        "Shown without any error at a fixed threshold",
-                        rounded_up(found.ceiling(certificate.delta)),
-                    ),
-                ]
-            ),
-        ]
-    plain = certificate.as_dict()
-    made = [
-        *((name, words_of(value)) for name, value in vars(certificate.made).items()),
-        ("random draws", draws_in_words(certificate)),
-        ("hash of the settings", certificate.study.settings or NOT_STATED),
-    ]
+    if found := text.audit(certificate):
+        body += ["<h2>Audit</h2>", pairs(found)]
     body += [
         "<h2>Events that make it void</h2>",
         "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in certificate.void_if) + "</ul>",
         "<h2>Provenance</h2>",
-        pairs(made),
-        f"<p>Hash <code>{plain['hash']}</code>. This page proves nothing, because anyone can "
-        "change it. Request the json file with this hash. "
-        "<code>python -m audit.verify certificate.json</code> "
-        "recomputes every number of that file and every condition it must state, and "
-        "<code>--render page.html</code> makes this page again.</p>",
+        pairs(text.provenance(certificate)),
+        f"<p>Hash <code>{certificate.as_dict()['hash']}</code>. This page proves nothing, because "
+        "anyone can change it. Request the json file with this hash. "
+        "<code>python -m audit.verify certificate.json</code> recomputes every number of that "
+        "file and every condition it must state, and <code>--render page.html</code> makes this "
+        "page again.</p>",
     ]
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
 
 
-def _conditions(certificate: CertificateContents, grounds: Sequence[Ground]) -> str:
+def _conditions(certificate: "Certificate", grounds: Sequence[Ground]) -> str:
     rows = []
     for one in certificate.conditions:
         if one.ground in grounds:
@@ -226,60 +160,56 @@ def table(
     )
 
 
-def svg(figure: Any) -> str:
-    """A matplotlib figure as an inline svg element."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-
-
-def _figures(certificate: CertificateContents) -> str:
-    # matplotlib is slow to import, and only this page needs it.
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
+def _figures(certificate: "Certificate") -> str:
     numbers = certificate.numbers
-    found = []
-    # Different salts keep the ids of both pictures distinct.
-    with mpl.rc_context({"svg.hashsalt": "profile", "font.size": 11}):
-        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
-        axes = figure.subplots()
+
+    def profile(axes: Any) -> None:
         epsilons = [one.epsilon for one in numbers.profile]
         axes.plot(epsilons, [one.delta for one in numbers.profile], "o-", color="#0969da", ms=4)
         axes.plot([numbers.epsilon], [certificate.delta], "o", color="#cf222e", ms=7)
         axes.set_yscale("log")
         axes.set_xlim(left=0.0)
-        axes.set_xlabel("epsilon")
-        axes.set_ylabel("delta")
-        axes.grid(alpha=0.3)
-        found.append(
-            (
-                svg(figure),
-                "The tuning is (epsilon, delta)-DP at every point. Red: the certified point.",
-            )
-        )
-    with mpl.rc_context({"svg.hashsalt": "trade-off", "font.size": 11}):
-        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
-        axes = figure.subplots()
+        axes.set(xlabel="epsilon", ylabel="delta")
+
+    def trade_off(axes: Any) -> None:
         rates = np.concatenate([np.geomspace(1e-6, 0.02, 60), np.linspace(0.02, 1.0, 120)])
         curve = TradeOff(numbers.profile)
         axes.plot(rates, curve.false_negatives(rates), color="#0969da", label="the tuning")
         gaussian = special.ndtr(-special.ndtri(rates) - numbers.mu)
         axes.plot(rates, gaussian, "--", color="#57606a", label=f"{numbers.mu:.3g}-GDP")
         axes.plot([0, 1], [1, 0], ":", color="#8c959f", label="random guessing")
-        axes.set_xlabel("rate of false positives")
-        axes.set_ylabel("rate of false negatives")
-        axes.grid(alpha=0.3)
+        axes.set(xlabel="rate of false positives", ylabel="rate of false negatives")
         axes.legend(frameon=False, fontsize="small")
-        found.append((svg(figure), "The errors of every attack lie on or above the solid line."))
-    return "".join(
-        # Screen readers present each figure as one picture with its caption.
-        "<figure>"
-        + picture.replace("<svg ", f'<svg role="img" aria-label="{escape(words)}" ', 1)
-        + f"<figcaption>{escape(words)}</figcaption></figure>"
-        for picture, words in found
-    )
+
+    captions = {
+        profile: "The tuning is (epsilon, delta)-DP at every point. Red: the certified point.",
+        trade_off: "The errors of every attack lie on or above the solid line.",
+    }
+    return "".join(figure(_svg(draw, words), words) for draw, words in captions.items())
+
+
+def _svg(draw: Callable[[Any], None], words: str) -> str:
+    """A drawing as an inline svg element, which screen readers present as one picture."""
+    # matplotlib is slow to import, and only this page needs it.
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    # Different salts keep the ids of several pictures distinct.
+    with mpl.rc_context({"svg.hashsalt": draw.__name__, "font.size": 11}):
+        canvas = Figure(figsize=(4.6, 3.4), layout="constrained")
+        axes = canvas.subplots()
+        draw(axes)
+        axes.grid(alpha=0.3)
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    found = buffer.getvalue()
+    found = re.sub(r"<metadata>.*?</metadata>", "", found[found.index("<svg") :], flags=re.DOTALL)
+    return found.replace("<svg ", f'<svg role="img" aria-label="{escape(words)}" ', 1)
+
+
+def figure(picture: str, words: str) -> str:
+    """A picture in html with its caption."""
+    return f"<figure>{picture}<figcaption>{escape(words)}</figcaption></figure>"
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:

@@ -1,84 +1,132 @@
-"""Renders a certificate as a paragraph for a paper or a model card."""
+"""What a certificate says, in rows of titles and words, and as a paragraph of all rows."""
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.certificate.conditions import Ground, how_tested
-from audit.certificate.contents import CertificateContents
+from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import rounded_down, rounded_up
-from audit.certificate.wording import in_words
+from audit.certificate.wording import describe
 from audit.numerics import format_exact
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _WIDTH = 88
 
+Rows = list[tuple[str, str]]
+"""Titles and words."""
 
-def paragraph(certificate: CertificateContents) -> str:
-    """The claim, its numbers and its conditions, in lines of at most 88 characters."""
-    numbers, setting = certificate.numbers, certificate.setting
-    delta, run = certificate.delta, numbers.run_epsilon
-    alone = "" if run is None else f" (epsilon {rounded_up(run)} alone)"
-    one, tenth = (rounded_up(100.0 * share, 3) for share in numbers.true_positives)
-    sentences = [
-        certificate.statement,
-        f"The unit of privacy is {checks.quoted(setting.unit)}; neighbours ({setting.relation}): "
-        f"{setting.neighbours}; trust model {setting.trust_model}.",
-        f"One run is {certificate.base.description}{alone}.",
-        f"{in_words(certificate.protocol)} In the notation of this package, the protocol is "
-        f"{certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), which "
-        f"assumes: {numbers.assumes}.",
-        f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true "
-        f"positives; "
-        f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; "
-        f"up to {format_exact(delta)}, the tuning is {rounded_up(numbers.mu)}-GDP "
-        f"(regret {rounded_up(numbers.mu_regret, 2)}).",
-        f"Groups of records, at delta {format_exact(delta)}: {groups_in_words(certificate)}.",
+
+def paragraph(certificate: "Certificate") -> str:
+    """The claim and all rows for a paper or a model card, in lines of at most 88 characters."""
+    rows = [
+        *scope(certificate),
+        *cost(certificate),
+        *limits(certificate),
+        ("Groups of records", f"{groups_in_words(certificate)} at delta {certificate.delta:g}"),
+        *audit(certificate),
+        *conditions(certificate),
+        ("Void if", "; or ".join(certificate.void_if)),
+        *statements(certificate),
+        *provenance(certificate),
+        ("Certificate", certificate.as_dict()["hash"][:16]),
     ]
-    if numbers.attained is not None:
-        attained = rounded_down(numbers.attained)
-        sentences.append(f"On the worst score, an attack attains epsilon {attained}.")
-    sentences += evidence_in_words(certificate)
-    read = "; ".join(f"by {who}: {what}" for who, what in setting.touched.items())
-    sentences.append(f"Records read {read}.")
-    sentences.append(candidates_in_words(certificate))
-    sentences.append(f"Released: {'; '.join(setting.released)}.")
-    sentences += conditions_in_words(certificate)
-    sentences.append(f"The certificate is void if {'; or '.join(certificate.void_if)}.")
-    stated = [f"{title.lower()}: {words}" for title, words in certificate.declaration.in_words()]
-    sentences.append(f"Stated by the author: {'; '.join(stated)}.")
-    if (total := total_in_words(certificate)) is not None:
-        sentences.append(f"{total}.")
-    sentences.append(f"SHA-256 of the released model: {certificate.model_hash or 'not stated'}.")
-    sentences.append(
-        f"Made on {certificate.made.date} by dp-tuning-audit {certificate.made.version}. "
-        f"Random draws: {draws_in_words(certificate)}."
-    )
-    sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
-    text = checks.printable(" ".join(sentences))
+    text = checks.printable(f"{certificate.statement} {sentences(rows)}")
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
 
 
-def evidence_in_words(certificate: CertificateContents) -> list[str]:
-    """Result of an audit in two sentences; empty without an audit."""
-    found = certificate.evidence
-    if found is None:
-        return []
+def sentences(rows: Rows) -> str:
+    """Rows as sentences."""
+    return " ".join(f"{title}: {words.removesuffix('.')}." for title, words in rows)
+
+
+def scope(certificate: "Certificate") -> Rows:
+    """What the claim is about."""
+    setting = certificate.setting
     return [
-        f"An audit of {found.games_without} + {found.games_with} trials shows epsilon >= "
-        f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence. "
-        "Without any error at a fixed threshold, this many trials would show "
-        f"{rounded_up(found.ceiling(certificate.delta))}."
+        ("Unit of privacy", checks.quoted(setting.unit)),
+        ("Neighbouring data sets", f"{setting.relation}: {setting.neighbours}"),
+        ("Trust model", setting.trust_model),
+        *((f"Read by {who}", what) for who, what in setting.touched.items()),
+        ("Released", "; ".join(setting.released)),
+        ("Withheld", "; ".join(setting.withheld)),
     ]
 
 
-def candidates_in_words(certificate: CertificateContents) -> str:
-    """Distribution of the candidates in one sentence."""
-    prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
-    return f"Candidates: {'; '.join(prior)}."
+def cost(certificate: "Certificate") -> Rows:
+    """The mechanism, the protocol and their cost."""
+    numbers, delta = certificate.numbers, format_exact(certificate.delta)
+    run = "none at this delta" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
+    mean = certificate.protocol.mean_runs
+    protocol = describe(certificate.protocol).summary
+    rows = [
+        ("One run", certificate.base.description),
+        ("Epsilon of a single run", f"{run} at delta = {delta}"),
+        ("Protocol", f"{protocol} In short: {certificate.protocol.spec}"),
+        ("Expected number of runs", "depends on the outputs" if mean is None else f"{mean:.4g}"),
+        ("Candidates", candidates_in_words(certificate)),
+        ("Epsilon of the tuning", f"{rounded_up(numbers.epsilon)} at delta = {delta}"),
+        ("Bound", f"{numbers.bounds[0]}: {numbers.source}"),
+        ("Assumptions of the bound", numbers.assumes),
+    ]
+    if numbers.attained is not None:
+        attained = f"{rounded_down(numbers.attained)}, on the worst score"
+        rows.append(("Epsilon that an attack attains", attained))
+    return rows
 
 
-def conditions_in_words(certificate: CertificateContents) -> list[str]:
-    """The conditions of the claim, in one sentence per ground."""
-    sentences = []
+def limits(certificate: "Certificate") -> Rows:
+    """What no attack can exceed."""
+    numbers = certificate.numbers
+    one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
+    mu = f"mu = {rounded_up(numbers.mu)}, up to {format_exact(certificate.delta)}"
+    return [
+        ("Membership advantage", f"at most {rounded_up(numbers.advantage)}"),
+        ("True positives at 1 % false positives", f"at most {one} %"),
+        ("True positives at 0.1 % false positives", f"at most {tenth} %"),
+        ("Gaussian DP", f"{mu}; regret {rounded_up(numbers.mu_regret, 2)}"),
+    ]
+
+
+def audit(certificate: "Certificate") -> Rows:
+    """Result of an audit; empty without one."""
+    found = certificate.evidence
+    if found is None:
+        return []
+    trials = f"{found.games_without} without, {found.games_with} with the record"
+    detectable = rounded_up(found.ceiling(certificate.delta))
+    return [
+        ("Lower bound on epsilon, from an audit", f"at least {rounded_down(found.epsilon_lower)}"),
+        ("Confidence", format_exact(found.confidence)),
+        ("Trials", trials),
+        ("Shown by these trials without any error at a fixed threshold", detectable),
+    ]
+
+
+def statements(certificate: "Certificate") -> Rows:
+    """The author's statements, and what follows from them."""
+    stated = list(certificate.declaration.in_words())
+    if (total := total_in_words(certificate)) is not None:
+        stated.append(("Sum", total))
+    return [*stated, ("SHA-256 of the released model", certificate.model_hash or NOT_STATED)]
+
+
+def provenance(certificate: "Certificate") -> Rows:
+    """Software, date and random draws."""
+    made = certificate.made
+    return [
+        ("Made on", made.date),
+        ("Made with", implementation_in_words(certificate)),
+        ("Random draws", draws_in_words(certificate)),
+        ("Hash of the settings", certificate.study.settings or NOT_STATED),
+    ]
+
+
+def conditions(certificate: "Certificate") -> Rows:
+    """The conditions of the claim by their ground."""
+    rows = []
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
         words = [one.words for one in certificate.conditions if one.ground is ground]
         title = ground.value
@@ -86,11 +134,24 @@ def conditions_in_words(certificate: CertificateContents) -> list[str]:
             title = how_tested(certificate.study)
             words = [one.removesuffix(f" ({title})") for one in words]
         if words:
-            sentences.append(f"{title.capitalize()}: {'; '.join(words)}.")
-    return sentences
+            rows.append((title.capitalize(), "; ".join(words)))
+    return rows
 
 
-def groups_in_words(certificate: CertificateContents) -> str:
+def implementation_in_words(certificate: "Certificate") -> str:
+    """Versions of the software."""
+    made = certificate.made
+    libraries = (f"{name} {version}" for name, version in made.libraries.items())
+    return ", ".join([f"dp-tuning-audit {made.version}", f"Python {made.python}", *libraries])
+
+
+def candidates_in_words(certificate: "Certificate") -> str:
+    """Distribution of the candidates in one line."""
+    prior = certificate.study.prior.items()
+    return "; ".join(checks.quoted(f"{name}: {words}") for name, words in prior)
+
+
+def groups_in_words(certificate: "Certificate") -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
         f"{size} records, {'no epsilon' if epsilon is None else rounded_up(epsilon)}"
@@ -98,7 +159,7 @@ def groups_in_words(certificate: CertificateContents) -> str:
     )
 
 
-def total_in_words(certificate: CertificateContents) -> str | None:
+def total_in_words(certificate: "Certificate") -> str | None:
     """Cost of this and all earlier releases; None if the author does not state these."""
     total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
     if total is None:
@@ -109,7 +170,7 @@ def total_in_words(certificate: CertificateContents) -> str | None:
     )
 
 
-def draws_in_words(certificate: CertificateContents) -> str:
+def draws_in_words(certificate: "Certificate") -> str:
     """Source of the random draws, and the fate of their key."""
     if certificate.study.seeded:
         return "a given seed"

@@ -146,7 +146,17 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SharingEngine(Engine, Protocol):
-    """An engine that can evaluate the same runs under several threat models."""
+    """An engine that can evaluate the same runs under several threat models.
+
+    Example:
+        >>> from audit.dpsgd import DpSgdSettings, make_engine
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate, etcv
+        >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
+        >>> settings = DpSgdSettings(20, 5.0, (1.0,), (0.1,))
+        >>> isinstance(make_engine("batched", model, settings), SharingEngine)
+        True
+    """
 
     def run_shared(
         self, batch: RunBatch, threat_models: Sequence[ThreatModel]

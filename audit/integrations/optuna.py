@@ -292,82 +292,67 @@ def _load(storage: str, name: str | None) -> Any:
         raise InvalidInput(
             "optuna must be installed to read its studies: see the extra [optuna]"
         ) from error
-    where = checks.without_password(storage)
-    names: Sequence[str] = ()
+    is_journal = "://" not in storage
+    # An address without its beginning may hold a password as well.
+    where = "***" if is_journal and "@" in storage else checks.without_password(storage)
     try:
-        opened = _opened(storage)
-        names = optuna.get_all_study_names(opened)
+        opened = _journal(storage) if is_journal else _database(storage)
+        names: Sequence[str] = optuna.get_all_study_names(opened)
         if name in names or name is None:
             study = optuna.load_study(study_name=name, storage=opened)
             study.get_trials(deepcopy=False)  # read now, where what is damaged has a name
             return study
-    except _NoStorage as error:
-        raise InvalidInput(str(error)) from None
     except Exception as error:  # drivers of storages raise errors of any class
         # Errors of drivers may hold the address with its password: they are not chained.
-        raise InvalidInput(_what_is_wrong(error, where, name)) from None
+        raise InvalidInput(
+            "optuna must be the address of a storage of Optuna, such as sqlite:///study.db, or the "
+            f"file of a journal, got {where!r}, {_reason(error, name)}"
+        ) from None
     raise InvalidInput(
         f"optuna must name one of the studies {', '.join(names) or '(there are none)'} in "
         f"{where!r}, got {name!r}"
     )
 
 
-class _NoStorage(InvalidInput):
-    """An address at which there is no storage."""
-
-
-def _what_is_wrong(error: Exception, where: str, name: str | None) -> str:
-    """One line about a storage that cannot be read."""
+def _reason(error: Exception, name: str | None) -> str:
+    """Why a storage cannot be read."""
     said = str(error).lower()
+    if isinstance(error, FileNotFoundError):
+        return "where there is no file"
     if "locked" in said:
-        return (
-            f"optuna must be a storage that no one writes to meanwhile, got {where!r}, which is "
-            "locked: wait for the other process, or copy the file"
-        )
+        return "which is locked: wait for the other process, or copy the file"
     if "no such table" in said or "not a database" in said:
-        return f"optuna must be a storage of Optuna, got {where!r}, which holds no studies"
+        return "which holds no studies"
     if isinstance(error, ImportError):
-        return f"optuna must be a storage whose driver is installed, got {where!r}"
+        return "whose driver is not installed"
     if isinstance(error, ValueError | KeyError | TypeError):
-        return f"optuna must be a storage that can be read, got study {name!r} damaged in {where!r}"
-    return (
-        "optuna must be the address of a storage, such as sqlite:///study.db, got "
-        f"{where!r}, which cannot be opened ({type(error).__name__})"
-    )
+        return f"where study {name!r} is damaged"
+    return f"which cannot be opened ({type(error).__name__})"
 
 
 _SECONDS_LOCKED = 5.0  # to wait for another process that writes
 _TABLES = {"studies", "trials", "version_info"}
 
 
-def _opened(storage: str) -> Any:
+def _journal(file: str) -> Any:
+    import optuna
+
+    if not Path(file).is_file():
+        raise FileNotFoundError
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(file))
+
+
+def _database(storage: str) -> Any:
     """An Optuna storage, opened without creating anything in it."""
     import optuna
     import sqlalchemy
 
-    where = checks.without_password(storage)
-    if "://" not in storage:
-        if not Path(storage).is_file():
-            where = "***" if "@" in storage else storage  # an address without its beginning
-            raise _NoStorage(
-                "optuna must be the address of a storage, such as sqlite:///study.db, or the file "
-                f"of a journal, got {where!r}"
-            )
-        backend = optuna.storages.journal.JournalFileBackend(storage)
-        return optuna.storages.JournalStorage(backend)
-    try:
-        address = sqlalchemy.engine.make_url(storage)
-    except sqlalchemy.exc.ArgumentError:
-        raise _NoStorage(
-            f"optuna must be the address of a storage, such as sqlite:///study.db, got {where!r}"
-        ) from None
+    address = sqlalchemy.engine.make_url(storage)
     options: dict[str, Any] = {}
     if address.get_backend_name() == "sqlite":
         file = Path(address.database or "")
         if not file.is_file():
-            raise _NoStorage(
-                f"optuna must be the address of a storage, got no file at {str(file)!r}"
-            )
+            raise FileNotFoundError
         # Else reading a file adds Optuna's tables to it.
         options["creator"] = lambda: sqlite3.connect(
             f"{file.resolve().as_uri()}?mode=ro",
@@ -377,11 +362,8 @@ def _opened(storage: str) -> Any:
         )
     engine = sqlalchemy.create_engine(address, **options)
     try:
-        there = set(sqlalchemy.inspect(engine).get_table_names())
+        if not set(sqlalchemy.inspect(engine).get_table_names()) >= _TABLES:
+            raise LookupError("no such table")
     finally:
         engine.dispose()
-    if not there >= _TABLES:
-        raise _NoStorage(
-            f"optuna must be a storage of Optuna, got {where!r}, which holds no studies"
-        )
     return optuna.storages.RDBStorage(storage, engine_kwargs=options, skip_table_creation=True)

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
-from audit.certificate.page import document, escape, pairs, table, words_of
+from audit.certificate.page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
@@ -37,10 +37,8 @@ def html(report: Report, folder: Path) -> str:
     for name, words in _FIGURES.items():
         if (folder / name).is_file():
             png = base64.b64encode((folder / name).read_bytes()).decode("ascii")
-            body.append(
-                f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{png}">'
-                f"<figcaption>{escape(words)}</figcaption></figure>"
-            )
+            picture = f'<img alt="{escape(words)}" src="data:image/png;base64,{png}">'
+            body.append(figure(picture, words))
     for result in report.results:
         body += _of_budget(result)
     settings = [(name, words_of(value)) for name, value in report.config.items()]

@@ -27,7 +27,7 @@ import contextlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -355,17 +355,7 @@ class Budget:
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)
         after = _with(self._spent, mechanism, times)
-        stated = sorted(frozenset().union(*(relations(one) for one, _ in after)))
-        if len(stated) > 1:
-            raise InvalidInput(
-                f"mechanism must have the neighbours of all others, got {' and '.join(stated)}"
-            )
-        sizes = sorted({group_size(one) for one, _ in after if relations(one)})
-        if len(sizes) > 1:
-            raise InvalidInput(
-                "mechanism must have the group_size of all others, got "
-                f"{' and '.join(map(str, sizes))}"
-            )
+        check_protected("budget", [one for one, _ in after])
         share = self._filter(after[0][0]).share(after)
         if not share <= 1.0:
             so_many = "run" if times == 1 else f"{times} runs"
@@ -431,6 +421,20 @@ def _with(
             found[place] = one, before + times
             return found
     return [*found, (mechanism, times)]
+
+
+def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
+    """Refuses mechanisms of several neighbouring relations or group sizes.
+
+    A run that protects groups costs more than one that protects a record, so the cost of both
+    together would hold for a record only, which is less than the former states.
+    """
+    stated = sorted(frozenset().union(*map(relations, mechanisms)))
+    if len(stated) > 1:
+        raise InvalidInput(f"{name} must have one neighbouring relation, got {stated}")
+    sizes = sorted({group_size(one) for one in mechanisms if relations(one)})
+    if len(sizes) > 1:
+        raise InvalidInput(f"{name} must have one group_size, got {' and '.join(map(str, sizes))}")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ from audit.accounting import (
     Unresolved,
     WorstOf,
     ZeroConcentratedDp,
-    group_size,
 )
-from audit.accounting.combinations import kinds, relations
+from audit.accounting.combinations import kinds
 from audit.accounting.recorded import joined
 from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Fixed
-from audit.tuning.budget import Budget, filter_for, odometer
+from audit.tuning.budget import Budget, check_protected, filter_for, odometer
 from audit.upper_bounds import (
     ProtocolLike,
     UpperBound,
@@ -235,10 +234,10 @@ def cost_of_trials(
             raise InvalidInput(f"{name} must be given with chosen sequential only, got {chosen}")
     if prior is not None:
         _check_prior(prior, different, chosen)
-        _check_protected([*different, prior])
+        check_protected("trials", [*different, prior])
         prior = _fewer_drawn(prior)
     else:
-        _check_protected(different)
+        check_protected("trials", different)
     if chosen == "sequential":
         return _looking_back(runs, delta, cap, budgets)
     everything = _composed(runs, delta)
@@ -330,7 +329,9 @@ def _alike(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
     while len(dict.fromkeys(found.values())) > _MAX_KINDS and width < 1e3:
         cells: dict[Hashable, list[Mechanism]] = {}
         for run in found:
-            cells.setdefault(_cell(run, width), []).append(run)
+            kind, numbers = _parameters(run)
+            cell = kind, tuple(math.floor(math.log(one) / width) for one in numbers)
+            cells.setdefault(cell, []).append(run)
         for each in cells.values():
             one = _dominating(each)
             found.update(dict.fromkeys(each, one))
@@ -338,35 +339,32 @@ def _alike(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
     return found
 
 
-def _cell(run: Mechanism, width: float) -> Hashable:
+def _parameters(run: Mechanism) -> tuple[Hashable, tuple[float, ...]]:
+    """The kind of a run, and the numbers in which runs of a kind differ; all grow with its cost."""
     if run.gaussian_mu is not None:
-        return "mu", math.floor(math.log(run.gaussian_mu) / width)
+        return "mu", (run.gaussian_mu,)
     if isinstance(run, DpSgd):
-        parameters = run.noise_multiplier, run.sampling_rate, float(run.steps)
-        places = tuple(math.floor(math.log(one) / width) for one in parameters)
-        return run.neighbours, run.group_size, places
+        kind = run.neighbours, run.group_size
+        return kind, (1.0 / run.noise_multiplier, run.steps, run.sampling_rate)
     if isinstance(run, ZeroConcentratedDp):
-        return "rho", math.floor(math.log(run.rho) / width)
-    return run  # of another kind: no other run is known to dominate it
+        return "rho", (run.rho,)
+    return run, ()  # no other run is known to dominate it
 
 
-def _dominating(cell: list[Mechanism]) -> Mechanism:
-    first = cell[0]
-    if len(cell) == 1:
+def _dominating(runs: list[Mechanism]) -> Mechanism:
+    """A run of one kind that dominates runs of this kind."""
+    first = runs[0]
+    kind, _ = _parameters(first)
+    largest = tuple(map(max, zip(*(_parameters(run)[1] for run in runs), strict=True)))
+    if len(runs) == 1 or not largest:
         return first
-    mus = [run.gaussian_mu for run in cell if run.gaussian_mu is not None]
-    if mus:
-        return GaussianMechanism(max(mus))
-    sampled = [run for run in cell if isinstance(run, DpSgd)]
-    if sampled:
-        return DpSgd(
-            min(run.noise_multiplier for run in sampled),
-            max(run.steps for run in sampled),
-            max(run.sampling_rate for run in sampled),
-            sampled[0].neighbours,
-            sampled[0].group_size,
-        )
-    return max(cell, key=lambda run: run.rho if isinstance(run, ZeroConcentratedDp) else 0.0)
+    if kind == "mu":
+        return GaussianMechanism(*largest)
+    if kind == "rho":
+        return ZeroConcentratedDp(*largest)
+    assert isinstance(first, DpSgd)
+    noise = min(run.noise_multiplier for run in runs if isinstance(run, DpSgd))
+    return replace(first, noise_multiplier=noise, steps=largest[1], sampling_rate=largest[2])
 
 
 def _fewer_drawn(prior: Mechanism) -> Mechanism:
@@ -380,20 +378,6 @@ def _fewer_drawn(prior: Mechanism) -> Mechanism:
     if len(chances) == len(prior.candidates):
         return prior
     return Mixture(tuple(chances), tuple(min(chance, 1.0) for chance in chances.values()))
-
-
-def _check_protected(runs: Iterable[Mechanism]) -> None:
-    """Checks that all trials protect the same data: those of one relation and group size.
-
-    A trial that protects groups costs more than one that protects a record, so the cost of both
-    together would hold for a record only, which is less than the former states.
-    """
-    stated = sorted(frozenset().union(*map(relations, runs)))
-    if len(stated) > 1:
-        raise InvalidInput(f"trials must have one neighbouring relation, got {stated}")
-    sizes = sorted({group_size(one) for one in runs if relations(one)})
-    if len(sizes) > 1:
-        raise InvalidInput(f"trials must have one group_size, got {' and '.join(map(str, sizes))}")
 
 
 def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:

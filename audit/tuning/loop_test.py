@@ -57,15 +57,7 @@ def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport
 
     def train(records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
         watch(_StudyAccountant(base))
-        one = dataclasses.replace(
-            trial,
-            seed=seed,
-            checked=set(),
-            watch=watch,
-            _accountants={},
-            _loaders={},
-            _optimizers={},
-        )
+        one = dataclasses.replace(trial, seed=seed, watch=watch)
         outcome, _ = rehearsal.outcome(one, rebuild(records))
         if watch.accountant is not None and not isinstance(watch.accountant, _StudyAccountant):
             one.check(watch.accountant)

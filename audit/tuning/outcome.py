@@ -147,13 +147,14 @@ class Trial:
     part: Part | None = None
     expected_batch_size: float | None = None
     watch: Any = field(default_factory=Unwatched, repr=False)
-    checked: set[str] = field(default_factory=set)
-    _may_read: NDArray[np.bool_] = field(
-        default_factory=lambda: np.ones(0, dtype=np.bool_), repr=False
-    )
-    _accountants: dict[int, Any] = field(default_factory=dict, repr=False)
-    _loaders: dict[int, Any] = field(default_factory=dict, repr=False)
-    _optimizers: dict[int, Any] = field(default_factory=dict, repr=False)
+    checked: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._may_read = np.ones(0, dtype=np.bool_)
+        # What `check` was given, by identity: it may be called several times.
+        self._accountants: dict[int, Any] = {}
+        self._loaders: dict[int, Any] = {}
+        self._optimizers: dict[int, Any] = {}
 
     @property
     def is_final(self) -> bool:

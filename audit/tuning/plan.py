@@ -20,7 +20,7 @@ from audit.protocols import (
 )
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Part, Trial
-from audit.tuning.samplers import Ended, Point, next_point
+from audit.tuning.samplers import Point, next_point
 from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
 
@@ -51,7 +51,7 @@ class Plan:
             return range(int(self.protocol.repetitions.sample(rng, 1)[0]))
         return None
 
-    def point(self, key: int, index: int, before: Sequence[Ended] = ()) -> Point:
+    def point(self, key: int, index: int, before: Sequence[Record] = ()) -> Point:
         """The candidate of a run, as a point of the space."""
         rng = Draws(key, _CANDIDATE, index)
         return next_point(self.protocol, self.space, rng, index, before)

@@ -4,7 +4,6 @@ All draws follow from the key and the scores so far, so a study that is interrup
 same draws.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
 from audit.tuning.outcome import Best
 from audit.tuning.parallel import attempts
 from audit.tuning.plan import FINAL, Plan
-from audit.tuning.samplers import Ended, Point
+from audit.tuning.samplers import Point
 
 _UNTIL = (UntilAccepted, RandomStopping, BudgetSchedule)
 """Protocols that release the first accepted run."""
@@ -117,7 +116,7 @@ class _Tuning:
         """One run after the other; each candidate depends on the runs before it."""
         for index in runs:
             if index not in self._done:
-                ended = [_ended(self._done[before]) for before in runs if before < index]
+                ended = [self._done[before] for before in runs if before < index]
                 self._admit(self._task(index, self._plan.point(self._key, index, ended))())
 
     def run_independently(self, runs: Sequence[int], jobs: int) -> None:
@@ -213,10 +212,6 @@ class _Tuning:
 
     def _rank(self, record: Record) -> tuple[float, float, int]:
         return self._plan.rank(self._key, record)
-
-
-def _ended(record: Record) -> Ended:
-    return Ended(record.point, -math.inf if record.score is None else record.score)
 
 
 class _Models:

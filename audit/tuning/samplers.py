@@ -1,13 +1,13 @@
 """Choice of the next candidate: from the prior, in grid order, or adaptively."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive, Grid, Protocol
+from audit.tuning.journal import Record
 from audit.tuning.space import Space
 from audit.upper_bounds.published import project_density
 
@@ -20,20 +20,12 @@ NOISE = 0.1  # variance of a score around its candidate's mean
 MIN_RUNS = 3  # with fewer runs the density is the prior
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A finished run: its point of the space, and its score, minus infinity if it failed."""
-
-    point: Point
-    score: float
-
-
 def next_point(
     protocol: Protocol,
     space: Space,
     rng: np.random.Generator,
     index: int,
-    before: Sequence[Ended],
+    before: Sequence[Record],
 ) -> Point:
     """The candidate of run `index`, from 0; an adaptive choice uses the earlier runs."""
     if isinstance(protocol, Grid):
@@ -44,7 +36,7 @@ def next_point(
 
 
 def adaptive_point(
-    protocol: Adaptive, space: Space, rng: np.random.Generator, before: Sequence[Ended]
+    protocol: Adaptive, space: Space, rng: np.random.Generator, before: Sequence[Record]
 ) -> Point:
     """A candidate from a density within [low, high] times the prior (Wang et al. 2023, section 4).
 
@@ -60,19 +52,18 @@ def adaptive_point(
 
 
 def relative_density(
-    protocol: Adaptive, space: Space, pool: Sequence[Point], before: Sequence[Ended]
+    protocol: Adaptive, space: Space, pool: Sequence[Point], before: Sequence[Record]
 ) -> FloatArray:
     """The density [n] over a pool: softmax of a Gaussian process's confidence bounds, projected."""
-    known = [one for one in before if np.isfinite(one.score)]
-    if len(known) < MIN_RUNS or len({one.score for one in known}) == 1:
+    known = [one.score for one in before if one.score is not None]
+    if len(known) < MIN_RUNS or len({*known}) == 1:
         return np.ones(len(pool))
     # Imported here because it is slow to import.
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import WhiteKernel
 
-    scores = np.array([one.score for one in known])
     # A failed run gets the lowest score of the other runs.
-    scores = np.array([max(one.score, scores.min()) for one in before])
+    scores = np.array([min(known) if one.score is None else one.score for one in before])
     scores = (scores - scores.mean()) / scores.std()
     model = GaussianProcessRegressor(kernel() + WhiteKernel(NOISE), optimizer=None)
     model.fit(np.stack([space.features(one.point) for one in before]), scores)

@@ -1,5 +1,6 @@
 """Private tuning: the user trains; the study draws the candidates and releases the best run."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -7,14 +8,15 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
-from audit.certificate.conditions import PROTOCOLS, Private, check_score
+from audit.certificate.conditions import Private, check_score
+from audit.certificate.wording import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded, memoize
 from audit.protocols import (
@@ -28,7 +30,7 @@ from audit.protocols import (
     UntilAccepted,
 )
 from audit.tuning.calibration import least_noise_multiplier
-from audit.tuning.elapsed_time import ElapsedTime
+from audit.tuning.elapsed_time import elapsed_time
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.loop_test import (
@@ -43,7 +45,7 @@ from audit.tuning.plan import Plan
 from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Space
-from audit.tuning.training import BaseOf, Training
+from audit.tuning.training import Training
 from audit.upper_bounds import ProtocolLike, UpperBound, schedule_ex_post, tuning_cost
 from audit.upper_bounds.registry import find, row
 
@@ -411,7 +413,7 @@ class Study:
         return self._mechanism(self.noise_multiplier or 0.0, None)
 
     def _plan(self) -> Plan:
-        base_of = BaseOf(self._training, self.noise_multiplier or 0.0)
+        base_of = partial(self._training.run, self.noise_multiplier or 0.0)
         return Plan(self.protocol, self.space, base_of, self.private, self.expected_batch_size)
 
     def run(
@@ -464,7 +466,8 @@ class Study:
             raise InvalidInput("save and load must be given together, got one of them")
         if self._played is not None:
             return self._played.best
-        with self._memory.locked(), ElapsedTime(progress, self.protocol.mean_runs):
+        shown = elapsed_time(self.protocol.mean_runs) if progress else contextlib.nullcontext()
+        with self._memory.locked(), shown:
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, accept, save, load)
             state = self._begun(train)

@@ -1,6 +1,8 @@
 """The mechanism of one run of a study, for any noise and any candidate."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,22 +21,6 @@ _Chances = list[tuple[dict[str, Any], float]]
 
 
 @dataclass(frozen=True)
-class BaseOf:
-    """From a candidate to the mechanism of its run; a class, so that it can be pickled."""
-
-    training: "Training"
-    noise_multiplier: float
-
-    def __call__(self, candidate: Mapping[str, Any]) -> Mechanism:
-        one = self.training
-        if one.base is not None:
-            return one.base
-        steps = candidate.get("steps", one.steps)
-        rate = candidate.get("sampling_rate", one.sampling_rate)
-        return DpSgd(self.noise_multiplier, steps, rate, one.neighbours, one.group_size)
-
-
-@dataclass(frozen=True)
 class Training:
     """How one run trains: the mechanism `base`, or DP-SGD whose noise is still to be found."""
 
@@ -44,26 +30,32 @@ class Training:
     base: Mechanism | None
     group_size: int = 1
 
+    def run(self, noise_multiplier: float, candidate: Mapping[str, Any]) -> Mechanism:
+        """The mechanism of a run with a candidate."""
+        if self.base is not None:
+            return self.base
+        steps = candidate.get("steps", self.steps)
+        rate = candidate.get("sampling_rate", self.sampling_rate)
+        return DpSgd(noise_multiplier, steps, rate, self.neighbours, self.group_size)
+
     def budgets(self, space: Space) -> _Chances:
         """The different budgets of the candidates, and the probability of each.
 
         At most eight: of more, each is replaced by the largest of its group. More steps or a higher
         sampling rate never cost less, so the cost of the groups is an upper bound.
         """
-        chances: dict[str, tuple[dict[str, Any], float]] = {}
         budgets = _named(space)
         if self.base is not None and any(budgets):
             raise InvalidInput(f"space must not name {', '.join(_BUDGET)} if base is given")
-        for budget in budgets:
-            before = chances.get(repr(budget), (budget, 0.0))[1]
-            chances[repr(budget)] = budget, before + 1.0 / len(budgets)
-        return self._grouped(list(chances.values()))
+        named = {repr(budget): budget for budget in budgets}
+        counts = Counter(map(repr, budgets))
+        return self._grouped([(named[text], n / len(budgets)) for text, n in counts.items()])
 
     def _grouped(self, chances: _Chances) -> _Chances:
         if len(chances) <= _MAX_BUDGETS:
             return chances
         for budget, _ in chances:
-            BaseOf(self, 1.0)(budget)  # raises if its values are no budget
+            self.run(1.0, budget)  # raises if its values are no budget
         given = {"steps": self.steps, "sampling_rate": self.sampling_rate}
         full = [({**given, **budget}, chance) for budget, chance in chances]
         full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
@@ -87,24 +79,18 @@ class Training:
         score: Private | None = None,
     ) -> Mechanism:
         """One run with a candidate that the protocol chooses, and with the noise of its score."""
-        runs = [BaseOf(self, noise_multiplier)(budget) for budget, _ in budgets]
+        runs = [self.run(noise_multiplier, budget) for budget, _ in budgets]
         if score is not None:
             runs = [score.with_training(run) for run in runs]
         if len(runs) == 1:
             return runs[0]
         chances = tuple(chance for _, chance in budgets)
         if isinstance(protocol, Grid):
-            return Candidates(tuple(_repeated(runs, chances, protocol.candidates)))
+            counts = (round(chance * protocol.candidates) for chance in chances)
+            return Candidates(tuple(itertools.chain(*map(itertools.repeat, runs, counts))))
         if isinstance(protocol, Subset):
             return WorstOf(tuple(runs))  # the candidate of the final run is chosen, not drawn
         return Mixture(tuple(runs), chances)
-
-
-def _repeated(
-    runs: list[Mechanism], chances: tuple[float, ...], candidates: int
-) -> Iterable[Mechanism]:
-    for run, chance in zip(runs, chances, strict=True):
-        yield from [run] * round(chance * candidates)
 
 
 def _named(space: Space) -> list[dict[str, Any]]:

@@ -458,7 +458,7 @@ def test_bases_by_name(spec: str, base: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: accounting.parse_mechanism("laplace"), "takes 1 numbers"),
+        (lambda: accounting.parse_mechanism("laplace"), "takes 1 number after"),
         (lambda: accounting.parse_mechanism("lapalce:1"), "did you mean 'laplace'"),
         (lambda: DpSgd(1.0, 10, 1.5), r"sampling_rate must be in \(0, 1\]"),
         (lambda: DpSgd(0.01, 10, 0.5), "noise_multiplier must be in"),

@@ -70,7 +70,10 @@ def test_etcv_with_dirac_canary_reads_no_files() -> None:
         (("ETCV", "dirac", None, "DIGIT"), "dataset must be one of .* did you mean 'DIGITS'"),
         (("ETCV", "dirac", "worst-order"), "worst_order is required with"),
         (("ETCV", "input", None, None, None, 5000), r"canary_index must be in \[0, 1436\]"),
-        (("NTNV", "dirac", None, None, None, 0, 0), "size of DIGITS must be >= 1, got 0"),
+        (
+            ("NTNV", "dirac", None, None, None, 0, 0),
+            "must be a whole number >= 1, got 0",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments: Any, message: str) -> None:

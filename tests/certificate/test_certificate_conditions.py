@@ -21,8 +21,8 @@ from audit.certificate import (
     StudyFacts,
     schema,
 )
-from audit.certificate.conditions import PROTOCOLS, Private, bases_of, conditions
-from audit.certificate.wording import in_words
+from audit.certificate.conditions import Private, bases_of, conditions
+from audit.certificate.wording import PROTOCOLS, describe
 from audit.tuning.outcome import Outcome, Trial
 
 SCORE = Private(1.0, 0.2, disjoint=False)
@@ -108,7 +108,7 @@ def test_score_of_a_run_that_is_one_of_several(kind: type[Candidates] | type[Wor
 )
 def test_protocols_in_words(spec: str, words: str) -> None:
     assert isinstance(protocols.parse_protocol(spec), PROTOCOLS)
-    assert re.search(words, in_words(protocols.parse_protocol(spec)))
+    assert re.search(words, describe(protocols.parse_protocol(spec)).summary)
 
 
 def test_there_is_none_before_the_study_is_over() -> None:
@@ -210,10 +210,10 @@ def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
     assert "\n\n" not in text
     assert max(map(len, text.splitlines())) <= 88
     words = " ".join(text.split())
-    for one in ("by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):
+    for one in ("Read by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):
         assert one in words
-    made = f"dp-tuning-audit {certificate.made.version}"
-    assert f"{made}. Random draws: 256 bits of entropy" in words
+    assert f"dp-tuning-audit {certificate.made.version}, Python" in words
+    assert "Random draws: 256 bits of entropy" in words
     with pytest.raises(ValueError, match=r"path's ending must be one of .json, .txt, .html"):
         certificate.save(tmp_path / "c.pdf")
 

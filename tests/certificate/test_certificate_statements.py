@@ -25,8 +25,8 @@ from audit.certificate import (
     schema,
     sign,
 )
+from audit.certificate.certificate import FORMAT
 from audit.certificate.conditions import AS_STATED
-from audit.certificate.contents import FORMAT
 
 
 def test_seed_makes_it_void(

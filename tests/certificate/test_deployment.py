@@ -170,7 +170,10 @@ def test_the_numbers_are_those_of_the_certificate(declared: Certificate, tmp_pat
     assert all(one.words in justification for one in declared.on_trust)
     shown = declared.with_evidence(0.5, 0.95, 1000, 1000)
     _, fields = read(shown, tmp_path)
-    assert "shows epsilon >= 0.5" in fields["deployment.implementation.justification"]
+    assert (
+        "Lower bound on epsilon, from an audit: at least 0.5"
+        in fields["deployment.implementation.justification"]
+    )
 
 
 def test_the_number_of_records_is_public_only_where_neighbours_say_so(

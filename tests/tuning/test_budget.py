@@ -191,7 +191,7 @@ def test_what_a_budget_does_not_count_is_refused_in_one_line() -> None:
         budget.spend(GaussianMechanism(0.1), 0)
     budget = tuning.Budget(3.0)
     budget.spend(DpSgd(2.0, 10, 0.1))
-    with pytest.raises(ValueError, match="mechanism must have the neighbours of all others"):
+    with pytest.raises(ValueError, match="budget must have one neighbouring relation"):
         budget.spend(DpSgd(2.0, 10, 0.1, "replace-one"))
     with pytest.raises(tuning.BudgetExceeded, match="budget must afford one run"):
         tuning.Budget(0.5).spend(DpSgd(0.5, 1000, 0.1))

@@ -434,7 +434,7 @@ def test_locked_and_damaged_storages_have_their_own_line(
         database.execute("update trial_user_attributes set value_json = '{oops'")
         database.commit()
     line = refused_line(capsys, storage)
-    assert f"study 'mine' damaged in {storage!r}" in line
+    assert f"got {storage!r}, where study 'mine' is damaged" in line
     journal = tmp_path / "journal.log"
     backend = optuna.storages.journal.JournalFileBackend(str(journal))
     study = optuna.create_study(storage=optuna.storages.JournalStorage(backend), study_name="mine")
@@ -444,7 +444,9 @@ def test_locked_and_damaged_storages_have_their_own_line(
     assert journal.read_bytes() == before
     capsys.readouterr()
     journal.write_bytes(before[:200] + b"{oops\n" + before[200:])
-    assert f"damaged in {str(journal)!r}" in refused_line(capsys, str(journal))
+    assert f"got {str(journal)!r}, where study 'mine' is damaged" in refused_line(
+        capsys, str(journal)
+    )
 
 
 @pytest.mark.parametrize(
@@ -528,7 +530,7 @@ def test_a_stored_study_is_read_to_the_safe_side(
     assert bounds.main(["--optuna", storage, "other"]) == 2
     assert "optuna must name one of the studies mine in" in capsys.readouterr().err
     assert bounds.main(["--optuna", f"sqlite:///{tmp_path}/none.db", "mine"]) == 2
-    assert "got no file at" in capsys.readouterr().err
+    assert "where there is no file" in capsys.readouterr().err
     assert not (tmp_path / "none.db").exists()
 
 

@@ -18,8 +18,9 @@ from audit.game.setup import set_up
 from audit.report.assemble import assemble
 from audit.report.text import to_text
 from audit.tuning import batch_samplers, sequential_search
+from audit.tuning.journal import Record
 from audit.tuning.on_run_batches import tune
-from audit.tuning.samplers import Ended, relative_density
+from audit.tuning.samplers import relative_density
 from audit.tuning.space import Space, Uniform
 from audit.tuning.winners import GameContext
 from audit.upper_bounds.published import project_density
@@ -117,7 +118,8 @@ def test_the_gaussian_process_is_scikit_learns() -> None:
         outcomes = RunOutcomes(*[scores] * 5, np.where(finite, scores, -np.inf), finite)
         sampler.add(tuning, which, outcomes)
         for t, c, score in zip(tuning, which, outcomes.scores, strict=True):
-            before[t].append(Ended(tuple(values[c]), float(score)))
+            kept = float(score) if np.isfinite(score) else None
+            before[t].append(Record(number, tuple(values[c]), kept))
         found = sampler.densities(np.arange(3))
         for row, ended in zip(found, before, strict=True):
             expected = relative_density(protocol, space, [tuple(v) for v in values], ended)

@@ -26,7 +26,7 @@ from study_helpers import (
 
 from audit import protocols, repetitions, tuning
 from audit.tuning import samplers
-from audit.tuning.journal import Memory
+from audit.tuning.journal import Memory, Record
 from audit.tuning.play import play
 from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
@@ -131,7 +131,7 @@ def test_best_run_wins_and_the_first_of_equals() -> None:
 def test_adaptive_density_stays_within_its_limits_whatever_came_before() -> None:
     space = Space.parse({"level": list(range(8))})
     protocol = protocols.Adaptive("fixed:3", 0.6, 1.5)
-    before = [samplers.Ended(space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
+    before = [Record(i, space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
     pool = [space.draw(np.random.default_rng(i)) for i in range(200)]
     density = samplers.relative_density(protocol, space, pool, before)
     assert density.min() >= 0.6 - 1e-12
