@@ -74,13 +74,6 @@ def make_parser() -> console.Parser:
     return parser
 
 
-def _print_presets() -> None:
-    names = preset_names()
-    width = max(map(len, names), default=0)
-    for name, first in names.items():
-        print(f"{name:{width}}  {first}")
-
-
 def _add(group: Any, field: Any) -> None:
     several = isinstance(field.default, tuple)
     kind = type(field.default[0]) if several else type(field.default)
@@ -191,7 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             parsed = parser.parse_args(arguments)
             if parsed.list_presets:
                 parser.refuse_others(parsed, "list_presets")
-                _print_presets()
+                names = preset_names()
+                width = max(map(len, names), default=0)
+                print("\n".join(f"{name:{width}}  {first}" for name, first in names.items()))
                 return console.OK
             return _run_all(vars(parsed))
     except (AuditError, ValueError, OSError, RuntimeError) as error:
@@ -205,39 +200,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_all(options: dict[str, Any]) -> int:
     del options["list_presets"]
     as_json = options.pop("json")
-    configs = _configs(options)
+    configs, reports, code = _configs(options), [], console.OK
     # With --json, only the json goes to stdout.
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        reports = _audited(configs, prints=not as_json)
+        for config in configs:
+            found = run(config)
+            reports += found
+            if not as_json:
+                _print(config, found)
+                if len(configs) > 1:
+                    print()
+        if len(configs) > 1:
+            from audit.commands import compare
+
+            folders = [config.out for config in configs]
+            out = Path(folders[0]).with_name("comparison")
+            code = compare.main([*folders, "--out", str(out)])
     if as_json:
-        _print_json(reports)
-    if len(configs) == 1:
-        return 0
-    from audit.commands import compare
+        from audit.report import summary
 
-    folders = [config.out for config in configs]
-    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
-
-
-def _audited(configs: Sequence[AuditConfig], *, prints: bool) -> "list[Report]":
-    found = []
-    for config in configs:
-        reports = run(config)
-        if prints:
-            _print(config, reports)
-        if prints and len(configs) > 1:
-            print()
-        found += reports
-    return found
-
-
-def _print_json(reports: "Sequence[Report]") -> None:
-    """Prints summary.json, or a list of them if there are several reports."""
-    from audit.report import summary
-
-    texts = [summary.to_json(report).rstrip() for report in reports]
-    print(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+        texts = [summary.to_json(report).rstrip() for report in reports]
+        print(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+    return code
 
 
 class _Stopped(KeyboardInterrupt):

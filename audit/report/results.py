@@ -204,7 +204,7 @@ class Report:
         a bound from all runs, if they are valid, and the paper's estimator, for comparison. The
         choice depends only on the settings.
         """
-        lower = self.results[0].lower_bounds["lambda_a"]
+        lower = self.results[0].lower_bounds.get("lambda_a", {})
         kinds = [(self.recommended.key, VALID, self.proxies)]
         for key, kind in _OWN_CURVES.items():
             if key in lower and lower[key].valid:

@@ -26,8 +26,7 @@ outputs, however many runs follow. The reading is not (epsilon, delta)-DP.
 import contextlib
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,46 +81,39 @@ class BudgetExceeded(AuditError, ValueError):
     """
 
 
-class Filter(ABC):
-    """How much of a cap is spent, and whether more fits."""
-
-    @abstractmethod
-    def share(self, spent: list[tuple[Mechanism, int]]) -> float:
-        """The share of the cap that mechanisms spend, each used a number of times; 1 is the cap."""
-
-    @property
-    @abstractmethod
-    def source(self) -> str:
-        """Why the whole keeps the cap, in a few words."""
+Spent = list[tuple[Mechanism, int]]
+"""Mechanisms that were charged, each with how often."""
 
 
 @dataclass(frozen=True)
-class ListFilter(Filter):
+class Filter:
+    """How much of a cap is spent: the share of mechanisms, which is 1 at the cap, and why."""
+
+    share: Callable[[Spent], float]
+    source: str
+
+
+def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
     """Filter for runs from the list of which `cap` is the composition; `hint` is for all others."""
+    limits = _amounts([(cap, 1)])
 
-    cap: Mechanism
-    hint: str = ""
-
-    def share(self, spent: list[tuple[Mechanism, int]]) -> float:
-        limits, used = _amounts([(self.cap, 1)]), _amounts(spent)
+    def share(spent: Spent) -> float:
         most = 0.0
-        for kind, (amount, example) in used.items():
+        for kind, (amount, example) in _amounts(spent).items():
             if kind not in limits:
                 allowed = "; ".join(one.description for _, one in limits.values())
                 raise InvalidInput(
                     f"mechanism must be a part of the cap ({allowed}), got "
-                    f"{example.description}{self.hint}"
+                    f"{example.description}{hint}"
                 )
             # Sums of squares are rounded; steps and numbers of runs are whole.
             slack = 1.0 + _ROUNDING if kind == _GAUSSIAN else 1.0
             most = max(most, amount / (limits[kind][0] * slack))
         return most
 
-    @property
-    def source(self) -> str:
-        if self.cap.gaussian_mu is not None:
-            return "privacy filter: sums of mu^2 (Smith & Thakurta 2022)"
-        return "composition at the cap"
+    if cap.gaussian_mu is not None:
+        return Filter(share, "privacy filter: sums of mu^2 (Smith & Thakurta 2022)")
+    return Filter(share, "composition at the cap")
 
 
 _GAUSSIAN = "mu^2"
@@ -165,41 +157,30 @@ def _name(one: Mechanism) -> Hashable:
         return one
 
 
-@dataclass(frozen=True)
-class RenyiFilter(Filter):
-    """Filter for any runs, by their divergences at one order, where the cap converts to `limit`."""
+def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
+    """Filter for any runs by their divergences at the order that affords most runs like `first`."""
 
-    order: float
-    limit: float
+    def runs_lost(order: Any) -> Any:
+        """Minus how many runs the order affords."""
+        limits = _limits(order, epsilon, delta)
+        cost = np.maximum(first.renyi(order), TINY)
+        return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
 
-    @classmethod
-    def for_runs_like(cls, first: Mechanism, epsilon: float, delta: float) -> "RenyiFilter":
-        """The filter at the order that affords most runs like the first."""
+    order, lost = minimize_over_alpha(runs_lost, refined=COARSE_ORDERS)
+    if lost > -1.0:
+        raise BudgetExceeded(
+            f"budget must afford one run, got epsilon {format_rounded(epsilon, up=False)} at "
+            f"delta = {format_exact(delta)} for {first.description}, of which "
+            f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} fit; nothing is spent"
+        )
+    limit = float(_limits(order, epsilon, delta))
 
-        def runs_lost(order: Any) -> Any:
-            """Minus how many runs the order affords."""
-            limits = _limits(order, epsilon, delta)
-            cost = np.maximum(first.renyi(order), TINY)
-            return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
+    def share(spent: Spent) -> float:
+        each = [times * float(one.renyi(np.array([order]))[0]) for one, times in spent]
+        return math.fsum(each) / limit
 
-        order, lost = minimize_over_alpha(runs_lost, refined=COARSE_ORDERS)
-        if lost > -1.0:
-            raise BudgetExceeded(
-                f"budget must afford one run, got epsilon {format_rounded(epsilon, up=False)} at "
-                f"delta = {format_exact(delta)} for {first.description}, of which "
-                f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} fit; nothing is spent"
-            )
-        return cls(order, float(_limits(order, epsilon, delta)))
-
-    def share(self, spent: list[tuple[Mechanism, int]]) -> float:
-        order = np.array([self.order])
-        each = [times * float(one.renyi(order)[0]) for one, times in spent]
-        return math.fsum(each) / self.limit
-
-    @property
-    def source(self) -> str:
-        order = format_rounded(self.order, up=True, digits=4)
-        return f"privacy filter: sums of Renyi divergences, order {order} (Feldman & Zrnic 2021)"
+    words = f"order {format_rounded(order, up=True, digits=4)} (Feldman & Zrnic 2021)"
+    return Filter(share, f"privacy filter: sums of Renyi divergences, {words}")
 
 
 def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
@@ -214,12 +195,12 @@ def filter_for(
 ) -> Filter:
     """The filter of a cap: the composition of a list, or an epsilon for runs like `first`."""
     if isinstance(cap, Mechanism):
-        return ListFilter(cap)
+        return _filter_of_list(cap)
     if not only_gaussian:
-        return RenyiFilter.for_runs_like(first, cap, delta)
+        return _filter_of_order(first, cap, delta)
     mu = calibrate_mu(cap, delta, "exact")
     hint = "; if runs of both kinds may come, make the budget with expected= the other kind"
-    return ListFilter(GaussianMechanism(mu), hint)
+    return _filter_of_list(GaussianMechanism(mu), hint)
 
 
 class Budget:
@@ -276,7 +257,7 @@ class Budget:
         else:
             self._cap = None
             self._epsilon = checks.interval("cap", cap, 0.0, 1e6)
-        self._spent: list[tuple[Mechanism, int]] = []
+        self._spent: Spent = []
         self._first = expected
         self._file = None if file is None else Path(file)
         if self._file is not None:
@@ -349,7 +330,7 @@ class Budget:
             self._write(self._file, after)
             self._spent = after
 
-    def _after(self, mechanism: Mechanism, times: int) -> list[tuple[Mechanism, int]]:
+    def _after(self, mechanism: Mechanism, times: int) -> Spent:
         """The spent mechanisms after one more is charged."""
         if not isinstance(mechanism, Mechanism):
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
@@ -406,14 +387,12 @@ class Budget:
             )
         self._spent = spent
 
-    def _write(self, file: Path, spent: list[tuple[Mechanism, int]]) -> None:
+    def _write(self, file: Path, spent: Spent) -> None:
         plain = [{"mechanism": mechanism_to_dict(one), "times": times} for one, times in spent]
         write_durably(file, json.dumps({**self._settings(), "spent": plain}, indent=1))
 
 
-def _with(
-    spent: list[tuple[Mechanism, int]], mechanism: Mechanism, times: int
-) -> list[tuple[Mechanism, int]]:
+def _with(spent: Spent, mechanism: Mechanism, times: int) -> Spent:
     """What is spent, with one more; equal ones are counted."""
     found = list(spent)
     for place, (one, before) in enumerate(found):

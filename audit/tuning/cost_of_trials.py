@@ -5,7 +5,7 @@ import difflib
 import io
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -484,41 +484,29 @@ def _rows(
     name: str, path: str | Path, neighbours: str, group_size: int
 ) -> list[tuple[Mechanism, dict[str, str]]]:
     """The mechanism of every row of a csv file, and the row. Equal rows are read once."""
-    lines = _lines(name, path)
-    _, heading = next(lines, (0, []))
-    heading = [column.strip() for column in heading]
-    _check_heading(name, heading, path)
-    read: dict[tuple[str, ...], tuple[Mechanism, dict[str, str]]] = {}
-    found = []
-    for number, fields in lines:
-        if not fields:
-            continue
-        row = tuple(fields)
-        if row not in read:
-            try:
-                read[row] = _row(row, heading, neighbours, group_size)
-            except ValueError as error:
-                raise InvalidInput(f"{name}, line {number}: {error}") from None
-        found.append(read[row])
-    if not found:
-        raise InvalidInput(f"{name} must be at least one row below a heading, got none in {path}")
-    return found
-
-
-def _lines(name: str, path: str | Path) -> Iterator[tuple[int, list[str]]]:
     given = f"{name} must be a readable csv file, got {checks.one_line(str(path))}"
     try:
         # Spreadsheets put a mark of byte order in front.
         text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{given}: {checks.reason_of(error)}") from error
-    lines = csv.reader(text, skipinitialspace=True, strict=True)
+    rows = csv.DictReader(text, restval="", skipinitialspace=True, strict=True)
+    read: dict[str, tuple[Mechanism, dict[str, str]]] = {}
+    found = []
     try:
-        for fields in lines:
-            yield lines.line_num, fields
+        rows.fieldnames = [column.strip() for column in rows.fieldnames or ()]
+        _check_heading(name, rows.fieldnames, path)
+        for row in rows:
+            if (key := repr(row)) not in read:
+                where = f"{name}, line {rows.line_num}"
+                read[key] = _trial_of_row(where, row, neighbours, group_size), row
+            found.append(read[key])
     except csv.Error as error:
         reason = _REASONS.get(str(error), str(error))
-        raise InvalidInput(f"{given}: {reason} in line {lines.line_num}") from error
+        raise InvalidInput(f"{given}: {reason} in line {rows.reader.line_num}") from error
+    if not found:
+        raise InvalidInput(f"{name} must be at least one row below a heading, got none in {path}")
+    return found
 
 
 _REASONS = {
@@ -565,21 +553,22 @@ def _folded(column: str) -> str:
     return _OTHER_NAMES.get(plain, plain)
 
 
-def _row(
-    fields: tuple[str, ...], heading: list[str], neighbours: str, group_size: int
-) -> tuple[Mechanism, dict[str, str]]:
-    if len(fields) > len(heading):
+def _trial_of_row(where: str, row: dict[str, str], neighbours: str, group_size: int) -> Mechanism:
+    more = row.get(None, ())  # type: ignore[call-overload]
+    if more:
         raise InvalidInput(
-            f"row must have one value for each of {len(heading)} columns, got {len(fields)}: a "
-            "decimal point is a point"
+            f"{where}: row must have one value for each of {len(row) - 1} columns, got "
+            f"{len(row) - 1 + len(more)}: a decimal point is a point"
         )
-    values = dict(zip(heading, fields, strict=False))
-    identifying = [one for one in ("noise_multiplier", "mu", "rho") if values.get(one, "") != ""]
+    identifying = [one for one in ("noise_multiplier", "mu", "rho") if row.get(one, "") != ""]
     if len(identifying) != 1:
         raise InvalidInput(
-            "row must have one of noise_multiplier, mu and rho, got "
+            f"{where}: row must have one of noise_multiplier, mu and rho, got "
             f"{' and '.join(identifying) or 'none of them'}"
         )
-    trial = trial_of(values, neighbours, group_size)
+    try:
+        trial = trial_of(row, neighbours, group_size)
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {error}") from None
     assert trial is not None  # the row has one of the three
-    return trial, values
+    return trial

@@ -37,6 +37,11 @@ class Dimension(ABC):
     def spec(self) -> str:
         """The prior as text."""
 
+    @property
+    def count(self) -> int | None:
+        """The number of values; None if there is a continuum of them."""
+        return None
+
     def features(self, u: float) -> list[float]:
         """The features of u for a model of the score."""
         return [u]
@@ -120,7 +125,11 @@ class Integer(Dimension):
         checks.validate(self, "high", checks.integer, self.low, 2**53)
 
     def at(self, u: float) -> int:
-        return min(self.low + int(u * (self.high - self.low + 1)), self.high)
+        return min(self.low + int(u * self.count), self.high)
+
+    @property
+    def count(self) -> int:
+        return self.high - self.low + 1
 
     @property
     def spec(self) -> str:
@@ -146,15 +155,19 @@ class Choice(Dimension):
         if not self.values:
             raise InvalidInput("values must be a list of at least one, got none")
 
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
     def _index(self, u: float) -> int:
-        return min(int(u * len(self.values)), len(self.values) - 1)
+        return min(int(u * self.count), self.count - 1)
 
     def at(self, u: float) -> Any:
         return self.values[self._index(u)]
 
     def features(self, u: float) -> list[float]:
         # One indicator each, because the values need not be ordered.
-        return [float(place == self._index(u)) for place in range(len(self.values))]
+        return [float(place == self._index(u)) for place in range(self.count)]
 
     @property
     def spec(self) -> str:
@@ -213,7 +226,7 @@ class Space:
     @property
     def size(self) -> int | None:
         """The number of candidates; None if a hyperparameter is continuous."""
-        counts = [_count(dimension) for dimension in self.dimensions.values()]
+        counts = [dimension.count for dimension in self.dimensions.values()]
         known = [count for count in counts if count is not None]
         return math.prod(known) if len(known) == len(counts) else None
 
@@ -243,7 +256,7 @@ class Space:
                 "space must have finitely many candidates, at most "
                 f"{_MAX_CANDIDATES}, got {self.size or 'a continuous one'}"
             )
-        counts = [_count(dimension) or 1 for dimension in self.dimensions.values()]
+        counts = [dimension.count or 1 for dimension in self.dimensions.values()]
         places = [[(i + 0.5) / count for i in range(count)] for count in counts]
         return list(itertools.product(*places))
 
@@ -266,11 +279,3 @@ def _dimension(name: str, given: Any) -> Dimension:
     raise InvalidInput(
         f"space[{name!r}] must be a list of values, Uniform, LogUniform or Integer, got {given!r}"
     )
-
-
-def _count(dimension: Dimension) -> int | None:
-    if isinstance(dimension, Choice):
-        return len(dimension.values)
-    if isinstance(dimension, Integer):
-        return dimension.high - dimension.low + 1
-    return None
