@@ -458,7 +458,7 @@ def test_bases_by_name(spec: str, base: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: accounting.parse_mechanism("laplace"), "takes 1 numbers"),
+        (lambda: accounting.parse_mechanism("laplace"), "takes 1 number after"),
         (lambda: accounting.parse_mechanism("lapalce:1"), "did you mean 'laplace'"),
         (lambda: DpSgd(1.0, 10, 1.5), r"sampling_rate must be in \(0, 1\]"),
         (lambda: DpSgd(0.01, 10, 0.5), "noise_multiplier must be in"),
@@ -680,21 +680,6 @@ def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_ag
     again = accounting.Composition((once, once))
     assert (len(again.loss_terms), len(twice.loss_terms)) == (1, 6)
     assert again.epsilon(1e-5) == pytest.approx(twice.epsilon(1e-5), rel=1e-4)
-
-
-def test_divergences_of_many_parts_are_bounded_by_chords() -> None:
-    orders = 1.0 + np.geomspace(1e-5, 1e9, 400)
-    parts = tuple(DpSgd(0.8 + 0.1 * i, 20, 0.05) for i in range(6))
-    with np.errstate(over="ignore"):
-        bound = accounting.Composition(parts).renyi(orders)
-        exact = np.sum([part.renyi(orders) for part in parts], axis=0)
-    assert np.all(bound >= exact * (1.0 - 1e-9))
-    assert np.all(bound <= exact * (1.0 + 2e-4))
-    assert bound[orders < 2.0] == pytest.approx(exact[orders < 2.0], rel=2e-5)
-    # Infinite where the next order's is, and where all are.
-    curve = accounting.RenyiCurve([2.0], [1.0])
-    several = accounting.Composition(tuple(accounting.RenyiCurve([2.0], [1.0]) for _ in range(6)))
-    assert several.renyi([1.5, 3.0]) == pytest.approx(6.0 * curve.renyi([1.5, 3.0]), rel=7e-6)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 1e-4, 0.1, 0.9])
