@@ -289,7 +289,9 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
         drop[bent] = True
         drop[1:] &= ~drop[:-1]
         a, b = a[~drop], b[~drop]
-    return _monotone_chain(a, b)
+    # A few points may be left that lie above lines between others further apart.
+    vertices = convex_chain(np.append(0.0, a), np.append(0.0, b))[1:] - 1
+    return a[vertices], b[vertices]
 
 
 def _bent(a: FloatArray, b: FloatArray) -> NDArray[np.intp]:
@@ -298,31 +300,22 @@ def _bent(a: FloatArray, b: FloatArray) -> NDArray[np.intp]:
     return np.flatnonzero(slopes[1:] <= slopes[:-1])
 
 
-def _monotone_chain(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Andrew's monotone chain, for the few points that the vectorised passes leave."""
-    bent = _bent(a, b)
-    if len(bent) == 0:
-        return a, b
-    x, y = [0.0, *a.tolist()], [0.0, *b.tolist()]
-    places = [*(bent + 2).tolist(), len(x)]  # where the vertex before is to be dropped
-    ahead, following = places[0], 1
-    hull = list(range(ahead))
-    while ahead < len(x):
+def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
+    """Indices of the vertices of the largest convex function below points [n], x increasing.
+
+    This is Andrew's monotone chain. It compares slopes, because products of differences overflow
+    above 1e154.
+    """
+    xs, ys = x.tolist(), y.tolist()
+    hull: list[int] = []
+    for k in range(len(xs)):
         while len(hull) > 1:
-            i, j = hull[-2], hull[-1]
-            # Compares slopes, because products of differences overflow above 1e154.
-            if (y[j] - y[i]) / (x[j] - x[i]) < (y[ahead] - y[j]) / (x[ahead] - x[j]):
+            i, j = hull[-2:]
+            if (ys[j] - ys[i]) / (xs[j] - xs[i]) < (ys[k] - ys[j]) / (xs[k] - xs[j]):
                 break
             hull.pop()
-        hull.append(ahead)
-        ahead += 1
-        if hull[-2] == ahead - 2:  # as from the start, up to the next such place
-            while places[following] < ahead:
-                following += 1
-            hull += range(ahead, places[following])
-            ahead = places[following]
-    vertices = np.array(hull[1:]) - 1
-    return a[vertices], b[vertices]
+        hull.append(k)
+    return np.array(hull)
 
 
 def format_rounded(value: float, up: bool, digits: int = 5) -> str:

@@ -16,7 +16,7 @@ from scipy import special
 from audit import checks
 from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.composition import compose
-from audit.accounting.curves import RenyiChords, pair_of_profile
+from audit.accounting.curves import pair_of_profile
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import (
@@ -30,11 +30,11 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import SUMS_TO_ONE
 
-_FEW = 4  # With more distinct parts, the Renyi curve of their sum is tabulated.
+_MAX_TERMS = 4  # A part that itself has more terms is composed once and used as one term.
 _MAX_ARRANGEMENTS = 16
 
-Arrangement = list[tuple[int, DominatingPair, int]]
-"""Triples: index of a mechanism, the pair that represents it, and the number of its runs."""
+Arrangement = list[tuple[DominatingPair, int]]
+"""The pairs that represent the mechanisms, in their order, and the number of runs of each."""
 
 
 def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
@@ -56,15 +56,14 @@ def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
     found = []
     for turned, *counts in itertools.product((False, True) if fixed_turns else (False,), *first):
         arrangement: Arrangement = []
-        for place, ((one, n), is_free, k) in enumerate(zip(several, free, counts, strict=True)):
+        for (one, n), is_free, k in zip(several, free, counts, strict=True):
             if not is_free:
-                arrangement.append((place, one.pairs[-1 if turned else 0], n))
+                arrangement.append((one.pairs[-1 if turned else 0], n))
             elif many:
-                arrangement.append((place, _both_directions(one), n))
+                arrangement.append((_both_directions(one), n))
             else:
                 near, far = _ends(one)
-                parts = ((place, near, k), (place, far, n - k))
-                arrangement += [part for part in parts if part[2]]
+                arrangement += [(pair, runs) for pair, runs in ((near, k), (far, n - k)) if runs]
         found.append(arrangement)
     return found
 
@@ -197,9 +196,8 @@ class Composition(_Combination):
         return tuple(
             (term, times * count)
             for part, times in self._different
-            # A part that itself consists of many terms is composed once and used as one term.
             for term, count in (
-                part.loss_terms if len(part.loss_terms) <= _FEW else ((part.pairs[0], 1),)
+                part.loss_terms if len(part.loss_terms) <= _MAX_TERMS else ((part.pairs[0], 1),)
             )
         )
 
@@ -207,10 +205,8 @@ class Composition(_Combination):
     def _arranged(self) -> tuple[LossPair, ...]:
         """The composition in every arrangement of the directions of its parts."""
         every = arrangements(self._different)
-        found = [
-            compose([(pair, count) for _, pair, count in one])
-            for one in every[: (len(every) + 1) // 2]  # the second half are mirror images
-        ]
+        # The second half are mirror images.
+        found = [compose(one) for one in every[: (len(every) + 1) // 2]]
         return tuple(pair for one in found for pair in (one, one.mirrored))
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
@@ -219,16 +215,7 @@ class Composition(_Combination):
         return np.asarray(np.max([pair.profile(epsilon) for pair in self._arranged], axis=0))
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = np.asarray(alpha, dtype=np.float64)
-        few = len(self._different) <= _FEW or not np.isfinite(orders).all()
-        return self._sum_of_renyi(orders) if few else self._chords(orders)
-
-    def _sum_of_renyi(self, alpha: ArrayLike) -> FloatArray:
         return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)
-
-    @cached_property
-    def _chords(self) -> RenyiChords:
-        return RenyiChords(self._sum_of_renyi)
 
     @property
     def description(self) -> str:
@@ -509,9 +496,7 @@ def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]
         >>> len(directions([one, other]))
         4
     """
-    return [
-        tuple(pair for _, pair, _ in one) for one in arrangements([(one, 1) for one in several])
-    ]
+    return [tuple(pair for pair, _ in one) for one in arrangements([(one, 1) for one in several])]
 
 
 def scale_noise(base: Mechanism, factor: float) -> Mechanism:

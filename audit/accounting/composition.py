@@ -240,7 +240,7 @@ class _Cumulants:
 
     def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
         # theta = 0 is P and -1 is P'. The scale further out is the loss's standard deviation.
-        variance = sum(count * _variance(atoms) for atoms, count in parts)
+        variance = sum(count * atoms.deviation**2 for atoms, count in parts)
         self.deviation = max(math.sqrt(variance), 1e-12)
         outer = np.geomspace(1e-7, 1e7, 561) / self.deviation
         theta = np.concatenate([-1.0 - outer[::-1], np.linspace(-1.0, 0.0, 41), outer])
@@ -299,12 +299,6 @@ class _Cumulants:
         found = np.empty_like(height)
         found[order] = smallest
         return found - height
-
-
-def _variance(atoms: PrivacyLossPmf) -> float:
-    mass = np.exp(atoms.log_mass)
-    mean = float(mass @ atoms.loss / mass.sum())
-    return float(mass @ (atoms.loss - mean) ** 2 / mass.sum())
 
 
 def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.accounting.conversion import SMALLEST_DELTA, renyi_to_epsilon
@@ -92,50 +92,6 @@ class RenyiCurve(Mechanism):
     @property
     def description(self) -> str:
         return f"Renyi divergences at {len(self.orders)} orders; {GIVEN}"
-
-
-class RenyiChords:
-    """An upper bound on an expensive Renyi curve from few, lazily evaluated orders.
-
-    (alpha - 1) D_alpha is convex in alpha, so chords bound it. Neighbouring values of alpha - 1
-    differ by a factor of e^(1/192). A chord exceeds a Gaussian's divergence by a relative 7e-6, and
-    that of sampled batches by at most about 1e-4.
-
-    Example:
-        >>> curve = RenyiChords(lambda alpha: 0.125 * alpha)
-        >>> bool(0.0 <= curve(np.array([8.3]))[0] / (0.125 * 8.3) - 1.0 < 7e-6)
-        True
-    """
-
-    _SPACING, _LEAST = 1.0 / 192.0, 1e-9
-
-    def __init__(self, renyi: Callable[[FloatArray], FloatArray]) -> None:
-        self._renyi = renyi
-        self._known: dict[int, float] = {}
-
-    def __call__(self, alpha: FloatArray) -> FloatArray:
-        """Divergences [...] of orders [...] > 1, rounded up."""
-        # A divergence grows with its order, so the smallest tabulated order bounds all below it.
-        rest = np.maximum(alpha - 1.0, self._LEAST)
-        place = np.floor(np.log(rest) / self._SPACING).astype(np.int64)
-        low, high = self._order(place) - 1.0, self._order(place + 1) - 1.0
-        at_low, at_high = low * self._at(place), high * self._at(place + 1)
-        share = np.minimum((rest - low) / (high - low), 1.0)
-        with np.errstate(invalid="ignore"):
-            rise = np.where(np.isfinite(at_high), at_high - at_low, np.inf)
-            return np.asarray(np.where(share > 0.0, at_low + share * rise, at_low) / rest)
-
-    def _order(self, place: NDArray[np.int64]) -> FloatArray:
-        return np.asarray(1.0 + np.exp(self._SPACING * place), dtype=np.float64)
-
-    def _at(self, place: NDArray[np.int64]) -> FloatArray:
-        wanted = np.unique(place)
-        missing = np.array([k for k in wanted.tolist() if k not in self._known], dtype=np.int64)
-        if missing.size:
-            found = self._renyi(self._order(missing)).tolist()
-            self._known.update(zip(missing.tolist(), found, strict=True))
-        values = np.array([self._known[k] for k in wanted.tolist()])
-        return np.asarray(values[np.searchsorted(wanted, place)])
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,14 @@ class PrivacyLossPmf:
     p_only: float = 0.0  # P-probability of outputs that P' never gives (or of a truncated tail)
     q_only: float = 0.0  # P'-probability of outputs that P never gives (or of a truncated tail)
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the finite losses; 0 if there are none."""
+        mass = np.exp(self.log_mass)
+        total = max(float(mass.sum()), 1e-300)
+        mean = float(mass @ self.loss) / total
+        return math.sqrt(float(mass @ np.square(self.loss - mean)) / total)
+
 
 class PrivacyLoss(ABC):
     """The part of a pair's interface that composition uses."""

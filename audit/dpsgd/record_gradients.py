@@ -22,11 +22,6 @@ OuterProduct = tuple[Tensor, Tensor]
 class RecordGradients(Protocol):
     """The gradients of m records in R runs with respect to one layer's parameters."""
 
-    @property
-    def parameters(self) -> int:
-        """The number of parameter tensors of the layer."""
-        ...
-
     def squared_norms(self) -> Tensor:
         """Squared l2 norms, [R, m]."""
         ...
@@ -47,10 +42,6 @@ class OuterProducts:
     delta: Tensor  # [R, m, outputs]
     x: Tensor  # [R, m, inputs], or [m, inputs] if all runs share it
     has_bias: bool
-
-    @property
-    def parameters(self) -> int:
-        return 1 + self.has_bias
 
     def squared_norms(self) -> Tensor:
         """|delta|^2 (|x|^2 + 1)."""
@@ -81,10 +72,6 @@ class ExplicitGradients:
     """Gradients stored explicitly, for layers with few parameters."""
 
     gradients: Parameters  # each [R, m, ...]
-
-    @property
-    def parameters(self) -> int:
-        return len(self.gradients)
 
     def squared_norms(self) -> Tensor:
         return sum(

@@ -11,7 +11,7 @@ sees both tails at once (`two_tails`).
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -42,8 +42,8 @@ _UPPER_HALF_FACTOR = 4.0
 _ATOM_SHARE = 5e-3
 # Allowances for the quadrature (relative) and the truncated tails of the recursion (absolute).
 _QUADRATURE_ERROR, _TRUNCATED_TAILS = 1e-6, 1e-10
-# Weights along longer arrays are interpolated through the Chebyshev nodes of [-1, 1].
-_MAX_DIRECT = 24
+# The log of the weight is smooth, nearly a parabola, in the number of ones: along long arrays of
+# probabilities it is interpolated through the Chebyshev nodes of [-1, 1].
 _NODES = np.cos(np.pi * (np.arange(9) + 0.5) / 9)
 _FIT = np.linalg.inv(np.polynomial.chebyshev.chebvander(_NODES, 8))
 # The inversion stops this close to alpha on the probit scale, on the safe side. Its first step is a
@@ -284,26 +284,36 @@ def _crossing(
     if ranks[0] <= atoms:
         return 1.0
     log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, with independent labels
-    stretches = _stretches(_crossings(atoms, log_odds, ranks, boundary))
-    if stretches is None:
+    crossed = _crossings(atoms, log_odds, ranks, boundary)
+    if not crossed:
         return 0.0
-    log_weight = _log_weight(n0, n1, atoms, log_ceiling, log_odds, stretches.zeros, stretches.ones)
-    weight = np.exp(log_weight)
-    total, at = 0.0, 0
-    for kept, nodes in zip(stretches.masses, stretches.nodes, strict=True):
-        if len(kept) > _MAX_DIRECT:
-            powers = np.polynomial.chebyshev.chebvander(
-                np.linspace(-1.0, 1.0, len(kept)), len(_NODES) - 1
-            )
-            total += float(kept @ np.exp(powers @ (_FIT @ log_weight[at : at + nodes])))
-        else:
-            total += float(kept @ weight[at : at + nodes])
-        at += nodes
+    log_weight = partial(_log_weight, n0, n1, atoms, log_ceiling, log_odds)
+    zeros = np.array([float(rank) for rank, _, _ in crossed])
+    lengths = np.array([len(masses) for _, _, masses in crossed])
+    if lengths.sum() <= len(_NODES) * len(crossed):
+        ones = np.concatenate([first + np.arange(float(len(part))) for _, first, part in crossed])
+        masses = np.concatenate([part for _, _, part in crossed])
+        return min(float(masses @ np.exp(log_weight(np.repeat(zeros, lengths), ones))), 1.0)
+    first = np.array([first for _, first, _ in crossed])
+    nodes = first[:, None] + 0.5 * (lengths - 1.0)[:, None] * (1.0 + _NODES)
+    logs = log_weight(np.repeat(zeros, len(_NODES)), nodes.ravel()).reshape(nodes.shape)
+    total = sum(
+        float(part @ np.exp(_powers(len(part)) @ fit))
+        for (_, _, part), fit in zip(crossed, logs @ _FIT.T, strict=True)
+    )
     return min(total, 1.0)
 
 
+@lru_cache(maxsize=256)
+def _powers(length: int) -> FloatArray:
+    """Chebyshev polynomials [length, nodes] at points evenly spaced over [-1, 1]."""
+    at = np.linspace(-1.0, 1.0, length) if length > 1 else np.zeros(1)
+    powers = np.polynomial.chebyshev.chebvander(at, len(_NODES) - 1)
+    return np.asarray(powers, dtype=np.float64)
+
+
 def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray) -> _Crossings:
-    """Where paths of independent labels first cross the boundary."""
+    """Where paths of independent labels first cross the boundary, but for negligible ends."""
     last = int(boundary[-1])
     states, start = np.ones(1), 0  # P[`start`, `start` + 1, ... ones, and no crossing so far]
     crossed: _Crossings = []
@@ -331,47 +341,14 @@ def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray)
             states, start = states[out:], start + out
             if len(states) == 0:
                 break
-    return crossed
-
-
-@dataclass(frozen=True, eq=False)
-class _Stretches:
-    """Where paths cross with probabilities that matter, one stretch of numbers of ones per rank."""
-
-    zeros: FloatArray  # [m] ranks at which weights are computed, one stretch after the other
-    ones: FloatArray  # [m] numbers of ones there
-    nodes: list[int]  # numbers of weights of every stretch
-    masses: list[FloatArray]  # the probabilities of every stretch
-
-
-def _stretches(crossed: _Crossings) -> _Stretches | None:
-    """Ranks and numbers of ones at which weights are computed; None if nothing crosses.
-
-    Negligible probabilities are dropped. The log of the weight is smooth, nearly a parabola, in the
-    number of ones, so it is interpolated over a long array.
-    """
-    if not crossed:
-        return None
-    ranks, firsts, parts = zip(*crossed, strict=True)
-    probabilities = np.concatenate(parts)
-    ends = np.cumsum([len(part) for part in parts])
-    starts = np.concatenate([[0], ends[:-1]])
-    matter = np.flatnonzero(probabilities > 1e-9 * probabilities.sum() / len(probabilities))
-    low, high = np.searchsorted(matter, starts), np.searchsorted(matter, ends)
-    kept = high > low
-    starts, begin, end = starts[kept], matter[low[kept]], matter[high[kept] - 1] + 1
-    lengths = end - begin
-    nodes = np.where(lengths > _MAX_DIRECT, len(_NODES), lengths)
-    place = np.arange(nodes.sum()) - np.repeat(np.cumsum(nodes) - nodes, nodes)
-    span = place.astype(np.float64)
-    long = np.repeat(lengths > _MAX_DIRECT, nodes)
-    span[long] = np.repeat((lengths - 1) * 0.5, nodes)[long] * (1.0 + _NODES[place[long]])
-    return _Stretches(
-        zeros=np.repeat(np.array(ranks, dtype=np.float64)[kept], nodes),
-        ones=np.repeat(np.array(firsts)[kept] + begin - starts, nodes) + span,
-        nodes=nodes.tolist(),
-        masses=[probabilities[i:j] for i, j in zip(begin.tolist(), end.tolist(), strict=True)],
-    )
+    count = sum(len(masses) for _, _, masses in crossed)
+    negligible = 1e-9 * sum(float(masses.sum()) for _, _, masses in crossed) / max(count, 1)
+    matter = [np.flatnonzero(masses > negligible) for _, _, masses in crossed]
+    return [
+        (rank, first + int(at[0]), masses[at[0] : at[-1] + 1])
+        for (rank, first, masses), at in zip(crossed, matter, strict=True)
+        if len(at)
+    ]
 
 
 def _negative_binomial(zeros: int, log_odds: float, last: int) -> tuple[FloatArray, int]:

@@ -207,8 +207,10 @@ def _sides(
     several = kinds_of_candidates(base, protocol)
     if len(several) == 1 and not isinstance(base, Candidates):
         return [((pair,), (protocol.candidates,)) for pair in base.pairs]
-    every = [[(pair, count) for _, pair, count in one] for one in arrangements(several)]
-    return [(tuple(p for p, _ in one), tuple(n for _, n in one)) for one in every]
+    return [
+        (tuple(pair for pair, _ in one), tuple(count for _, count in one))
+        for one in arrangements(several)
+    ]
 
 
 @bound(

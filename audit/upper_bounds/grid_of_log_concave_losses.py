@@ -17,6 +17,7 @@ from audit.accounting import DeltaUnreachable, LossPair, Mechanism, compose, sol
 from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
+from audit.numerics import convex_chain
 from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
@@ -127,7 +128,7 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
     """The density of finite losses, and the probability of an infinite loss."""
     loss, mass = pmf.loss, np.exp(pmf.log_mass)
     spacing = float(loss[-1] - loss[0]) / (len(loss) - 1)
-    deviation = _deviation(pmf)
+    deviation = pmf.deviation
     points = max(int(deviation / _BINS / spacing), _POINTS_OF_BIN)
     if points * spacing > _WIDEST_BIN * deviation:
         raise NotApplicable("its losses are too coarse to have a density")
@@ -169,13 +170,6 @@ def _composed(*pairs: DominatingPair) -> PrivacyLossPmf:
         raise NotApplicable(str(error)) from error
 
 
-def _deviation(pmf: PrivacyLossPmf) -> float:
-    """Standard deviation of the finite losses."""
-    mass = np.exp(pmf.log_mass)
-    mean = float(mass @ pmf.loss / mass.sum())
-    return float(np.sqrt(mass @ np.square(pmf.loss - mean) / mass.sum()))
-
-
 def _on_lattice(pair: DominatingPair) -> PrivacyLossPmf:
     if isinstance(pair, LossPair) and len(pair.pmf.loss) > 2:
         steps = np.diff(pair.pmf.loss)
@@ -186,15 +180,7 @@ def _on_lattice(pair: DominatingPair) -> PrivacyLossPmf:
 
 def _majorant(at: FloatArray, log: FloatArray, first: float, last: float) -> _Density:
     """The least concave function above the points [n], from `first` to `last`."""
-    hull: list[int] = []
-    x, y = at.tolist(), log.tolist()
-    for k in range(len(x)):
-        while len(hull) > 1:
-            i, j = hull[-2:]
-            if (y[j] - y[i]) * (x[k] - x[i]) > (y[k] - y[i]) * (x[j] - x[i]):
-                break
-            hull.pop()
-        hull.append(k)
+    hull = convex_chain(at, -log)
     at, log = at[hull], log[hull]
     slopes = np.diff(log) / np.diff(at)
     return _Density(
@@ -252,7 +238,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     tail, lost = _left_tail(pair, delta / runs)
     if lost > _JAGGED:
         # A small Gaussian mechanism, added to every run, smooths the density.
-        pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * _deviation(pmf))))
+        pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * pmf.deviation)))
         tail, _ = _left_tail(pair, delta / runs)
     law = (
         Fixed(protocol.candidates)

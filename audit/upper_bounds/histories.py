@@ -176,12 +176,8 @@ class HistoryCurve:
         return cells, t, np.minimum(runs, most)
 
     def _lattice(self, per_deviation: float) -> FloatArray:
-        atoms = self.run.atoms(np.inf)
-        mass = np.exp(atoms.log_mass)
-        mean = mass @ atoms.loss / max(mass.sum(), 1e-300)
-        deviation = np.sqrt(mass @ np.square(atoms.loss - mean) / max(mass.sum(), 1e-300))
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
-        spacing = max(float(deviation) / per_deviation, reach / _MOST_POINTS)
+        spacing = max(self.run.atoms(np.inf).deviation / per_deviation, reach / _MOST_POINTS)
         below = math.ceil(_BEYOND / spacing)
         return np.asarray(np.exp(spacing * (np.arange(math.ceil(reach / spacing) + 1) - below)))
 

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
 
 import numpy as np
 
@@ -74,33 +73,54 @@ def excess(
     return math.log(max(answer.epsilon, TINY) / target)
 
 
-T = TypeVar("T", float, Repetitions)
+@dataclass(frozen=True)
+class _Search:
+    """A search for the largest x whose tuning meets the target; the cost grows with x."""
 
+    tuning: Callable[[float], tuple[Mechanism, Protocol]]  # the base and the protocol at x
+    start: float  # the smallest x
+    end: float  # the largest x
+    target: float
+    delta: float
+    tolerance: float  # of x
+    refusal: str  # what the target must be, where it is not met at the smallest x
+    longest_step: float = 1.0  # the longest first step away from a guess
 
-def _solve(
-    solve: Callable[[Bound | None], T],
-    base_and_protocol: Callable[[T], tuple[Mechanism, Protocol]],
-    guess: T,
-    target: float,
-    delta: float,
-) -> T:
-    """The answer by the smallest bound, from solutions for one bound at a time; None is `region`.
+    def by(self, bound: Bound | None, guess: float | None = None) -> float:
+        """The largest x by one bound (see `excess`); `guess` is near it."""
 
-    For random search `tight` is the smallest bound, unless its numbers fail. For other protocols it
-    is enough to solve for the bound that is smallest near the answer: bounds that are larger there
-    afford less.
-    """
-    base, protocol = base_and_protocol(guess)
-    if isinstance(protocol, RandomSearch):
-        answer = solve(tight)
-        reported = row(find("tight"), *base_and_protocol(answer), delta)
-        return answer if reported.epsilon <= target else solve(None)
-    solved, answer = set(), guess
-    while (name := tuning_cost(base, protocol, delta).name) not in solved:
-        solved.add(name)
-        answer = solve(_only(find(name, type(protocol))))
-        base, protocol = base_and_protocol(answer)
-    return answer
+        @cache
+        def missed(x: float) -> float:
+            return excess(*self.tuning(x), self.target, self.delta, bound)
+
+        start, end = self.start, self.end
+        if guess is not None:
+            guess = min(max(guess, start), end)
+            step = min(max(abs(missed(guess)), _FIRST_STEP), self.longest_step)
+            start, end = bracket_near(missed, guess, step, start, end)
+        if missed(start) > 0.0:
+            raise InvalidInput(f"target_epsilon must {self.refusal}, got {self.target!r}")
+        tolerance = max(self.tolerance, _TIGHT_TOLERANCE) if bound is tight else self.tolerance
+        return safe_root(missed, start, end, tolerance)
+
+    def by_smallest(self, guess: float) -> float:
+        """The largest x by the bound that `tuning_cost` reports.
+
+        For random search `tight` is the smallest bound, unless its numbers fail. For other
+        protocols it is enough to solve for the bound that is smallest near the answer: bounds that
+        are larger there afford less.
+        """
+        base, protocol = self.tuning(guess)
+        if isinstance(protocol, RandomSearch):
+            x = self.by(tight, guess)
+            reported = row(find("tight"), *self.tuning(x), self.delta)
+            return x if reported.epsilon <= self.target else self.by(None, guess)
+        solved, x = set(), guess
+        while (name := tuning_cost(base, protocol, self.delta).name) not in solved:
+            solved.add(name)
+            x = self.by(_only(find(name, type(protocol))), guess)
+            base, protocol = self.tuning(x)
+        return x
 
 
 def _only(entry: Entry) -> Bound:
@@ -114,20 +134,6 @@ def _only(entry: Entry) -> Bound:
         return found
 
     return bound
-
-
-def _bracket(
-    missed: Callable[[float], float], guess: float, start: float, end: float
-) -> tuple[float, float]:
-    """`bracket_near` with a first step as large as the target is missed at the guess."""
-    far = abs(missed(guess))
-    return bracket_near(
-        missed, guess, max(far, _FIRST_STEP) if math.isfinite(far) else 1.0, start, end
-    )
-
-
-def _tolerance(bound: Bound | None, usual: float) -> float:
-    return max(usual, _TIGHT_TOLERANCE) if bound is tight else usual
 
 
 def _checked_target(target_epsilon: float, target_delta: float) -> tuple[float, float]:
@@ -164,49 +170,34 @@ def calibrate_mu_for_tuning(
         0.4035
     """
     target, delta = _checked_target(target_epsilon, target_delta)
-    protocol = parse_protocol(protocol)
-    return _largest_mu(protocol, target, delta, bound)
+    return _largest_mu(parse_protocol(protocol), target, delta, bound)
 
 
 def _largest_mu(protocol: Protocol, target: float, delta: float, bound: Bound | None) -> float:
+    search = _search_of_mu(protocol, target, delta)
     guess = 0.0
     if isinstance(protocol, RandomSearch | Adaptive):
         # The region bound's answer is near the others and costs little.
         with contextlib.suppress(ValueError):
-            guess = math.log(_mu_by(None, target, RandomSearch(protocol.repetitions), delta))
-    if bound is not None:
-        return _mu_by(bound, target, protocol, delta, guess)
-    return _solve(
-        lambda one: _mu_by(one, target, protocol, delta, guess),
-        lambda mu: (GaussianMechanism(mu), protocol),
-        math.exp(guess),
-        target,
-        delta,
+            guess = _search_of_mu(RandomSearch(protocol.repetitions), target, delta).by(None)
+    found = search.by_smallest(guess) if bound is None else search.by(bound, guess)
+    if found == search.end:
+        raise InvalidInput(f"target_epsilon must {search.refusal}, got {target!r}")
+    return math.exp(found)
+
+
+def _search_of_mu(protocol: Protocol, target: float, delta: float) -> _Search:
+    """The search for the logarithm of the mu of a Gaussian base."""
+    return _Search(
+        lambda x: (GaussianMechanism(math.exp(x)), protocol),
+        start=math.log(_MIN_MU),
+        end=math.log(_MAX_MU),
+        target=target,
+        delta=delta,
+        tolerance=_MU_TOLERANCE,
+        refusal=f"be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives by the bound at "
+        f"delta={delta:g} with {protocol}",
     )
-
-
-def _mu_by(
-    bound: Bound | None,
-    target: float,
-    protocol: Protocol,
-    delta: float,
-    guess: float | None = None,
-) -> float:
-    """The largest mu that one bound affords; `guess` is near its logarithm."""
-
-    @cache
-    def missed(log_mu: float) -> float:
-        return excess(GaussianMechanism(math.exp(log_mu)), protocol, target, delta, bound)
-
-    low, high = math.log(_MIN_MU), math.log(_MAX_MU)
-    if guess is not None:
-        low, high = _bracket(missed, guess, low, high)
-    if missed(low) > 0.0 or missed(high) <= 0.0:
-        raise InvalidInput(
-            f"target_epsilon must be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives "
-            f"by the bound at delta={delta:g} with {protocol}, got {checks.one_line(target)}"
-        )
-    return math.exp(safe_root(missed, low, high, _tolerance(bound, _MU_TOLERANCE)))
 
 
 def calibrate_noise(
@@ -254,44 +245,26 @@ def calibrate_noise(
     if rate == 1.0:
         return root / _largest_mu(protocol, target, delta, bound)
 
-    def base_at(noise: float) -> Mechanism:
-        return DpSgd(noise, steps, rate, neighbours, group_size)
-
-    def misses(bound: Bound | None) -> Callable[[float], float]:
-        return cache(lambda x: excess(base_at(math.exp(-x)), protocol, target, delta, bound))
-
-    def by_region() -> float:
-        # Sampling shrinks the noise by the sampling rate at most, but for the loss of one step.
-        full_batch = root / _mu_by(None, target, protocol, delta)
-        low, high = -math.log(full_batch), -math.log(max(full_batch * rate, MIN_NOISE))
-        return math.exp(-safe_root(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
-
+    # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
+    full_batch = protocol
+    if isinstance(protocol, RandomSearch | Adaptive):
+        full_batch = RandomSearch(protocol.repetitions)
+    mu = math.exp(_search_of_mu(full_batch, target, delta).by(None, 0.0))
+    ratio = mu / (rate * root)
+    noise = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
+    search = _Search(
+        lambda x: (DpSgd(math.exp(-x), steps, rate, neighbours, group_size), protocol),
+        start=-math.log(1e3 * noise),
+        end=-math.log(MIN_NOISE),
+        target=target,
+        delta=delta,
+        tolerance=_SAMPLED_TOLERANCE,
+        refusal=f"be what some noise multiplier gives at delta={delta:g} with {protocol}",
+    )
+    guess = -math.log(noise)
     if isinstance(protocol, RandomSearch):
-        guess = by_region()
-    else:
-        # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
-        full_batch: Protocol = protocol
-        if isinstance(protocol, Adaptive):
-            full_batch = RandomSearch(protocol.repetitions)
-        ratio = _largest_mu(full_batch, target, delta, None) / (rate * root)
-        guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
-
-    def solve(bound: Bound | None) -> float:
-        if bound is None:
-            return guess
-        missed = misses(bound)
-        most, least = -math.log(1e3 * guess), -math.log(min(guess, MIN_NOISE))
-        low, high = _bracket(missed, -math.log(guess), most, least)
-        if missed(low) > 0.0:
-            raise InvalidInput(
-                f"target_epsilon must be what some noise multiplier gives at delta={delta:g} with "
-                f"{protocol}, got {checks.one_line(target)}"
-            )
-        return math.exp(-safe_root(missed, low, high, _tolerance(bound, _SAMPLED_TOLERANCE)))
-
-    if bound is not None:
-        return solve(bound)
-    return _solve(solve, lambda noise: (base_at(noise), protocol), guess, target, delta)
+        guess = search.by(None, guess)
+    return math.exp(-(search.by_smallest(guess) if bound is None else search.by(bound, guess)))
 
 
 def calibrate_runs(
@@ -331,43 +304,30 @@ def calibrate_runs(
 def _most_runs(
     repetitions: Repetitions, base: Mechanism, target: float, delta: float, bound: Bound | None
 ) -> Repetitions:
-    if bound is not None:
-        return _runs_by(bound, target, base, repetitions, delta)
-    return _solve(
-        lambda one: _runs_by(one, target, base, repetitions, delta),
-        lambda found: (base, RandomSearch(found)),
-        repetitions,
-        target,
-        delta,
+    search = _search_of_runs(repetitions, base, target, delta)
+    try:
+        guess = search.by(None)
+    except ValueError:
+        guess = search.start
+    found = search.by_smallest(guess) if bound is None else search.by(bound, guess)
+    return repetitions.with_mean(math.exp(found))
+
+
+def _search_of_runs(
+    repetitions: Repetitions, base: Mechanism, target: float, delta: float
+) -> _Search:
+    """The search for the logarithm of the expected number of runs."""
+    least = max(repetitions.means[0], 1.0)
+    return _Search(
+        lambda x: (base, RandomSearch(repetitions.with_mean(math.exp(x)))),
+        start=math.log(least),
+        end=math.log(most_runs(repetitions)),
+        target=target,
+        delta=delta,
+        tolerance=_SAMPLED_TOLERANCE,
+        refusal=f"allow {least:g} expected runs with {repetitions.spec}",
+        longest_step=_FIRST_STEP_RUNS,
     )
-
-
-def _runs_by(
-    bound: Bound | None, target: float, base: Mechanism, repetitions: Repetitions, delta: float
-) -> Repetitions:
-    """The distribution with the most expected runs that one bound affords."""
-    least, most = max(repetitions.means[0], 1.0), most_runs(repetitions)
-
-    @cache
-    def missed(log_mean: float) -> float:
-        protocol = RandomSearch(repetitions.with_mean(math.exp(log_mean)))
-        return excess(base, protocol, target, delta, bound)
-
-    low, high = math.log(least), math.log(most)
-    if missed(low) > 0.0:
-        raise InvalidInput(
-            f"target_epsilon must allow {least:g} expected runs with {repetitions.spec}, "
-            f"got {checks.one_line(target)}"
-        )
-    if bound is not None:
-        try:
-            guess = math.log(_runs_by(None, target, base, repetitions, delta).mean)
-        except ValueError:
-            guess = low
-        guess = min(max(guess, low), high)
-        low, high = bracket_near(missed, guess, _FIRST_STEP_RUNS, low, high)
-    tolerance = _tolerance(bound, _SAMPLED_TOLERANCE)
-    return repetitions.with_mean(math.exp(safe_root(missed, low, high, tolerance)))
 
 
 def most_runs(repetitions: Repetitions) -> float:
@@ -435,7 +395,11 @@ def best_repetitions(
             if math.isfinite(eta):
                 family = TruncatedNegativeBinomial(eta, 0.5)
             try:
-                affordable = _runs_by(bound, target, base, family, delta)
+                if bound is None:
+                    mean = math.exp(_search_of_runs(family, base, target, delta).by(None))
+                    affordable = family.with_mean(mean)
+                else:
+                    affordable = _most_runs(family, base, target, delta, bound)
             except ValueError:
                 return -math.inf
             found[eta] = AffordableRepetitions(affordable, affordable.expected_quantile())
