@@ -44,7 +44,7 @@ _PRINTED = {
     "ETCV 4": {1.0: (1.17, 1.19), 2.0: (2.36, 2.09), 4.0: (4.28, 4.68)},
 }
 _PRINTED_UPPER = {1.0: 1.86, 2.0: 3.59, 4.0: 6.79}
-_WORST_ORDER, _CONVNET = ", worst order", ", ConvNet"
+_WORST_ORDER, _CONVNET, _LARGE = ", worst order", ", ConvNet", ", 5,000 records"
 # The score's distribution is learned on every fourth trial, the final weights' weighting on every
 # second one, and both are evaluated on the other trials.
 _SCORE_LEARNED_ON, _WEIGHTS_LEARNED_ON = 4, 2
@@ -88,7 +88,9 @@ def row_of(game: KeptGame) -> str:
         row = f"ETCV {4 if is_dirac else _ETCV_ROWS_OF_DATASET[config.dataset]}"
     else:
         row = f"{config.threat} {_ROWS_OF_DATASET[config.dataset] + 3 * is_dirac}"
-        row += _CONVNET if config.model == "convnet" else ""  # apart from the MLP's row
+        # Apart from the rows of 1,000 records and an MLP.
+        row += _CONVNET if config.model == "convnet" else ""
+        row += _LARGE if config.train_size == 5000 else ""
     return row + (_WORST_ORDER if config.score == "worst-order" else "")
 
 
