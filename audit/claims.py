@@ -51,15 +51,19 @@ class Assumption(Enum):
         "score monotone in the likelihood ratio of one run",
         "not valid for this score",
     )
-    SPLIT_SCORE = ("score a split order of one Gaussian statistic", "not valid for this score")
+    SPLIT_SCORE = ("score is a split order of one Gaussian statistic", "not valid for this score")
     GAUSSIAN_STATISTIC = (
-        "statistic N(b mu, 1) in one run: a Gaussian base, nothing else trained on",
+        "statistic of one run N(b mu, 1), b = 1 with the canary: Gaussian base, no other training "
+        "records",
         "not valid for this statistic",
     )
     GAUSSIAN_BASE = ("Gaussian base", "not valid for this base")
     NOT_TUNED = ("a single run, not the best of several", "not valid for tuned outputs")
     INDEPENDENT_TRIALS = ("independent trials", "not valid for dependent trials")
-    FAIR_COINS = ("each trial with its own fair coin", "not valid for fixed numbers of trials")
+    FAIR_COINS = (
+        "canary included by a fair coin in each trial",
+        "not valid for fixed numbers of trials",
+    )
     RELEASED_SCORE = (
         "the released statistic is the score",
         "not valid for a statistic other than the score",

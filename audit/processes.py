@@ -59,7 +59,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         from filelock import FileLock
     except ImportError as error:
         raise MissingExtra(
-            "locks of files need the extra 'game': pip install 'dp-tuning-audit[game]', or only "
+            "file locks need the extra 'game': pip install 'dp-tuning-audit[game]', or only "
             "pip install filelock"
         ) from error
     lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)

@@ -76,7 +76,7 @@ def finished_blocks(folder: RunFolder, blocks: Sequence[Block]) -> dict[Block, t
         except FileNotFoundError:
             continue
         except DamagedShard as damage:
-            print(f"damaged shard, will be played again: {damage}", file=sys.stderr)
+            print(f"damaged shard, will be repeated: {damage}", file=sys.stderr)
     return finished
 
 
@@ -108,7 +108,7 @@ def play_all(
                     raise WorkerDied(
                         f"workers died {deaths} times without finishing a block: {death}"
                     ) from death
-                print(f"a worker died; its blocks will be played again ({death})", file=sys.stderr)
+                print(f"a worker died; its blocks will be repeated ({death})", file=sys.stderr)
     return played
 
 

@@ -35,7 +35,7 @@ class _Suggested(Choice):
 
     @property
     def spec(self) -> str:
-        return "what the objective suggests, each value drawn anew by Optuna's RandomSampler"
+        return "the values that the objective suggests, each drawn anew by Optuna's RandomSampler"
 
 
 class PrivateStudy:
@@ -207,7 +207,7 @@ def _way_of(study: Any) -> str:
 
 _UNKNOWN_SAMPLER = (
     "the storage does not keep the sampler, so candidates are taken to depend on earlier outputs; "
-    "if the sampler was random, say so (chosen random)"
+    "if the sampler was random, pass chosen random"
 )
 _SEVERAL_OBJECTIVES = (
     "a study of several objectives releases a Pareto front, which is more than one output, so all "
@@ -271,7 +271,7 @@ def cost_of_study(
         if protocol is not None or prior is not None:
             raise InvalidInput(
                 "protocol and prior must come with random trials and one objective, got "
-                + ("several objectives" if several else "an unknown sampler: say chosen random")
+                + ("several objectives" if several else "an unknown sampler: pass chosen random")
             )
         if several and budgets is None and cap is None and way in ("grid", "random"):
             budgets = "planned"  # what was drawn without looking back depends on no output

@@ -65,7 +65,10 @@ class PooledScan(Estimator):
         "this project",
         protocols=(RandomSearch,),
         assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.RELEASED_SCORE),
-        about=("all ranks of a grid, by their joint distribution, from simulated audits",),
+        about=(
+            "best of all ranks of a grid, corrected by "
+            "their joint distribution in simulated audits",
+        ),
     )
 
     def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:

@@ -58,7 +58,7 @@ class RankSum(ThresholdRule):
     """
 
     name: ClassVar[str] = "rank-sum"
-    words: ClassVar[str] = "number of concordant pairs, by simulated audits"
+    words: ClassVar[str] = "number of concordant pairs, compared with simulated audits"
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         if not isinstance(statistic, GaussianFamily):

@@ -161,7 +161,7 @@ class Split(ThresholdRule):
     """
 
     name: ClassVar[str] = "split"
-    words: ClassVar[str] = "threshold from the even trials, judged by the odd ones"
+    words: ClassVar[str] = "threshold chosen on the even trials and tested on the odd trials"
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         even, odd = scores.even_and_odd
@@ -183,7 +183,7 @@ class MaximumOverGrid(ThresholdRule):
     """
 
     name: ClassVar[str] = "max-grid"
-    words: ClassVar[str] = "best of a grid on the same trials, not paid for"
+    words: ClassVar[str] = "best threshold of a grid on the same trials, without correction"
     corrected: ClassVar[bool] = False
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:

@@ -77,7 +77,9 @@ class Scan(Estimator):
         Kind.BOUND,
         "this project; recursion after Noe 1972",
         assumptions=(Assumption.INDEPENDENT_TRIALS,),
-        about=("all ranks of a grid, and both tails together, by their joint distributions",),
+        about=(
+            "best of all ranks of a grid and of both tails, corrected by their joint distributions",
+        ),
     )
 
     def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:

@@ -119,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if ended < 0:
                 how = f"signal {signal.Signals(-ended).name}"
                 if -ended == signal.SIGKILL:
-                    how += ", perhaps for want of memory"
-            return console.report_error(f"train must give an answer, and its process ended ({how})")
+                    how += ", perhaps because memory ran out"
+            return console.report_error(f"train must return, but its process ended ({how})")
         given = json.loads(answer.read_text())
     if given["error"]:
         return console.report_error(given["error"])

@@ -179,7 +179,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     "grain": (
         "noise",
         "Noise of different runs is equal to the last digit in {seen} of {pairs:,} pairs: it takes "
-        "few values, between which the sum of the gradients shows.",
+        "only a small number of values, so the sum of the gradients remains visible.",
         "It is drawn in half precision (float16, bfloat16), or rounded, and added to a sum of "
         "higher precision.",
         "Draw the noise in the precision of the gradients, or round the sum in the same way before "

@@ -98,7 +98,7 @@ def check_premises(
     experiment = Experiment(train, records, canary, candidate, relation, seed, seconds)
     first = experiment.runs.run(records, run_seed(seed, 0, 9))
     if first.error is not None:
-        raise InvalidInput(f"train must give an answer, and raised {first.error}")
+        raise InvalidInput(f"train must return without an exception, got {first.error}")
     watched = first.watched and bool(first.steps)
     if watched:
         best = _watched(experiment, first, claim, delta, loss)

@@ -13,8 +13,8 @@ class Protocol(ABC):
 
     Example:
         >>> from audit.protocols import Grid
-        >>> print(Grid(20), "-", Grid(20).assumption)
-        grid:20 - a fixed list of candidates, each run once or independently not
+        >>> Grid(20).name, Grid(20).assumption.split(",")[0]
+        ('grid', 'a fixed list of candidates')
     """
 
     name: ClassVar[str]

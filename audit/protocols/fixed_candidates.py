@@ -28,7 +28,10 @@ class Grid(Protocol):
     inclusion: float = 1.0
 
     name: ClassVar[str] = "grid"
-    assumption: ClassVar[str] = "a fixed list of candidates, each run once or independently not"
+    assumption: ClassVar[str] = (
+        "a fixed list of candidates, each run once, or each included independently with a fixed "
+        "probability"
+    )
 
     def __post_init__(self) -> None:
         checks.validate(self, "candidates", checks.integer, 1, MAX_RUNS)
@@ -62,7 +65,7 @@ class NoisyMax(Protocol):
     rounds: int = 1
 
     name: ClassVar[str] = "noisy-max"
-    assumption: ClassVar[str] = "the index of the largest of noisy values of sensitivity 1"
+    assumption: ClassVar[str] = "the index of the largest of several noisy values of sensitivity 1"
 
     def __post_init__(self) -> None:
         checks.validate(self, "candidates", checks.integer, 1, MAX_RUNS)

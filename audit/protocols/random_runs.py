@@ -137,8 +137,9 @@ class Adaptive(RandomRuns):
 
     name: ClassVar[str] = "adaptive"
     assumption: ClassVar[str] = (
-        "K runs, each candidate from a density within [c, C] times the prior, by the runs before "
-        "it and not by K; ties broken at random or by candidate and output, not by order of arrival"
+        "K runs; the density of each candidate is within [c, C] times the prior and may depend on "
+        "earlier runs but not on K; ties are broken at random or by candidate and output, not by "
+        "order of arrival"
     )
 
     def __post_init__(self) -> None:
@@ -210,7 +211,7 @@ class ProposeTestRelease(RandomRuns):
     failure: float
 
     name: ClassVar[str] = "ptr"
-    assumption: ClassVar[str] = "K independent runs, each of which tests before it releases"
+    assumption: ClassVar[str] = "K independent runs, each of which tests before its release"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,8 @@ class UntilAccepted(Protocol):
 
     name: ClassVar[str] = "until"
     assumption: ClassVar[str] = (
-        "independent runs until one is accepted, of at least the stated chance on any data set"
+        "independent runs until one is accepted; on any data set, a run is accepted with at least "
+        "the stated probability"
     )
 
     def __post_init__(self) -> None:
@@ -59,7 +60,8 @@ class RandomStopping(Protocol):
 
     name: ClassVar[str] = "stopping"
     assumption: ClassVar[str] = (
-        "independent runs until one is accepted, each other one followed by a stop of fixed chance"
+        "independent runs until one is accepted; after each rejected run, the tuning stops with a "
+        "fixed probability"
     )
 
     def __post_init__(self) -> None:

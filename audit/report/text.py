@@ -251,7 +251,7 @@ def _lower_row(report: Report, proxy: str, key: str, kind: str) -> _Row:
     bounds = [result.lower_bounds[proxy][key] for result in report.results]
     conditions = _parts([bounds[0].assumes]) if bounds[0].valid else []
     if kind == ALL_RUNS:
-        conditions.append("counts all runs, not only the winners")
+        conditions.append("uses all runs, including the losing runs")
     return _Row(f"{key}, {proxy}", [rounded_down(b.epsilon) for b in bounds], conditions)
 
 

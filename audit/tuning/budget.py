@@ -343,8 +343,8 @@ class Budget:
             whole = format_rounded(share, up=True, digits=3)
             left = format_rounded(self.remaining, up=False, digits=3)
             raise BudgetExceeded(
-                f"budget must hold the {so_many}, got {whole} of the cap in all with "
-                f"{mechanism.description}; {left} of it is left, and nothing is spent"
+                f"budget must cover the {so_many}, got {whole} of the cap in total with "
+                f"{mechanism.description}; {left} of the cap is left, and nothing is spent"
             )
         return after
 
@@ -383,7 +383,7 @@ class Budget:
             raise InvalidInput(
                 f"{different} must be that of the budget in {str(file)!r}, "
                 f"{checks.one_line(settings[different])}, got {checks.one_line(mine[different])}: "
-                "a cap that is changed later holds nothing"
+                "a cap cannot be changed later"
             )
         self._spent = spent
 

@@ -68,21 +68,21 @@ _WORDS = {
     ),
     "sequential": (
         "the number of trials and the budget of each (noise, rate, steps) were fixed "
-        "beforehand; candidates may depend on what earlier trials released, in any way",
+        "beforehand; candidates may depend on the outputs of earlier trials in any way",
         "later candidates depend on earlier outputs, so the winner reveals information "
         "about the losing trials: only the composition of all is proved",
     ),
     "cap": (
-        "the cap, and how it is counted, were fixed before the first trial; each trial was "
-        "charged before it ran, and none that would have exceeded the cap would have run; all else "
+        "the cap and its accounting were fixed before the first trial; each trial was charged "
+        "before it ran, and a trial that exceeds the cap would have been refused; everything else "
         "may depend on earlier outputs",
-        "a privacy filter keeps its cap, whatever is decided by earlier outputs",
+        "a privacy filter keeps its cap, even if every decision depends on earlier outputs",
     ),
     "odometer": (
         "each trial ran with the noise, rate and steps that are stated here",
         "the number of trials or their budgets may depend on earlier outputs, so no "
-        "epsilon is proved; if they were fixed beforehand, say so (budgets planned), or name the "
-        "cap that was",
+        "epsilon is proved; if they were fixed beforehand, pass budgets planned; if a cap was "
+        "fixed beforehand, pass the cap",
     ),
 }
 """The assumptions and the reason of a cost, by how the trials were chosen."""

@@ -234,8 +234,8 @@ class Journal(Memory):
     def _edited(self, path: Path, found: str = "") -> InvalidInput:
         return InvalidInput(
             f"folder must hold a study as it was written: {path} was edited or damaged{found}; "
-            f"restore it (deleting {self.folder} begins a new study, and the runs so far cost what "
-            "they cost)"
+            f"restore it (deleting {self.folder} begins a new study; the privacy cost of the runs "
+            "so far remains)"
         )
 
     def end(self) -> None:

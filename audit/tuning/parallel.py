@@ -47,8 +47,8 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
                     results.close()
         if died:
             raise RuntimeError(
-                "a worker died, as it does when memory runs out; run the same study again, with "
-                "fewer jobs if need be, and it resumes with the same draws"
+                "a worker process died, possibly because memory ran out; run the same study again "
+                "(with fewer jobs if necessary), and it resumes with the same draws"
             )
 
 

@@ -203,7 +203,9 @@ def _register(
         return BoundValue(all_runs(base, protocol, delta).epsilon(delta))
 
 
-_register(Grid, "runs, each released", "any base, each candidate its own", _candidates)
+_register(
+    Grid, "runs, each released", "any base, possibly different for each candidate", _candidates
+)
 _register(NoisyMax, "noisy values, each released", "any noise", _noisy_values)
 _register(
     BudgetSchedule,

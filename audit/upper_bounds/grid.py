@@ -217,7 +217,7 @@ def _sides(
     "grid",
     100,
     "grid bound: the region bound with a product over the other candidates",
-    about=("any base, each candidate its own",),
+    about=("any base, possibly different for each candidate",),
     protocol=Grid,
     title=r"$\varepsilon_U$ grid (any score)",
 )

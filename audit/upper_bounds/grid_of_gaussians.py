@@ -22,7 +22,9 @@ from audit.upper_bounds.grid_of_kinds import kinds_epsilon
 from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.tight import TightCurve, tight
 
-_SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
+_SOURCE = (
+    "tight bound of the same number of independent draws, exact for a grid with a Gaussian base"
+)
 _OF_KINDS = "tight bound within candidates of equal noise, region bound between them"
 _OF_TWO = "tight bound of binomial:2,p, exact for two candidates on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"

@@ -23,7 +23,9 @@ from audit.upper_bounds.region import between
 from audit.upper_bounds.registry import BoundValue, bound
 
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
-_EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
+_EXACT_SOURCE = (
+    "hockey-stick divergence of the best run for a monotone score, by numerical integration"
+)
 # Where one side has e^-loss of the other's mass, and that is lost, a cell says nothing.
 _LARGEST_LOSS = 600.0
 # Cells of the exact game: with more, larger mu would take memory without end, and gain nothing.

@@ -37,7 +37,7 @@ from audit.upper_bounds.registry import BoundValue, bound
 
 Masses = tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
 
-_SOURCE = "tight bound: every order of the outputs rearranged into a folded one"
+_SOURCE = "tight bound: no order of the outputs costs more than the best folded order"
 # Number of first events, and the number that ends the refinement. Time grows with its square; with
 # 700 the bound is mostly within 1e-4 of the epsilon that an order attains.
 _FIRST_EVENTS, _MAX_EVENTS = 96, 700

@@ -182,13 +182,13 @@ def test_damaged_shards_are_reported_and_played_again(
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 0
     for shard in (first, second, third, fourth):
-        assert f"damaged shard, will be played again: {shard}" in err
+        assert f"damaged shard, will be repeated: {shard}" in err
     assert (out / "results.csv").read_bytes() == before
     with np.load(first) as shard:
         arrays = dict(shard)
     arrays["score"][3] = np.nan
     np.savez(first, **arrays)
-    assert f"damaged shard, will be played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
+    assert f"damaged shard, will be repeated: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
 def test_foreign_swapped_and_edited_shards_are_reported_and_played_again(
@@ -208,9 +208,9 @@ def test_foreign_swapped_and_edited_shards_are_reported_and_played_again(
     np.savez(fourth, **arrays)
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 0
-    assert f"played again: {first}: it belongs to another audit" in err
+    assert f"will be repeated: {first}: it belongs to another audit" in err
     for shard in (second, third, fourth):
-        assert f"played again: {shard}: its content does not match its seal" in err
+        assert f"will be repeated: {shard}: its content does not match its seal" in err
     assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
 
 

@@ -78,7 +78,7 @@ def test_dead_workers_are_replaced_and_reported(
     monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 1))
     capsys.readouterr()
     assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 0
-    assert "a worker died; its blocks will be played again" in capsys.readouterr().err
+    assert "a worker died; its blocks will be repeated" in capsys.readouterr().err
     files = [tmp_path / name / "results.csv" for name in ("alone", "audit")]
     assert files[0].read_bytes() == files[1].read_bytes()
 

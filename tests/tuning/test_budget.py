@@ -226,7 +226,9 @@ def test_a_file_survives_a_kill_and_its_cap_cannot_be_changed(
         again.spend(one)
         budget.spend(one)
         assert json.loads(file.read_text())["spent"][0]["times"] == 3
-    with pytest.raises(ValueError, match=r"cap must be that of the budget in .* holds nothing"):
+    with pytest.raises(
+        ValueError, match=r"cap must be that of the budget in .* cannot be changed later"
+    ):
         tuning.Budget(4.0, file=file)
     with pytest.raises(ValueError, match="delta must be that of the budget"):
         tuning.Budget(cap, 1e-6, file=file)

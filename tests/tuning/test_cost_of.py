@@ -524,7 +524,7 @@ def test_a_stored_study_is_read_to_the_safe_side(
     found = json.loads(capsys.readouterr().out)
     assert found["chosen"] == "unknown sampler"
     assert found["best_only"] == found["all_released"]
-    assert "if the sampler was random, say so (chosen random)" in found["why"]
+    assert "if the sampler was random, pass chosen random" in found["why"]
     assert bounds.main(["--optuna", storage, "mine", "--chosen", "random", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound"].endswith("fixed:3")
     assert bounds.main(["--optuna", storage, "other"]) == 2
