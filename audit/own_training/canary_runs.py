@@ -244,7 +244,9 @@ def measure(
     if len(traces) > before:
         found = found_by(traces)
     canaries = _chosen(pool, traces, found)
-    np.maximum(found.largest, _in_other_places(experiment, canaries, absent), out=found.largest)
+    # Runs whose number of steps is random have only their first steps in common.
+    elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
+    np.maximum(found.largest, elsewhere, out=found.largest)
     return canaries
 
 
@@ -278,10 +280,11 @@ def _largest(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
         and experiment.draws_as_reference(run)
         and np.isfinite(run.gradients).all()
     ]
-    if len(gradients) < 2:
-        return np.zeros(experiment.steps)
-    base = experiment.base
-    return 2 * contributions(gradients, base.slices, base.epsilon_of_type).largest
+    found, base = np.zeros(experiment.steps), experiment.base
+    if len(gradients) > 1:
+        largest = contributions(gradients, base.slices, base.epsilon_of_type).largest
+        found[: len(largest)] = 2 * largest
+    return found
 
 
 def measure_again(experiment: Experiment) -> CanaryRuns | None:

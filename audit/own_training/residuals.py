@@ -83,7 +83,8 @@ class Residuals:
         first.initial = dict(initial)
         full = all(rate == 1.0 for _, rate, _ in first.history or [(0.0, 0.0, 0)])
         size = 8.0 * len(first.steps) * sum(first.sizes)
-        if first.error or not full or not 0.0 < size <= _MAX_BYTES:
+        same_tensors = len({len(step.gradient) for step in first.steps}) == 1
+        if first.error or not full or not same_tensors or not 0.0 < size <= _MAX_BYTES:
             return None
         if not is_in_time(first.seconds):
             return None

@@ -144,14 +144,10 @@ class WhiteBox:
         if len(lambda_a) == 1:
             one = products[:, 0]
             parts = np.array_split(one, min(steps, _STRETCHES))
-            details = np.concatenate(
-                [
-                    [np.ptp(one)],
-                    np.sum(self._by_tensor, axis=0),
-                    np.sum(self._energies, axis=0).reshape(-1) / steps,
-                    [part.sum() for part in parts],
-                ]
-            )
+            details = np.array([np.ptp(one), *(part.sum() for part in parts)])
+            if len({len(products) for products in self._by_tensor}) == 1:  # the same tensors
+                energies = np.sum(self._energies, axis=0).reshape(-1) / steps
+                details = np.concatenate([details, np.sum(self._by_tensor, axis=0), energies])
         return WhiteBoxTrace(steps, lambda_a, lambda_c, details)
 
     def _parameters(self) -> list[Tensor]:

@@ -613,6 +613,32 @@ def test_randomness_that_no_seed_controls_is_not_testable() -> None:
         found.raise_if_broken()
 
 
+def test_layers_that_take_turns_are_not_testable_but_attacked() -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        model = loops.mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch(optimizer, model)
+        watch.claim(3.0)
+        for step in range(4):
+            for number, parameter in enumerate(model.parameters()):
+                parameter.requires_grad_((number < 2) == (step % 2 == 0))
+                parameter.grad = torch.randn_like(parameter) if parameter.requires_grad else None
+            optimizer.step()
+        return model
+
+    result = audit.check(train, DATA, trials=20, jobs=1)
+    assert result.exit_code == 2
+    assert result.premises is not None
+    assert "not the same in every step" in str(result.premises)
+
+
+def test_a_random_number_of_steps_is_not_accused() -> None:
+    def stop(state: Any) -> None:
+        state.stop = state.step >= np.random.default_rng(state.seed).integers(8)
+
+    assert report(Loop(steps=8, after=stop)).findings == ()
+
+
 def test_noise_on_the_weights_instead_of_gradients_is_not_accused() -> None:
     def after(state: Any) -> None:
         with torch.no_grad():
