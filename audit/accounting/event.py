@@ -76,8 +76,9 @@ def _parts(event: Any) -> _Parts:
 
 
 def _randomised_response(event: Any) -> Mechanism:
-    lie = event.noise_parameter / event.num_buckets
-    truth = 1.0 - event.noise_parameter + lie
+    noise = checks.interval("noise_parameter", event.noise_parameter, 0.0, 1.0)
+    lie = noise / event.num_buckets
+    truth = 1.0 - noise + lie
     return RandomisedResponse(math.log(truth / lie), event.num_buckets)
 
 
@@ -102,7 +103,7 @@ def _sampled(event: Any) -> _Parts:
                 "event that is sampled must be Gaussian, or a PrivacyLossDistribution of it, got "
                 f"{checks.one_line(event)}"
             )
-        precision += times / part[0] ** 2
+        precision += times / checks.interval("noise_multiplier", part[0], 0.0) ** 2
     if not precision:
         return []
     return [((1.0 / math.sqrt(precision), float(event.sampling_probability)), 1)]

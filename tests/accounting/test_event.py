@@ -84,6 +84,11 @@ def test_a_symmetric_loss_distribution() -> None:
             "sampled must be Gaussian",
         ),
         (
+            dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(0.0)),
+            "noise_multiplier must be",
+        ),
+        (dp_event.RandomizedResponseDpEvent(0.0, 3), "noise_parameter must be"),
+        (
             distributions.from_laplace_mechanism(2.0, pessimistic_estimate=False),
             "pessimistic estimate",
         ),
