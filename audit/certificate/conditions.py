@@ -291,8 +291,9 @@ def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
 
 
 def most_steps(training: Mechanism) -> int:
-    """Largest number of steps of a run of DP-SGD."""
-    return max(part.steps for part in _parts(training) if isinstance(part, DpSgd))
+    """Largest number of steps of a run of DP-SGD; 0 for other mechanisms."""
+    steps = (part.steps for part in _parts(training) if isinstance(part, DpSgd))
+    return max(steps, default=0)
 
 
 def how_tested(facts: StudyFacts) -> str:
