@@ -123,10 +123,9 @@ def check_premises(
 
 def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
     """Tests a function that is not watched; the best canary for an attack."""
+    reason = "the function did not call watch with its optimizer"
     if first.watched:
-        experiment.notes.append(
-            "the watched optimizer took no step; the function is tested as a black box"
-        )
+        reason = "the watched optimizer took no step, or it ignored the closure of its steps"
     box = black_box_findings(
         experiment.runs,
         experiment.records,
@@ -142,9 +141,7 @@ def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
         experiment.tested.append("released numbers")
     else:
         experiment.cannot_test(box.reason, ("released numbers",))
-    experiment.cannot_test(
-        "the function did not call watch with its optimizer", ("contribution", "noise", "batches")
-    )
+    experiment.cannot_test(reason, ("contribution", "noise", "batches"))
     return box.canary
 
 

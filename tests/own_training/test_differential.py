@@ -632,6 +632,10 @@ def test_layers_that_take_turns_are_not_testable_but_attacked() -> None:
     assert "not the same in every step" in str(result.premises)
 
 
+def test_an_optimizer_without_steps_is_named_as_the_reason() -> None:
+    assert "took no step" in report(Loop(steps=0)).untested["noise"]
+
+
 def test_a_random_number_of_steps_is_not_accused() -> None:
     def stop(state: Any) -> None:
         state.stop = state.step >= np.random.default_rng(state.seed).integers(8)
