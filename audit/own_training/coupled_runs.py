@@ -171,6 +171,11 @@ class Trace:
         return np.stack([step.gradient for step in self.steps])
 
     @property
+    def has_equal_steps(self) -> bool:
+        """Whether every step has a gradient of the same parameters."""
+        return len({len(step.gradient) for step in self.steps}) <= 1
+
+    @property
     def slices(self) -> list[slice]:
         """The coordinates of every tensor."""
         ends = np.cumsum([0, *self.sizes])

@@ -157,7 +157,7 @@ def _watched(
     Returns:
         The best canary for an attack, if the runs could be coupled.
     """
-    if len({len(step.gradient) for step in first.steps}) > 1:
+    if not first.has_equal_steps:
         experiment.cannot_test(
             "the parameters that require a gradient are not the same in every step, so that steps "
             "cannot be compared"

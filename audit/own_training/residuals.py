@@ -73,8 +73,8 @@ class Residuals:
         """Prepares the statistic, by 19 runs of the function.
 
         Returns:
-            None if the accountant does not describe full batches, the gradients of one run do not
-            fit into memory, the time is too short, or runs with and without the canary have
+            None if the accountant does not describe full batches, the steps have gradients of
+            different parameters, the gradients of one run do not fit into memory, the time is too short, or runs with and without the canary have
             different noise: one generator may draw batches of n or n + 1 records and the noise.
         """
         runs = CoupledRuns(train, candidate)
@@ -83,8 +83,9 @@ class Residuals:
         first.initial = dict(initial)
         full = all(rate == 1.0 for _, rate, _ in first.history or [(0.0, 0.0, 0)])
         size = 8.0 * len(first.steps) * sum(first.sizes)
-        same_tensors = len({len(step.gradient) for step in first.steps}) == 1
-        if first.error or not full or not same_tensors or not 0.0 < size <= _MAX_BYTES:
+        if first.error or not full or not 0.0 < size <= _MAX_BYTES:
+            return None
+        if not first.has_equal_steps:
             return None
         if not is_in_time(first.seconds):
             return None
