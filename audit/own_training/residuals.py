@@ -74,8 +74,9 @@ class Residuals:
 
         Returns:
             None if the accountant does not describe full batches, the steps have gradients of
-            different parameters, the gradients of one run do not fit into memory, the time is too short, or runs with and without the canary have
-            different noise: one generator may draw batches of n or n + 1 records and the noise.
+            different parameters, the gradients of one run do not fit into memory, the time is too
+            short, or runs with and without the canary have different noise: one generator may draw
+            batches of n or n + 1 records and the noise.
         """
         runs = CoupledRuns(train, candidate)
         own = run_seed(seed, _FIRST_OWN_TRIAL)
