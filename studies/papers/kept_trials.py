@@ -147,6 +147,8 @@ def _keep_view(
         column: np.concatenate(arrays).astype(_SMALLER.get(column, arrays[0].dtype))
         for column, arrays in parts.items()
     }
+    # The machine's folder of data sets says nothing about the trials.
+    settings = {**settings, "data_root": ""}
     described = {"view": view, "settings": settings, "fixed": bound_to["fixed"]}
     path = out / f"{name}{'-' if view else ''}{view}.npz"
     text = np.array(json.dumps(described))

@@ -108,7 +108,7 @@ def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
 def test_an_unfinished_audit_keeps_what_comes_before_the_gap(tmp_path: Path) -> None:
     folder = tmp_path / "reduced"
     settings = ["--epsilon", "4", "--trials", "40000", "--repeats", "1", "--repetitions", "fixed:2"]
-    assert main([*settings, "--out", str(folder)]) == 0
+    assert main([*settings, "--data-root", str(tmp_path), "--out", str(folder)]) == 0
     first, second, _ = sorted((folder / "shards").glob("*.npz"))
     second.unlink()
     (path,) = keep(folder, tmp_path / "kept")
@@ -117,6 +117,8 @@ def test_an_unfinished_audit_keeps_what_comes_before_the_gap(tmp_path: Path) -> 
         np.testing.assert_array_equal(game.columns["lambda_a"], shard["lambda_a"])
         np.testing.assert_array_equal(game.bit, shard["bit"])
     assert game.planned == 40000
+    with np.load(path) as kept:
+        assert str(tmp_path) not in str(kept["described"])
 
 
 def test_a_folder_without_trials_is_refused(
