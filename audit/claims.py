@@ -69,6 +69,10 @@ class Assumption(Enum):
         "not valid for a statistic other than the score",
     )
     DISJOINT_CANARIES = ("canaries that do not interact", "not valid for canaries that interact")
+    EQUAL_CANARIES = (
+        "canaries whose scores have the same distributions",
+        "not proved for unequal canaries",
+    )
 
     def __init__(self, words: str, label_if_false: str) -> None:
         self.words = words

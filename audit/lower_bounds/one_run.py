@@ -245,7 +245,11 @@ def _correct(values: FloatArray, labels: NDArray[np.bool_], ends: tuple[int, int
 _INDEPENDENT = Claim(
     Kind.BOUND,
     "this project: the scan of independent trials",
-    assumptions=(Assumption.FAIR_COINS, Assumption.DISJOINT_CANARIES),
+    assumptions=(
+        Assumption.FAIR_COINS,
+        Assumption.DISJOINT_CANARIES,
+        Assumption.EQUAL_CANARIES,
+    ),
     about=(_ONE_RUN,),
 )
 
@@ -254,6 +258,9 @@ def independent_canaries_bound(
     scores: ArrayLike, included: ArrayLike, delta: float = 1e-5, confidence: float = 0.95
 ) -> LowerBound:
     """Lower bound on epsilon from one run of any mechanism, with each canary as a trial.
+
+    The canaries must not interact, and their scores must have the same two distributions. `Scan`
+    then sees independent trials. For unequal canaries its error has no proof.
 
     Args:
         scores: of the canaries [m]; high scores indicate that the canary was included.

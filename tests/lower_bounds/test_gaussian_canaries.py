@@ -147,3 +147,4 @@ def test_independent_canaries_are_trials() -> None:
     found = independent_canaries_bound(scores, coins)
     assert found.epsilon == bound_of(scores[~coins], scores[coins]).epsilon > 1.0
     assert "canaries that do not interact" in found.assumes
+    assert "canaries whose scores have the same distributions" in found.assumes
