@@ -243,10 +243,10 @@ def main() -> None:
     print("# Audits of complete studies\n")
     print(
         "This page compares the certified cost of complete studies with the lower bounds that\n"
-        f"attacks prove. `python -m benchmarks.studies --studies {studies}` prints it. Each row uses\n"
-        f"{2 * studies:,} studies of `tuning.Study`, half with the record and half without. One run\n"
-        f"outputs a number from N({MU:g}, 1) with the record and from N(0, 1) without. Epsilons are\n"
-        f"at delta = {DELTA:g}. The lower bounds use only the winners and hold with "
+        f"attacks prove. `python -m benchmarks.studies --studies {studies}` prints it. Each row "
+        f"uses\n{2 * studies:,} studies of `tuning.Study`, half with the record and half without. "
+        f"One run\noutputs a number from N({MU:g}, 1) with the record and from N(0, 1) without. "
+        f"Epsilons are\nat delta = {DELTA:g}. The lower bounds use only the winners and hold with "
         f"{100 * (1 - ALPHA):g} %\nconfidence.\n"
     )
     print("\n".join(table(honest(studies), studies)))

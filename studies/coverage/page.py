@@ -34,8 +34,8 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
         "trials in which the assumptions of the estimator hold. In "
         f"{len(flagged_rows) or 'none'} of them, significantly",
         "more than 5 % of the bounds exceed the true epsilon (one-sided binomial test, with an",
-        f"error of {FALSE_ALARM:.0%} for the whole table). The largest share in combinations with at",
-        f"least {_MIN_AUDITS_FOR_MAXIMUM} audits is {largest:.1%}.",
+        f"error of {FALSE_ALARM:.0%} for the whole table). The largest share in combinations with",
+        f"at least {_MIN_AUDITS_FOR_MAXIMUM} audits is {largest:.1%}.",
         "",
         "Each cell shows the mean lower bound, and the share of audits in which it exceeds the",
         "true epsilon. Cells in brackets belong to estimators whose assumptions the mechanism does",
