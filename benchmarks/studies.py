@@ -242,17 +242,19 @@ def main() -> None:
     studies = parser.parse_args().studies
     print("# Audits of complete studies\n")
     print(
-        f"Output of `python -m benchmarks.studies --studies {studies}`. Each row uses "
-        f"{2 * studies:,} studies, half with\nthe record and half without, run with the code of "
-        f"`tuning.Study`. One run outputs a number:\nN({MU:g}, 1) with the record and N(0, 1) "
-        f"without. Epsilons are at delta = {DELTA:g}. The lower bound\ncomes from the winners, at "
-        f"{100 * (1 - ALPHA):g} % confidence.\n"
+        "This page compares the certified cost of complete studies with the lower bounds that\n"
+        f"attacks prove. `python -m benchmarks.studies --studies {studies}` prints it. Each row "
+        f"uses\n{2 * studies:,} studies of `tuning.Study`, half with the record and half without. "
+        f"One run\noutputs a number from N({MU:g}, 1) with the record and from N(0, 1) without. "
+        f"Epsilons are\nat delta = {DELTA:g}. The lower bounds use only the winners and hold with "
+        f"{100 * (1 - ALPHA):g} %\nconfidence.\n"
     )
     print("\n".join(table(honest(studies), studies)))
     fewer = max(studies * 2 // 5, 1)
     print(
-        f"\nPositive controls: {2 * fewer:,} studies per row that violate their claim (the last "
-        "row at\ndelta = 0.15, with a base of two outputs). Each must be refuted.\n"
+        "\nPositive controls are studies that violate their claim, which the attack must refute.\n"
+        f"Each row uses {2 * fewer:,} studies (the last row at delta = 0.15, with a base of two\n"
+        "outputs).\n"
     )
     print("\n".join(table(broken(fewer), fewer)))
 
