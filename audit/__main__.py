@@ -10,13 +10,13 @@ from typing import Any
 from audit import checks, console
 
 COMMANDS = {
-    "bounds": "upper bounds: the cost of a tuning, or what a budget affords",
+    "bounds": "upper bounds: the cost of a tuning, or the noise or runs that a budget allows",
     "run": "lower bounds: attack a tuning, or your own training loop",
     "report": "write a finished audit as one self-contained html page",
     "compare": "compare finished audits in one figure and one table",
     "app": "a calculator of the cost of a tuning, in the browser",
     "reproduce": "compute the tables and figures of the five papers",
-    "verify": "check a certificate: numbers and conditions are recomputed",
+    "verify": "check a certificate: recompute its numbers and conditions",
     "coverage_study": "test the lower bounds on mechanisms with a known epsilon",
 }
 """Each command and its purpose."""

@@ -114,7 +114,7 @@ def renamed(package: str) -> Callable[[str], Any]:
 
 
 def _moved(package: str, name: str) -> str | None:
-    """The new address of a name that kept its name."""
+    """The new address of a name that only moved to another package."""
     homes = () if name.startswith("_") else MOVED.get(package, ())
     found = (home for home in homes if name in importlib.import_module(home).__all__)
     return next((f"{home}.{name}" for home in found), None)

@@ -1,4 +1,4 @@
-"""`python -m audit.bounds`: the cost of a tuning, or what a budget affords."""
+"""`python -m audit.bounds`: the cost of a tuning, or the noise or runs that a budget allows."""
 
 import sys
 

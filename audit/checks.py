@@ -58,7 +58,10 @@ def interval(
 
 
 def integer(name: str, value: float, low: int, high: int | None = None) -> int:
-    """Returns a whole number in [low, high], or below 1.8e308, else raises InvalidInput."""
+    """Returns `value` as an int if it is whole and in [low, high], else raises InvalidInput.
+
+    Without `high`, the largest float, 1.8e308, is the limit.
+    """
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
     number = as_integer(value)
     if high is None and number is not None and number > _MAX_INTEGER:
@@ -79,7 +82,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def items(name: str, value: object, of: str) -> list[Any]:
-    """Returns the items of a list, which text and mappings are not, else raises InvalidInput."""
+    """Returns the items of an iterable other than text or a mapping, else raises InvalidInput."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}")
     try:
@@ -89,7 +92,7 @@ def items(name: str, value: object, of: str) -> list[Any]:
 
 
 def detached(values: Any) -> Any:
-    """A tensor of torch as numpy can read it; anything else as it is."""
+    """A torch tensor, detached and on the processor; any other value unchanged."""
     return values.detach().cpu() if hasattr(values, "detach") else values
 
 
@@ -97,7 +100,7 @@ def to_floats(values: Any) -> "FloatArray":
     """Numbers, in nested lists, arrays or tensors, as an array of floats.
 
     Raises:
-        TypeError, ValueError, OverflowError: they are no such numbers, or a part would be lost.
+        TypeError, ValueError, OverflowError: a value is not a number, or numpy would drop a part.
     """
     import numpy as np  # other checks work without it
 
@@ -111,7 +114,7 @@ def to_floats(values: Any) -> "FloatArray":
 
 
 def numbers(name: str, values: Any) -> "FloatArray":
-    """Returns numbers, in nested lists or one, as an array of floats, else raises InvalidInput."""
+    """Returns a number, or nested lists of numbers, as floats, else raises InvalidInput."""
     try:
         return to_floats(values)
     except (TypeError, ValueError, OverflowError):
@@ -124,15 +127,12 @@ def _is_bool(value: object) -> bool:
 
 
 def is_misread(value: object) -> bool:
-    """Whether a value is no number although Python reads it as one: a bool, or text such as 1_0.
-
-    A file may hold 1_0 where 1.0 was meant.
-    """
+    """Whether Python would convert a value to a number by mistake: a bool, or text such as 1_0."""
     return _is_bool(value) or (isinstance(value, str) and ("_" in value or not value.isascii()))
 
 
 def read_number(text: str) -> float:
-    """A number from text; a ValueError if Python alone would read it as one, as it does 1_0."""
+    """Parses a number; unlike `float`, raises ValueError for text such as 1_0."""
     if is_misread(text):
         raise ValueError(text)
     return float(text)
@@ -236,7 +236,7 @@ def read_bytes(path: str | Path, max_bytes: int = 10**8) -> bytes:
 
     Raises:
         InvalidInput: the file has more bytes.
-        OSError: the file cannot be read; a TimeoutError if it is a pipe, and nothing came.
+        OSError: the file cannot be read; a TimeoutError if it is a pipe that no one writes to.
     """
     with open(path, "rb", buffering=0, opener=_without_waiting) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
@@ -288,7 +288,7 @@ def read_text(path: str | Path, max_bytes: int = 10**8) -> str:
 def validate(
     instance: object, name: str, check: Callable[..., object], *limits: object, **options: object
 ) -> None:
-    """Replaces a field of a frozen dataclass by what `check` returns, from its `__post_init__`."""
+    """Replaces a field of a frozen dataclass by its checked value, from its `__post_init__`."""
     store_validated(instance, **{name: check(name, getattr(instance, name), *limits, **options)})
 
 

@@ -40,7 +40,7 @@ Option = tuple[type, str | tuple[str, ...], str]
 
 
 def _whole_number(text: str) -> int:
-    """A whole number as the checks read it: 1e3 is one, and 1_0 is none."""
+    """Parses a whole number as `audit.checks` does: 1e3 is allowed, and 1_0 is not."""
     number = checks.as_integer(text)
     if number is None:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {checks.one_line(text)}")
@@ -193,8 +193,8 @@ def progress(
 ) -> Iterator[Callable[[int], object]]:
     """Shows progress: a bar on a terminal, after `delay` seconds, and lines otherwise.
 
-    Of the work, `done` is already done. Yields a function to call with the amount of work that was
-    just done.
+    `done` of the `total` units are already done. Yields a function to call with the number of units
+    that were just done.
     """
     if sys.stderr.isatty():
         from tqdm import tqdm  # Imported only if a bar is visible.
@@ -225,7 +225,7 @@ def with_bar(items: Sequence[int], unit: str) -> Iterator[int]:
 
 
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
-    """Runs a command as a program, whose output may be closed, full or no longer read."""
+    """Runs a command as a program, and handles output that is closed, full or no longer read."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of folders may be invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -50,7 +50,7 @@ class InvalidInput(AuditError, ValueError):
 
 
 class DeltaUnreachable(InvalidInput):
-    """No epsilon reaches the delta asked for: the mechanism fails with more than that.
+    """No epsilon reaches the requested delta: the mechanism fails with a larger probability.
 
     Example:
         >>> from audit.accounting import ApproximateDp
@@ -108,7 +108,7 @@ class DamagedShard(AuditError):
 
 
 class PrivacyLeak(AuditError, AssertionError):
-    """A premise of the claim is broken, or an attack shows more than is claimed.
+    """A premise of the claim is violated, or an attack shows an epsilon above the claimed one.
 
     Example:
         >>> issubclass(PrivacyLeak, AssertionError)  # so a test that meets one fails

@@ -156,8 +156,8 @@ def last_integer(
 ) -> IntArray:
     """The largest integers at which a condition holds, elementwise, by bisection.
 
-    It is true up to some integer. It holds at `low`, or this is one below the smallest candidate,
-    and not at `high`; neither is evaluated.
+    The condition is true up to some integer below `high`. `low` is a point where it holds, or one
+    below the smallest candidate. Neither end is evaluated.
     """
     lower, upper = np.broadcast_arrays(np.asarray(low), np.asarray(high))
     lower, upper = lower.astype(np.int64), upper.astype(np.int64)
@@ -171,10 +171,10 @@ def last_integer(
 def bisect_intervals(
     holds: Callable[[FloatArray], ArrayLike], low: ArrayLike, high: ArrayLike, halvings: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Bisects intervals elementwise; returns a point that holds and a point that does not.
+    """Bisects intervals elementwise; returns points where a condition holds, and where it fails.
 
-    The condition is true up to some point, so at `low` and not at `high`, which are not evaluated.
-    64 halvings reach the last bit.
+    The condition is true up to some point. The caller guarantees that it holds at `low` and fails
+    at `high`, which are not evaluated. 64 halvings reach the last bit.
     """
     lower, upper = np.broadcast_arrays(
         np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
@@ -212,8 +212,8 @@ def minimize_over_alpha(
         The best order and the value there.
 
     Example:
-        >>> value, order = minimize_over_alpha(lambda alpha: alpha + 4.0 / alpha)
-        >>> round(value, 6), round(order, 3)
+        >>> order, value = minimize_over_alpha(lambda alpha: alpha + 4.0 / alpha)
+        >>> round(order, 3), round(value, 6)
         (2.0, 4.0)
     """
     left, right = math.log(low), math.log(high)
@@ -257,7 +257,7 @@ def log_complement(share: FloatArray, rest: FloatArray) -> FloatArray:
 
 
 def product_of_powers(factors: Sequence[tuple[ComplexArray, int]]) -> ComplexArray:
-    """The product of values^exponent, elementwise, with shared squarings: ten times as fast."""
+    """The product of values^exponent, elementwise. Shared squarings make it ten times as fast."""
     result = np.ones_like(factors[0][0])
     for bit in reversed(range(max(exponent for _, exponent in factors).bit_length())):
         result *= result

@@ -26,7 +26,10 @@ def _logarithmic(runs: int) -> str:
     return f"tnb:0,{found.gamma:.3g}"
 
 
-_DRAWN = "each run trains a candidate drawn anew from a prior that does not depend on the records"
+_DRAWN = (
+    "each run trains a candidate drawn independently from a prior that does not depend on the "
+    "records"
+)
 # Name, text of the protocol with about that many runs, the condition on the tuning, and a colour.
 PROTOCOLS = {
     "random search, logarithmic K": (
@@ -235,11 +238,11 @@ def _page() -> Any:
     panel.state.onload(update)
     content = panel.Column(
         "# The privacy cost of tuning",
-        "Train several models with DP-SGD, release the best: what does the whole tuning cost?",
+        "The cost of training several models with DP-SGD and releasing the best one.",
         panel.FlexBox(*(panel.Column(*part, min_width=300, max_width=420, margin=(0, 10))
                         for part in (run_inputs, (protocol, runs, cost)))),
         panel.pane.Bokeh(figure.plot, sizing_mode="stretch_width"),
-        "### What may be stated", sentence,
+        "### Privacy statement", sentence,
         "### On the command line", command,
         "### In Python", python,
         max_width=900, sizing_mode="stretch_width", styles={"margin": "auto"},

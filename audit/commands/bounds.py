@@ -70,7 +70,7 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
 
 
 def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
-    """A note if the search stopped at its limit, so that the budget allows more."""
+    """A note if the search stopped at its limit although the budget allows more."""
     if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
         if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
             return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
@@ -90,7 +90,7 @@ def _distribution_as_json(protocol: Protocol) -> dict[str, object]:
     return {"repetitions": distribution.spec, "expected_quantile": distribution.expected_quantile()}
 
 
-def _tuning_done(arguments: argparse.Namespace) -> int:
+def _finished_tuning(arguments: argparse.Namespace) -> int:
     """Prints the cost of a finished tuning."""
     # Slow to import, and used only here.
     from audit.tuning.cost_of_trials import cost_of_trials, read_prior, read_trials
@@ -139,16 +139,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
     arguments = make_parser().parse_args(argv)
     try:
-        asked = checked_options(arguments)
+        task = checked_options(arguments)
         arguments.delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
-        answer = _tuning_done if asked in ("--trials", "--optuna") else _bounds_of_tuning
-        return answer(arguments)
+        run = _finished_tuning if task in ("--trials", "--optuna") else _bounds_of_tuning
+        return run(arguments)
     except ValueError as error:
         return console.report_error(error)
 
 
 def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
-    """Prints the bounds of a protocol and a base, or what a budget allows."""
+    """Prints the bounds of a protocol and a base, or the solution for a budget."""
     delta = arguments.delta
     protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
     checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
@@ -174,7 +174,7 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     if recommended is None and arguments.epsilon_base is not None:
         failing = delta if arguments.delta_base is None else arguments.delta_base
         raise InvalidInput(
-            "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
+            "epsilon-base states only that one run is (epsilon, delta-base)-DP, so delta-base "
             f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
             f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
             "--steps, or --gaussian-epsilon for full batches"
@@ -223,7 +223,7 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
 def _affordable(
     base: Mechanism, protocol: Protocol, bound: Bound | None, arguments: argparse.Namespace
 ) -> tuple[Protocol, list[upper_bounds.AffordableRepetitions]]:
-    """The search that keeps the budget, and all distributions of K if these were asked for."""
+    """The random search that keeps the budget, and with `--solve distribution` all that keep it."""
     if not isinstance(protocol, RandomSearch):
         raise InvalidInput(
             f"solve {arguments.solve} must come with protocol search, got {protocol}"

@@ -16,7 +16,8 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds import Bound
 
 _RATE_NEEDS = {
-    "add-remove": ", but add-remove neighbours need a rate that does not (or zero-out neighbours)",
+    "add-remove": ", but add-remove neighbours need a rate that does not depend on it (or zero-out "
+    "neighbours)",
     "zero-out": " (public with zero-out neighbours)",
     "replace-one": " (public with replace-one neighbours)",
 }
@@ -89,7 +90,7 @@ def base_of(
         bound=bound,
         group_size=arguments.group_size,
     )
-    # The bounds are those of the printed number, so that it keeps the budget when typed again.
+    # The bounds are computed for the rounded noise, so that the printed number keeps the budget.
     noise = float(format_rounded(noise, up=True, digits=7))
     return DpSgd(noise, steps, rate, arguments.neighbours, arguments.group_size), notes
 

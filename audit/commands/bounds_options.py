@@ -1,4 +1,4 @@
-"""The options of `audit.bounds`, and which of them apply to which question."""
+"""The options of `audit.bounds`, and the tasks that each of them applies to."""
 
 import argparse
 from collections.abc import Iterable, Set
@@ -30,13 +30,13 @@ def make_parser() -> console.Parser:
 
 _OPTIONS: dict[str, dict[str, console.Option]] = {
     "one run: DP-SGD, or another mechanism": {
-        "noise-multiplier": (float, "SIGMA", "as in Opacus"),
-        "sampling-rate": (float, "TAU", "of Poisson sampling (default: 1)"),
+        "noise-multiplier": (float, "SIGMA", "noise multiplier as in Opacus"),
+        "sampling-rate": (float, "TAU", "rate of Poisson sampling (default: 1)"),
         "steps": (int, "N", "iterations of one run"),
-        "batch-size": (int, "B", "expected; with --records, for the rate"),
-        "records": (int, "N", "of the data set; also checks delta"),
-        "epochs": (float, "E", "instead of --steps, rounded up"),
-        "mu": (float, "MU", "Gaussian DP, such as full batches"),
+        "batch-size": (int, "B", "expected batch size, with --records, instead of the rate"),
+        "records": (int, "N", "number of records of the data set; also checks delta"),
+        "epochs": (float, "E", "epochs of one run, instead of --steps (rounded up)"),
+        "mu": (float, "MU", "mu of Gaussian DP, such as training on full batches"),
         "gaussian-epsilon": (float, "E", "epsilon of a Gaussian mechanism: full batches only"),
         "base": (
             str,
@@ -59,14 +59,14 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             "distribution of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
             f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
         ),
-        "delta": (float, "D", "of the whole (default 1e-5)"),
+        "delta": (float, "D", "delta of the whole tuning (default 1e-5)"),
     },
-    "what a budget allows": {
+    "solve for a budget": {
         "target-epsilon": (float, "E", "budget of the whole tuning"),
         "solve": (
             str,
             "WHAT",
-            "noise (default; with --steps), runs (the largest number) or distribution (of K, with "
+            "noise (default; with --steps), runs (largest mean number) or distribution (of K, with "
             "the best quantile)",
         ),
     },
@@ -81,7 +81,7 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "cap": (
             float,
             "E",
-            "sequential: the epsilon that all trials may spend, fixed in advance",
+            "sequential: the epsilon that all trials together may spend, fixed in advance",
         ),
     },
     "output": {
@@ -102,7 +102,7 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             "E",
             "if only this is known: one run is (E, D)-DP, with --delta-base D",
         ),
-        "delta-base": (float, "D", "far below --delta (default: --delta)"),
+        "delta-base": (float, "D", "delta of one run, far below --delta (default: --delta)"),
         "bound": (
             str,
             "NAME",
@@ -123,8 +123,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             "NAME",
             "accounting of eps_B: rdp, as in the papers (default), or exact",
         ),
-        "tunings": (int, "N", "number of tunings"),
-        "final-run": (bool, "", "a final run is released as well"),
+        "tunings": (int, "N", "number of tunings, whose costs are composed"),
+        "final-run": (bool, "", "add the cost of a final run that is released as well"),
     },
 }
 """The options, in groups; see `console.Parser.add_options`."""
@@ -144,19 +144,19 @@ BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base",
 _PROTECTED = frozenset({"neighbours", "group_size"})
 _ONE_RUN = _SAMPLING | BASES | _PROTECTED | {"delta_base", "accounting"}
 _REPORT = frozenset({"protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"})
-_DONE = frozenset(
+_FINISHED = frozenset(
     {"chosen", "prior", "cap", "budgets", "repetitions", "delta", "neighbours", "json"}
 )
 _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
-    "--trials": _DONE | {"trials", "records", "group_size"},
-    "--optuna": _DONE | _ONE_RUN | {"optuna"},
+    "--trials": _FINISHED | {"trials", "records", "group_size"},
+    "--optuna": _FINISHED | _ONE_RUN | {"optuna"},
     "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
     "--solve runs": _SOLVED | _ONE_RUN,
     "--solve distribution": (_SOLVED | _ONE_RUN) - {"repetitions"},
     "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
 }
-"""The options that apply to each question; all others are refused."""
+"""The options that apply to each task; all others are refused."""
 _APPLY_TO_BASE = {
     "noise_multiplier": _SAMPLING | _PROTECTED,
     "mu": {"steps", "records"},
@@ -172,7 +172,7 @@ def _options(names: Iterable[str]) -> str:
 
 
 def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
-    """Refuses options that would be ignored."""
+    """Raises InvalidInput for options that would be ignored."""
     rest = given - allowed
     if rest:
         verb = "does not apply" if len(rest) == 1 else "do not apply"
@@ -185,7 +185,7 @@ def _option(name: str) -> str:
 
 
 def checked_options(arguments: argparse.Namespace) -> str:
-    """Refuses options that would be ignored, and adds defaults; returns a key of `_APPLY`."""
+    """Refuses options that would be ignored, adds defaults, and returns the task (`_APPLY`)."""
     given = {
         name for name, value in vars(arguments).items() if not (value is None or value is False)
     }
@@ -199,12 +199,12 @@ def checked_options(arguments: argparse.Namespace) -> str:
         arguments.neighbours = checks.one_of(
             "neighbours", arguments.neighbours, accounting.NEIGHBOURS
         )
-    asked = "one run"
+    task = "one run"
     if given & {"trials", "optuna"}:
-        asked = "--trials" if "trials" in given else "--optuna"
+        task = "--trials" if "trials" in given else "--optuna"
     elif "target_epsilon" in given:
         solved = arguments.solve in ("runs", "distribution")
-        asked = f"--solve {arguments.solve}" if solved else "--target-epsilon"
+        task = f"--solve {arguments.solve}" if solved else "--target-epsilon"
     elif "solve" in given:
         raise InvalidInput(f"target-epsilon must be given with --solve {arguments.solve}, got none")
     elif "bound" in given:
@@ -213,13 +213,13 @@ def checked_options(arguments: argparse.Namespace) -> str:
         wrong = _options(given & {"chosen", "prior", "cap", "budgets"})
         raise InvalidInput(f"{wrong} must be given with --trials or --optuna, got neither")
     ways = given & BASES
-    if asked == "--target-epsilon" and ways:
+    if task == "--target-epsilon" and ways:
         raise InvalidInput(
             f"{_options(ways)} must not be given with --target-epsilon, which solves for the noise "
             "(or add --solve runs or --solve distribution)"
         )
-    _refuse_rest(given, _APPLY[asked], asked)
-    if asked in ("one run", "--solve runs", "--solve distribution") and len(ways) != 1:
+    _refuse_rest(given, _APPLY[task], task)
+    if task in ("one run", "--solve runs", "--solve distribution") and len(ways) != 1:
         # Most users know the noise multiplier of their runs, so it comes first.
         raise InvalidInput(
             f"exactly one of --noise-multiplier (with --steps and --sampling-rate), "
@@ -230,14 +230,14 @@ def checked_options(arguments: argparse.Namespace) -> str:
         raise InvalidInput(f"at most one of {_options(BASES)} must be given, got {_options(ways)}")
     if ways:
         (way,) = ways
-        general = {"accounting"} | ({"neighbours"} if asked == "--optuna" else set())
+        general = {"accounting"} | ({"neighbours"} if task == "--optuna" else set())
         allowed = _APPLY_TO_BASE[way] | general
         _refuse_rest(given & (_ONE_RUN - BASES), allowed, _option(way))
-    elif asked == "--optuna":
+    elif task == "--optuna":
         _refuse_rest(given & (_ONE_RUN - BASES), {"neighbours", "records"}, "--optuna alone")
     if arguments.batch_size is not None and arguments.neighbours is None:
         arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
     for name, value in _DEFAULTS.items():
         if getattr(arguments, name) is None and name != "sampling_rate":
             setattr(arguments, name, value)
-    return asked
+    return task

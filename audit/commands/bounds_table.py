@@ -28,9 +28,9 @@ def print_table(base: BaseReport, protocol: Protocol, delta: float, rows: list[U
         epsilon = format_rounded(row.epsilon, up=not row.attained)
         print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.words_without_protocol}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
-    silent = [row for row in rows if not row.applies]
-    for row in silent:
-        print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
+    for row in rows:
+        if not row.applies:
+            print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
 
 
 def print_comparison(compared: list[ComparedProtocol], runs: float | None) -> None:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from audit.report.results import Report
 
 _GROUPS = {
-    "what is attacked": ("threat", "canary", "score", "dataset", "model"),
+    "the attack": ("threat", "canary", "score", "dataset", "model"),
     "one run": ("epsilon", "delta", "steps", "sampling_rate"),
     "how the best run is chosen": ("repetitions", "protocol"),
     "the candidates": ("learning_rates", "max_grad_norm", "momentum"),
-    "how much is played": ("trials", "repeats", "stop_at", "confidence", "seed"),
-    "where": ("out", "jobs", "devices"),
+    "size of the audit": ("trials", "repeats", "stop_at", "confidence", "seed"),
+    "output and machine": ("out", "jobs", "devices"),
 }
 _EXAMPLES = {
     "python -m audit.run --epsilon 1 --score worst-order": "the worst possible score",
@@ -91,7 +91,7 @@ def _add(group: Any, field: Any) -> None:
 
 
 def _number_or_text(kind: type) -> Callable[[str], Any]:
-    """A parser that returns unparsable text unchanged: the settings name it in their error."""
+    """A parser that returns invalid text unchanged, so that the settings report it by name."""
 
     def read(text: str) -> Any:
         try:
@@ -130,11 +130,11 @@ def _configs(options: dict[str, Any]) -> list[AuditConfig]:
 
 
 def run(config: AuditConfig) -> "list[Report]":
-    """Plays an audit, or resumes it, and returns the report of every view of its runs.
+    """Plays an audit, or resumes it, and returns one report per view (threat model and canary).
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png (docs/results.md); several views have a folder each, below it. After
-    an interruption, the same call resumes from the finished shards and gives the same results.
+    figure.png and scores.png (docs/results.md). Each of several views has a subfolder. After an
+    interruption, the same call resumes from the finished shards and gives the same results.
 
     Raises:
         InvalidInput: settings that do not fit each other, an unusable folder, or runs that all
@@ -225,7 +225,7 @@ def _run_all(options: dict[str, Any]) -> int:
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal requested the end of this process."""
+    """A signal asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -52,13 +52,13 @@ def make_parser() -> console.Parser:
         examples={
             "python -m audit.verify certificate.json": "correct, wrong or void",
             "python -m audit.verify certificate.json --sign ~/.ssh/id_ed25519": "sign it",
-            "python -m audit.verify certificate.json --check-signature signers": "and who signed",
+            "python -m audit.verify certificate.json --check-signature signers": "check the signer",
         },
         notes="exit code: 0 correct, 1 wrong, 2 cannot be read, 3 void",
     )
     parser.add_argument("certificate", nargs="?", help="the json file")
     parser.add_argument(
-        "--sign", metavar="KEY", help="sign the verified file with an ssh key, as FILE.sig"
+        "--sign", metavar="KEY", help="sign the verified file with an ssh key; writes FILE.sig"
     )
     parser.add_argument(
         "--check-signature",
@@ -92,7 +92,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if key is not None and own.exists():
         raise InvalidInput(f"signature must not exist yet, got {checks.one_line(str(own))}")
     with _limited(seconds):
-        # What is verified is what is signed, even if somebody changes the file meanwhile.
+        # The file is read once, so the signed bytes are the verified ones.
         content = read(path)
         verdict = verdict_of(content)
     signer = None
@@ -101,7 +101,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if allowed is not None and signer is None:
         print("wrong: the signature is not that of an allowed signer for this file")
         for line in verdict.lines:
-            print(f"  without its signature: {line}")
+            print(f"  apart from the signature: {line}")
         return WRONG
     for line in verdict.lines:
         print(line)
@@ -115,7 +115,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(f"page: {page!a}")
     if key is not None:
         if code != console.OK:
-            print("signature: not made")
+            print("signature: none, because the certificate is not correct")
             return code
         made = sign(content, key)
         with open(own, "xb") as file:
@@ -126,7 +126,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Ends what takes longer, where the system has alarms."""
+    """Limits the time of a block of code, on systems that have alarms."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() != threading.main_thread():
         yield
         return

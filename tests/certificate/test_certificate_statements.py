@@ -245,7 +245,7 @@ def test_wrong_certificate_is_not_signed(
     command = forged(plain, set_at(["delta"], 1e-4), path)
     assert verify.main([*command, "--sign", str(key)]) == 1
     assert not (tmp_path / "c.json.sig").exists()
-    assert "signature: not made" in capsys.readouterr().out
+    assert "signature: none" in capsys.readouterr().out
 
 
 def test_page_is_rendered_from_what_was_verified(

@@ -399,7 +399,7 @@ def test_a_rate_computed_from_the_number_of_records_names_the_relation(
     assert "depends on the number of records (public with zero-out neighbours)" in default
     assert run(capsys, *asked, "--neighbours", "zero-out")[1] == default
     stated = run(capsys, *asked, "--neighbours", "add-remove")[1]
-    assert "but add-remove neighbours need a rate that does not" in stated
+    assert "but add-remove neighbours need a rate that does not depend on it" in stated
     assert "add-remove neighbours" in run(capsys, *alone)[1]
 
 
