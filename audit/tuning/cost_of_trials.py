@@ -450,11 +450,15 @@ def trial_of(
             neighbours,
             group_size,
         )
-    if group_size != 1 and ("mu" in known or "rho" in known):
-        raise InvalidInput(
-            "group_size must be 1 for a trial with mu or rho, which hold for its own group, got "
-            f"{checks.one_line(group_size)}"
-        )
+    for name, given, plain in (
+        ("group_size", group_size, 1),
+        ("neighbours", neighbours, "add-remove"),
+    ):
+        if given != plain and ("mu" in known or "rho" in known):
+            raise InvalidInput(
+                f"{name} must be {plain} for a trial with mu or rho, which hold for its own "
+                f"group and neighbours, got {checks.one_line(given)}"
+            )
     if "mu" in known:
         return GaussianMechanism(known["mu"])
     if "rho" in known:
@@ -525,12 +529,19 @@ def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
             raise InvalidInput(
                 f"{name} must name column {column} once, got it {times} times in {path}"
             )
-    if not {"noise_multiplier", "mu", "rho"} & set(heading):
-        near = [
-            f"{column!r} may be {alike[0]!r}"
-            for column in heading
-            if (alike := difflib.get_close_matches(_folded(column), _KNOWN, n=1, cutoff=0.6))
-        ]
+    identifies = {"noise_multiplier", "mu", "rho"} & set(heading)
+    missing = [one for one in (_KNOWN[:3] if identifies else _KNOWN) if one not in heading]
+    # A missing sampling rate means full batches; learning_rate is no misspelling of it.
+    near = [
+        f"{column!r} may be {alike[0]!r}"
+        for column in heading
+        if (
+            alike := difflib.get_close_matches(
+                _folded(column), missing, n=1, cutoff=0.85 if identifies else 0.6
+            )
+        )
+    ]
+    if not identifies or (near and "noise_multiplier" in heading):
         hint = f"; {', '.join(near)}" if near else ""
         raise InvalidInput(
             f"{name} must have columns noise_multiplier, steps and sampling_rate, or mu, or rho, "

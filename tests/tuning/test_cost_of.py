@@ -228,6 +228,8 @@ def test_csv_is_read_by_its_heading(tmp_path: Path) -> None:
     assert read_trials(path) == [DpSgd(1.5, 100, 0.01), DpSgd(2.0, 50)]
     path.write_text("mu\n0.5\n0.25\n", encoding="utf-8-sig")  # as spreadsheets write it
     assert read_trials(path) == [GaussianMechanism(0.5), GaussianMechanism(0.25)]
+    path.write_text("noise_multiplier,steps,learning_rate\n2,50,0.1\n")
+    assert read_trials(path) == [DpSgd(2.0, 50)]
     path.write_text("rho,accuracy\n0.5,0.9\n")
     assert read_trials(path) == [ZeroConcentratedDp(0.5)]
 
@@ -245,6 +247,8 @@ def test_csv_is_read_by_its_heading(tmp_path: Path) -> None:
         ("", "trials must be at least one row below a heading"),
         ("mu\n0.1\n-1\n", "trials, line 3: mu must be in"),
         ("noise_multiplier\n1\n", "trials, line 2: steps must be given with noise_multiplier"),
+        ("noise_multiplier,step\n1,2\n", "got 'noise_multiplier', 'step' in .* may be 'steps'"),
+        ("noise_multiplier,steps,sample_rate\n1,2,.1\n", "'sample_rate' may be 'sampling_rate'"),
         ("mu\n", "trials must be at least one row below a heading"),
         (None, "trials must be a readable csv file, got .*: No such file"),
         ("mu\n1_0\n", "trials, line 2: mu must be in .* got '1_0'"),
@@ -606,6 +610,9 @@ def test_trials_of_groups_cost_as_much_as_groups_of_the_same_runs(
     path.write_text("mu\n0.1\n")
     assert bounds.main([*given, "--group-size", "3"]) == 2
     assert "group_size must be 1 for a trial with mu or rho" in capsys.readouterr().err
+    path.write_text("mu\n0.5\n")
+    assert bounds.main(["--trials", str(path), "--chosen", "grid", "--neighbours", "zero-out"]) == 2
+    assert "neighbours must be add-remove for a trial with mu" in capsys.readouterr().err
 
 
 def test_a_delta_below_the_normal_numbers_gives_a_bound() -> None:
