@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
@@ -215,6 +216,45 @@ def detectable_noise(
         middle = (low + high) // 2
         low, high = (middle, high) if is_found(middle / 20) else (low, middle)
     return low / 20
+
+
+def detectable_chance(
+    claim: float | None, delta: float, trials: int, error: float
+) -> float | None:
+    """The smallest chance of a revealing output that trials find with 80 % probability.
+
+    The output never occurs without the record, and the attack sees it.
+
+    Args:
+        claim: epsilon.
+        delta: of the claim.
+        trials: number of trials.
+        error: of one bound.
+
+    Returns:
+        A probability, or None where none is found or nothing is claimed.
+
+    Example:
+        >>> 0.01 < detectable_chance(1.0, 1e-5, 1000, 0.05) < 0.1
+        True
+    """
+    if claim is None:
+        return None
+    half = trials // 2
+
+    def is_found(hits: int) -> bool:
+        with_record = np.arange(half) < hits
+        bound = lower_bounds.Scan()(np.zeros(half), with_record.astype(float), delta, 1.0 - error)
+        return bound.epsilon > claim
+
+    low, high = 0, half  # not found at low, found at high
+    if half < 1 or not is_found(half):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_found(middle) else (middle, high)
+    # The chance with which at least that many of the trials with the record have the output.
+    return float(stats.beta.ppf(_POWER, high, half - high + 1))
 
 
 def check_steps(runs: Sequence[Run | None]) -> None:

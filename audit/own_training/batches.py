@@ -214,7 +214,9 @@ def _sizes(
         )
     elif len(sizes) >= 20 and same_rate:
         squares = np.square(sizes - mean)  # a wrong mean is another finding
-        fourth = variance * (1 + 3 * (n - 2) * chances * (1 - chances))
+        own = min(mean / n, 1.0)
+        variance = np.full_like(sizes, n * own * (1 - own))
+        fourth = variance * (1 + 3 * (n - 2) * own * (1 - own))
         spread = np.sqrt(np.maximum(fourth - variance**2, 1e-12).sum())
         deviation = float((squares.sum() - variance.sum()) / spread)
         ratio = float(squares.sum() / variance.sum())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from audit.arrays import FloatArray
 from audit.own_training.canary_pool import (
@@ -18,8 +19,15 @@ from audit.own_training.canary_pool import (
 )
 from audit.own_training.contributions import Contributions, contributions
 from audit.own_training.coupled_runs import Trace
-from audit.own_training.experiment import Experiment, replace_one
+from audit.own_training.experiment import (
+    FAMILY_ERROR,
+    SEEDS_FOR_INCLUSION,
+    Experiment,
+    draw_alike,
+    replace_one,
+)
 from audit.own_training.explanations import explain, weights_outside
+from audit.own_training.noise import TestResult
 from audit.own_training.records import TrainingSet
 
 # Canaries that are tried however little time is left.
@@ -28,6 +36,8 @@ _FEWEST = 12
 _MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
 # Chance that an exchange of places in sampled batches stays unseen, and seeds that are tried.
 _SURE, _MAX_ORDER_SEEDS = 1e-4, 64
+# Seeds whose steps without the record are compared, and a difference of two contributions, relative.
+_SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
 # Steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
@@ -200,20 +210,75 @@ def weights_have_own_noise(experiment: Experiment) -> bool:
     return any(a.weights != b.weights for a, b in list(pairs)[1:])
 
 
+def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> bool:
+    """Whether the weights before the first step, when nothing is released, depend on a record."""
+    for number in range(SEEDS_FOR_INCLUSION):
+        seed = experiment.seed_of(900 + number)
+        one, two = (experiment.coupled(experiment.with_canary(each), seed) for each in pool[:2])
+        if one.steps and two.steps and one.steps[0].weights != two.steps[0].weights:
+            return True
+        if not experiment.time_left(0.45):
+            break
+    return False
+
+
+def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRuns) -> None:
+    """Tests whether a record changes steps whose batch does not hold it.
+
+    It then changes more steps than the accounted rate allows, and by other amounts for other
+    seeds. A record that is drawn too often adds the same to a step for every seed.
+    """
+    one, other = canaries.pair
+    if not experiment.sampled or one is other:
+        return
+    assert experiment.accounted is not None
+    steps = len(canaries.found.largest)
+    steps = steps if experiment.comparable is None else experiment.comparable
+    rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
+    found: list[FloatArray] = []
+    for number in range(_SEEDS_OF_OTHER_STEPS):
+        seed = experiment.seed_of(800 + number)
+        pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
+        if any(experiment.ended_early(run) for run in pair) or not draw_alike(*pair, steps):
+            continue
+        found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
+        sizes = np.linalg.norm(np.stack(found), axis=2)
+        changed = sizes > 8 * canaries.found.rounding[:steps]
+        # Stopping early without a finding cannot accuse a correct loop.
+        if changed.mean() < 1.1 * rate or not experiment.time_left(0.5):
+            break
+    if not found or not np.any(changed) or changed.mean() < 1.1 * rate:
+        return
+    gaps = np.stack(found)
+    varies = any(
+        np.linalg.norm(own - own[0], axis=1).max()
+        > _VARIES * sizes[inside, t].max() + 8 * canaries.found.rounding[t]
+        for t, inside in enumerate(changed.T)
+        if inside.any()
+        for own in [gaps[inside, t]]
+    )
+    hits, tries = int(changed.sum()), changed.size
+    p_value = float(stats.binom.sf(hits - 1, tries, rate))
+    if not varies or p_value > FAMILY_ERROR or orders_records(experiment, canaries):
+        return
+    shown = {"hits": hits, "tries": tries, "share in %": 100 * hits / tries, "rate in %": 100 * rate}
+    experiment.collect(TestResult(p_value, "influence", shown))
+
+
 def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
     """Reports weights that depend on the record although all gradients are forced."""
     reference = traces[0]
     moved: dict[int, Trace] = {}
     for trace in traces[1:]:
         pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
-        first = next((t for t, (a, b) in pairs if t and a.weights != b.weights), 0)
-        if first:
+        first = next((t for t, (a, b) in pairs if a.weights != b.weights), None)
+        if first is not None:
             moved.setdefault(first, trace)
     if moved:
         step = experiment.comparable = min(moved)
         before, same = moved[step].steps[step - 1], reference.steps[step - 1]
-        settings = before.settings != same.settings
-        within = before.weights_after != same.weights_after
+        settings = step > 0 and before.settings != same.settings
+        within = step > 0 and before.weights_after != same.weights_after
         experiment.findings.append(weights_outside(step, settings, within))
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
         experiment.findings.append(explain("initial weights"))

@@ -14,6 +14,7 @@ from audit.own_training.attack import (
     Attack,
     check_steps,
     claimed_epsilon,
+    detectable_chance,
     detectable_noise,
     fewest_trials,
     is_gaussian,
@@ -290,9 +291,10 @@ def _verdict(
             for estimator in readings.values()
             for zeros, ones in statistics.values()
         ),
-        games=len(runs),
+        trials=len(runs),
         planned=planned,
         needed=needed,
         premises=premises,
         detectable=detectable_noise(claim, delta, len(runs), share, gaussian),
+        detectable_chance=detectable_chance(claim, delta, len(runs), share),
     )

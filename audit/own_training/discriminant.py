@@ -1,11 +1,11 @@
-"""The best linear statistic of everything that was recorded, learned from other games."""
+"""The best linear statistic of everything that was recorded, learned from other trials."""
 
 import numpy as np
 
 from audit.arrays import FloatArray
 
 # Share of the within-class covariance that is replaced by its mean variance times the identity, at
-# least: the fewer games per number recorded, the more.
+# least: the fewer trials per number recorded, the more.
 _SMALLEST_SHRINKAGE = 0.02
 
 
@@ -13,8 +13,8 @@ def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | N
     """Fisher's linear discriminant with a shrunk covariance.
 
     Args:
-        without: [n0, f] what was recorded of games without the record.
-        with_record: [n1, f] of games with it.
+        without: [n0, f] what was recorded of trials without the record.
+        with_record: [n1, f] of trials with it.
 
     Returns:
         [f] weights; a high weighted sum speaks for the record. None where nothing differs.
@@ -28,9 +28,9 @@ def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | N
     weights = np.where(varies, 1.0 / scale, 0.0)
     means = [part.mean(axis=0) for part in (without, with_record)]
     within = np.concatenate([without - means[0], with_record - means[1]]) * weights
-    games, numbers = len(both), int(varies.sum())
-    covariance = within.T @ within / max(games - 2, 1)
-    shrinkage = min(max(numbers / (numbers + games), _SMALLEST_SHRINKAGE), 1.0)
+    trials, numbers = len(both), int(varies.sum())
+    covariance = within.T @ within / max(trials - 2, 1)
+    shrinkage = min(max(numbers / (numbers + trials), _SMALLEST_SHRINKAGE), 1.0)
     mean_variance = max(np.trace(covariance) / numbers, 1e-12)
     shrunk = (1.0 - shrinkage) * covariance + shrinkage * mean_variance * np.eye(len(weights))
     found: FloatArray = np.linalg.solve(shrunk, (means[1] - means[0]) * weights) * weights

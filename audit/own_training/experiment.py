@@ -62,6 +62,25 @@ _EXPLAINS = {
     "grain": ("distribution", "distance", "tails"),
     "distribution": ("distance", "tails"),
     "distance": ("tails",),
+    "influence": (
+        "size of the batch",
+        "mean of batches",
+        "fixed batches",
+        "limited batches",
+        "gaps in batches",
+        "batches without the seed",
+        "uneven batches",
+        "repeated batches",
+        "no empty batch",
+        "inclusion rate",
+        "inclusion without the seed",
+        "inclusions of a run",
+        "coordinates",
+        "repeated",
+        "tensors",
+        "shared noise",
+        "rank",
+    ),
     "uneven batches": ("mean of batches", "no empty batch", "gaps in batches"),
     "gaps in batches": ("limited batches", "no empty batch"),
     "fixed batches": (
@@ -281,7 +300,10 @@ class Experiment:
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
-        self.findings += kept.values()
+        # The surest and most specific first: the number of records changes with other mistakes, too.
+        first = [kept.pop(kind) for kind in ("influence",) if kind in kept]
+        self.findings = [*first, *self.findings, *kept.values()]
+        self.findings.sort(key=lambda each: each.premise == "number of records")
 
 
 def significant(p_values: Sequence[float], alpha: float) -> list[int]:

@@ -40,6 +40,16 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "Set gradients that are not finite to zero, record by record, before the sum "
         "(torch.nan_to_num), or limit the features to a public range first.",
     ),
+    "influence": (
+        "contribution",
+        "One record changes {hits} of {tries} steps ({share in %:.3g} %), by different amounts for "
+        "different seeds; the accountant assumes that it changes the {rate in %:.3g} % of the steps "
+        "whose batch holds it.",
+        "Something that is computed from more records than the batch enters each step without "
+        "noise: a statistic, a label, a weight, a norm, or gradients of an earlier batch (momentum, "
+        "a stale sum, a replay). Otherwise, the record is drawn more often than accounted.",
+        "Compute every step from its own batch and from released numbers only.",
+    ),
     # --- noise ---
     "no noise": (
         "noise",
@@ -218,25 +228,26 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "mean of batches": (
         "batches",
-        "Batches hold {mean:.4g} records on average; the accountant's sampling rate {rate:.3g} "
-        "with n = {n} implies {expected:.4g}.",
+        "A step holds contributions of {mean:.4g} records on average; the accountant's sampling "
+        "rate {rate:.3g} with n = {n} implies {expected:.4g}.",
         "The rate was computed from another number of records or another batch size, batches are "
         "accumulated, or empty batches are drawn again.",
         _POISSON,
     ),
     "fixed batches": (
         "batches",
-        "The batch sizes ({least:.4g} to {most:.4g} in {batches} batches) vary less than those of "
-        "Poisson sampling at the accounted rate {rate:.3g} would.",
+        "The number of records that contribute to a step ({least:.4g} to {most:.4g} in {batches} "
+        "steps) varies less than Poisson sampling at the accounted rate {rate:.3g} makes it vary.",
         "Batches of a fixed or a largest size (shuffled, in order, or cut) are accounted for as "
-        "Poisson sampled.",
+        "Poisson sampled, or a layer takes a limited number of records (the capacity of an expert).",
         _POISSON,
     ),
     "limited batches": (
         "batches",
-        "None of {batches} batches holds more than {most:.4g} records; Poisson sampling of "
-        "n = {n} records at rate {rate:.3g} draws larger ones.",
-        "Batches are cut at a largest size, or they hold a fixed number of records.",
+        "At most {most:.4g} records contribute to each of {batches} steps; Poisson sampling of "
+        "n = {n} records at rate {rate:.3g} draws more.",
+        "Batches are cut at a largest size, they hold a fixed number of records, or a layer takes "
+        "a limited number of them (the capacity of an expert).",
         _POISSON,
     ),
     "gaps in batches": (
@@ -277,16 +288,16 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "inclusion rate": (
         "batches",
-        "One record was in {hits} of {tries} batches ({share in %:.3g} %); the accountant assumes "
-        "{rate in %:.3g} %.",
+        "One record changes {hits} of {tries} steps ({share in %:.3g} %); the accountant assumes "
+        "that it is in {rate in %:.3g} % of the batches.",
         "Some records are drawn more often than others (weights by class, a last batch that is "
         "filled up), or the accounted rate is too small.",
         _POISSON,
     ),
     "inclusion without the seed": (
         "batches",
-        "The record is in the same batches for every seed; the accountant assumes that no one "
-        "knows its batches.",
+        "The record changes the same steps for every seed; the accountant assumes that no one knows "
+        "its batches.",
         "Batches are taken in order, or the sampler has a constant seed.",
         _POISSON,
     ),
@@ -325,6 +336,14 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "the same. Contributions to later steps are not compared.",
         "",
         "Change the weights, the optimizer's state and its settings by released numbers only.",
+    ),
+    "first weights": (
+        "released numbers",
+        "The weights before the first step depend on the record, although nothing has been released "
+        "yet.",
+        "A forward pass on records sets weights or buffers (ActNorm or another initialisation that "
+        "depends on the data, a normalisation of the weights).",
+        "Initialize on public records, or account for what was computed from the private ones.",
     ),
     "initial weights": (
         "released numbers",
@@ -393,8 +412,8 @@ def explain_test(evidence: TestResult, others_change: bool = False) -> Finding:
     found = explain(evidence.kind, **evidence.numbers)
     if not others_change:
         return found
-    selection = "which records are drawn probably depends on their values (a selection by loss, "
-    cause = f"{OTHERS_CHANGE}: {selection}norm or label, or a replay). Otherwise: {found.cause}"
+    why = "a statistic over records enters their gradients, or which of them are drawn or kept "
+    cause = f"{OTHERS_CHANGE}: {why}depends on their values. Otherwise: {found.cause}"
     return replace(found, cause=cause)
 
 
@@ -453,6 +472,8 @@ def weights_outside(step: int, settings: bool, within: bool) -> Finding:
         settings: whether the optimizer's settings depend on the record, too.
         within: whether the weights differ right after the optimizer's step.
     """
+    if step == 0:
+        return explain("first weights")
     if settings:
         cause = (
             "The learning rate, or another setting of the optimizer, depends on the records: a "

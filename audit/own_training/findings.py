@@ -15,6 +15,9 @@ PREMISES = (
 )
 """The premises that a training's epsilon rests on, by name."""
 
+# Without these, nothing is known about a watched function.
+_ESSENTIAL = {"contribution", "noise", "batches", "released numbers"}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -52,7 +55,7 @@ class PremiseReport:
         untested: the others, each with the reason.
         notes: what else is worth knowing.
         measured: numbers such as the effective noise multiplier.
-        watched: whether the function called `watch` with an optimizer that took steps.
+        watched: whether the function called `watch` with an optimizer.
         runs: how often the training function was called.
         seconds: that the test took.
         steps: number of steps of a run that were tested.
@@ -79,8 +82,8 @@ class PremiseReport:
 
     @property
     def inconclusive(self) -> bool:
-        """Whether the central premise of a watched function could not be tested."""
-        return self.watched and not self.broken and "contribution" not in self.tested
+        """Whether a premise of a watched function was not tested, and none is broken."""
+        return self.watched and not self.broken and not _ESSENTIAL.isdisjoint(self.untested)
 
     @property
     def depends_on_n(self) -> bool:
@@ -94,8 +97,13 @@ class PremiseReport:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             return f"broken premise: {self.findings[0].message}{more}"
         if self.inconclusive:
-            return "the premises are not testable"
-        return f"no broken premise found (tested: {', '.join(self.tested) or 'none'})"
+            untested = [each for each in PREMISES if each in self.untested]
+            return f"not testable: {', '.join(untested)} (tested: {self._tested_names})"
+        return f"no broken premise found (tested: {self._tested_names})"
+
+    @property
+    def _tested_names(self) -> str:
+        return ", ".join(self.tested) or "none"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python objects."""

@@ -1,7 +1,7 @@
 """Many canaries in one run of a training function, each put in by its own fair coin.
 
-For trainings that are too long to play many games with. The readings of the coins guessed are
-`lower_bounds.one_run_bounds`'. Dirac canaries without any other record touch a coordinate each, to
+For trainings that are too long for many trials. The guesses of the coins are read by
+`lower_bounds.one_run_bounds`. Dirac canaries without any other record touch a coordinate each, to
 which the mechanism adds noise of its own: then every canary is a trial, independent of the others.
 """
 
@@ -48,7 +48,7 @@ def check_one_run(
     """Trains once, on the records and about half of the canaries, and guesses which.
 
     Every reading gets its share of the error, and the largest bound counts; those that hold for
-    any mechanism (Steinke, Nasr & Jagielski 2023) say far less than as many games do.
+    any mechanism (Steinke, Nasr & Jagielski 2023) show far less than as many trials do.
 
     Args:
         train: as for `check`.
@@ -131,7 +131,7 @@ def check_one_run(
         shown_by=best,
         bounds=bounds,
         ceiling=max(bound.epsilon for bound in ceiling.values() if _counts(run, bound)),
-        games=count,
+        trials=count,
         unit="canaries",
     )
 

@@ -23,7 +23,13 @@ from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import EqualRecords, copies, run_equal_records
 from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
-from audit.own_training.explanations import books, explain, listed, released_outside
+from audit.own_training.explanations import (
+    books,
+    explain,
+    listed,
+    released_outside,
+    weights_outside,
+)
 from audit.own_training.findings import PremiseReport
 from audit.own_training.number_of_records import compare_numbers_of_records
 from audit.own_training.records import TrainingSet
@@ -99,8 +105,7 @@ def check_premises(
     first = experiment.runs.run(records, run_seed(seed, 0, 9))
     if first.error is not None:
         raise InvalidInput(f"train must return without an exception, got {first.error}")
-    watched = first.watched and bool(first.steps)
-    if watched:
+    if first.watched and first.steps:
         best = _watched(experiment, first, claim, delta, loss)
     else:
         best = _black_box(experiment, first)
@@ -113,7 +118,7 @@ def check_premises(
         experiment.untested,
         tuple(experiment.notes),
         experiment.measured,
-        watched,
+        first.watched,
         experiment.runs.count,
         time.perf_counter() - experiment.started,
         tested_steps if "contribution" in experiment.tested else 0,
@@ -157,41 +162,16 @@ def _watched(
     Returns:
         The best canary for an attack, if the runs could be coupled.
     """
-    if not first.has_equal_steps:
-        experiment.cannot_test(
-            "the parameters that require a gradient are not the same in every step, so that steps "
-            "cannot be compared"
-        )
+    coupled = _coupled_canaries(experiment, first)
+    if isinstance(coupled, str):
+        experiment.cannot_test(coupled)
         _compare_accountant(experiment, first, claim)
         return None
-    again = experiment.runs.run(experiment.records, run_seed(experiment.seed, 0, 9), like=first)
-    if not _coupled(first, again):
-        experiment.cannot_test(
-            "runs cannot be coupled: two runs with the same seed on the same records release "
-            "different gradients, so some randomness is not controlled by the seed (os.urandom, "
-            "secrets, secure_mode, numpy.random.default_rng() or torch.Generator without the seed)"
-        )
-        _compare_accountant(experiment, first, claim)
-        return None
-    # The first run may include imports and warm-up.
-    experiment.start(first, min(first.seconds, again.seconds))
-    pool, traces = canary_runs.run_canaries(experiment)
-    if len(traces) < 2:
-        experiment.cannot_test(
-            "the number of random draws depends on the record, so that runs cannot be coupled"
-        )
-        _compare_accountant(experiment, first, claim)
-        return None
-    if canary_runs.weights_have_own_noise(experiment):
-        experiment.cannot_test(
-            "the weights change by more than the watched optimizer's steps: they differ between "
-            "seeds although all gradients were forced, so p.grad is not what is released"
-        )
-        _compare_accountant(experiment, first, claim)
-        return None
+    pool, traces = coupled
     canary_runs.compare_weights(experiment, traces)
     canaries = canary_runs.measure(experiment, pool, traces, loss)
     experiment.tested.append("contribution")
+    canary_runs.compare_steps_without_the_record(experiment, canaries)
     equal = run_equal_records(experiment, canaries)
     _compare_accountant(experiment, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
@@ -200,6 +180,38 @@ def _watched(
     if experiment.stop_after is not None:
         _compare_later_steps(experiment, canaries, equal, delta)
     return canaries.strongest
+
+
+def _coupled_canaries(
+    experiment: Experiment, first: Trace
+) -> tuple[list[PoolRecord], list[Trace]] | str:
+    """Canaries and a coupled run with each of them, or the reason why runs cannot be coupled."""
+    if not first.has_equal_steps:
+        return (
+            "the parameters that require a gradient are not the same in every step, so that steps "
+            "cannot be compared"
+        )
+    again = experiment.runs.run(experiment.records, run_seed(experiment.seed, 0, 9), like=first)
+    if not _coupled(first, again):
+        return (
+            "runs cannot be coupled: two runs with the same seed on the same records release "
+            "different gradients, so some randomness is not controlled by the seed (os.urandom, "
+            "secrets, secure_mode, numpy.random.default_rng() or torch.Generator without the seed)"
+        )
+    # The first run may include imports and warm-up.
+    experiment.start(first, min(first.seconds, again.seconds))
+    pool, traces = canary_runs.run_canaries(experiment)
+    if len(traces) < 2:
+        return "the number of random draws depends on the record, so that runs cannot be coupled"
+    if canary_runs.weights_have_own_noise(experiment):
+        if canary_runs.first_weights_depend(experiment, pool):
+            experiment.findings.append(weights_outside(0, settings=False, within=False))
+        return (
+            "the weights differ between seeds although all gradients were forced, so that p.grad "
+            "is not all that changes them: noise is added after the step, the learning rate is set "
+            "by a noisy gradient, or a random batch enters the weights"
+        )
+    return pool, traces
 
 
 def _compare_later_steps(

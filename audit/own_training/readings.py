@@ -5,6 +5,7 @@ probability of the true class (Carlini et al. 2022), which orders models as minu
 does not saturate; of anything else, minus the loss.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
+from audit.own_training.released_numbers import held_by_function
 
 # Other records that are scored too: enough to see that the canary changed them.
 _OTHERS = 64
@@ -49,7 +51,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
     """What can be attacked in a result: a model that scores records, and numbers.
 
     Args:
-        result: a torch module, an estimator, numbers, None, or containers of these.
+        result: a torch module, an estimator, numbers, a function, None, or containers of these.
 
     Returns:
         The first module or estimator, or None; and all numbers with it, [f].
@@ -69,13 +71,26 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         return None, np.asarray(result, dtype=np.float64).ravel()
     except (TypeError, ValueError):
         pass
+    held = held_by_function(result)
+    if held is not None:
+        return _of_function(held)
     if not isinstance(result, Mapping | list | tuple):
         raise InvalidInput(
-            "train must return a torch module, an estimator, numbers, a dictionary of these or "
-            f"nothing, got {type(result).__name__}"
+            "train must return a torch module, an estimator, a function, numbers, a dictionary of "
+            f"these or nothing, got {type(result).__name__}"
         )
     values = result.values() if isinstance(result, Mapping) else result
     parts = [model_and_numbers(each) for each in values if not isinstance(each, str | bytes)]
+    model = next((model for model, _ in parts if model is not None), None)
+    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
+
+
+def _of_function(held: Mapping[str, Any]) -> tuple[Any, FloatArray]:
+    """The first model and the numbers among what a function holds, of which most is neither."""
+    parts = []
+    for each in held.values():
+        with contextlib.suppress(InvalidInput):
+            parts.append(model_and_numbers(each))
     model = next((model for model, _ in parts if model is not None), None)
     return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
 

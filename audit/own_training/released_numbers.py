@@ -5,6 +5,9 @@ sets that differ in one record must agree in every number. A number that differs
 outside of the accounting.
 """
 
+import contextlib
+import functools
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -61,6 +64,8 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
         yield from _module_attributes(value, path, depth, seen)
     elif hasattr(value, "state_dict"):  # an optimizer, a scheduler
         yield from _walk(value.state_dict(), path, depth + 1, seen)
+    elif (held := held_by_function(value)) is not None:
+        yield from _walk(held, path, depth + 1, seen)
     elif hasattr(value, "toarray"):  # scipy's sparse matrices
         yield path, np.asarray(value.toarray())
     elif hasattr(value, "__getstate__") and type(value).__module__.startswith("sklearn."):
@@ -73,6 +78,21 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
         for key, each in {**held, **getattr(value, "__dict__", {})}.items():
             if not callable(each) or hasattr(each, "__dict__"):
                 yield from _walk(each, _joined(path, key), depth + 1, seen)
+
+
+def held_by_function(value: Any) -> dict[str, Any] | None:
+    """What a returned function holds: variables it closes over, defaults and bound arguments."""
+    if isinstance(value, functools.partial):
+        return {"function": value.func, "arguments": value.args, **value.keywords}
+    if isinstance(value, types.MethodType):
+        return {"function": value.__func__, "self": value.__self__}
+    if not isinstance(value, types.FunctionType):
+        return None
+    held = {"defaults": value.__defaults__, "keyword defaults": value.__kwdefaults__}
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            held[name] = cell.cell_contents
+    return held
 
 
 def _joined(path: str, key: str) -> str:

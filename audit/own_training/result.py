@@ -1,10 +1,12 @@
 """Result of an audit of a training function: as text, as an exit code, as an exception."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from audit import _deprecated
 from audit.errors import InvalidInput, PrivacyLeak
 from audit.lower_bounds import LowerBound
 from audit.numerics import format_exact, format_rounded
@@ -24,13 +26,15 @@ class CheckResult:
         shown_by: the statistic that shows it.
         bounds: for every statistic its bounds; their errors add up to 1 - confidence.
         ceiling: the largest epsilon that this many trials could have shown.
-        games: number of trials played, or of canaries in one run.
-        unit: what `games` counts: "trials" or "canaries".
+        trials: number of trials played, or of canaries in one run.
+        unit: what `trials` counts: "trials" or "canaries".
         planned: number of trials that would have been played without the time limit.
         needed: number of trials that could refute the claim; None if it is unknown.
         premises: the differential test; None if it was not made.
         detectable: the largest noise, as a share of the claimed one, that this many trials find
             with 80 % probability; None if it is unknown.
+        detectable_chance: the smallest chance of an output that only runs with the record have, that
+            this many trials find with 80 % probability; None if it is unknown.
         attack_skipped: why no trial was played; empty if trials were.
 
     Example:
@@ -40,7 +44,7 @@ class CheckResult:
         ...     watch.claim(5.0)
         ...     return records.features.sum() + np.random.default_rng(seed).normal()
         >>> result: CheckResult = check(fair, ([[0.0]], [0]), ([1.0], 0), trials=100)
-        >>> result.leaks, result.exit_code, result.games
+        >>> result.leaks, result.exit_code, result.trials
         (False, 0, 100)
     """
 
@@ -51,12 +55,13 @@ class CheckResult:
     shown_by: str = ""
     bounds: Mapping[str, LowerBound] = field(default_factory=dict)
     ceiling: float = 0.0
-    games: int = 0
+    trials: int = 0
     unit: str = "trials"
     planned: int = 0
     needed: int | None = None
     premises: PremiseReport | None = None
     detectable: float | None = None
+    detectable_chance: float | None = None
     attack_skipped: str = ""
 
     @property
@@ -89,35 +94,44 @@ class CheckResult:
             claims = f"claims ({claim}, {format_exact(self.delta)})"
         confidence = f"with {100 * self.confidence:g} % confidence"
         least = format_rounded(self.epsilon, up=False, digits=4)
-        found = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
+        shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks or self.claim is None:
-            return f"{claims}; {found}"
+            return f"{claims}; {shown}"
         most = format_rounded(self.ceiling, up=True, digits=4)
-        ceiling = f"{self.games} {self.unit} can show at most {most}"
-        if self.games < self.planned:
-            ceiling = f"stopped by the time limit after {self.games} of {self.planned}; {ceiling}"
+        ceiling = f"{self.trials} {self.unit} can show at most {most}"
+        if self.trials < self.planned:
+            ceiling = f"stopped by the time limit after {self.trials} of {self.planned}; {ceiling}"
+        found = []
         if self.detectable is not None:
-            ceiling += (
-                f", and find noise of {self.detectable:.2f} times the claimed scale or less with "
-                "80 % probability"
-            )
+            found.append(f"noise of {self.detectable:.2f} times the claimed scale or less")
+        if self.detectable_chance is not None:
+            chance = math.ceil(1000 * self.detectable_chance) / 10
+            found.append(f"an output that reveals the record in at least {chance:g} % of the runs")
+        if found:
+            ceiling += f", and find {' or '.join(found)} with 80 % probability"
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been found"
             if self.needed is not None:
                 ceiling += f": {self.needed:,} {self.unit} could show one"
         if self.epsilon == 0.0:
             return f"{claims}; nothing found; {ceiling}"
-        return f"{claims}; no leak found; {found}; {ceiling}"
+        return f"{claims}; no leak found; {shown}; {ceiling}"
 
     @property
     def exit_code(self) -> int:
-        """1 for a broken premise or a proven leak, 2 where nothing could be tested, else 0."""
+        """1 for a broken premise or a proven leak, 2 where a premise was not testable, else 0."""
         if self.broken:
             return 1
         if self.premises is None or not self.premises.watched:
             # Without an attack, only exact constants were looked for.
             return 2 if self.attack_skipped else 0
         return 2 if self.premises.inconclusive else 0
+
+    @property
+    def games(self) -> int:
+        """The old name of `trials`."""
+        _deprecated.warn("CheckResult.games", "CheckResult.trials")
+        return self.trials
 
     def __bool__(self) -> bool:
         """Whether it was tested and nothing was found, for `assert audit.check(...)`."""
@@ -142,7 +156,8 @@ class CheckResult:
             "bounds": {name: bound.epsilon for name, bound in self.bounds.items()},
             "max_detectable_epsilon": self.ceiling,
             "detectable_noise_scale": self.detectable,
-            self.unit: self.games,
+            "detectable_chance": self.detectable_chance,
+            self.unit: self.trials,
         }
 
     def to_json(self) -> str:

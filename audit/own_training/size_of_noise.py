@@ -338,6 +338,16 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "record back in later steps, or a threshold or factor of the first step is used again.",
             "Keep such states on released, noisy gradients only, and clip anew in each step.",
         )
+    scales = np.where(case.usable, case.equal.noise.scales[: len(case.usable)], 0.0)
+    loudest = int(np.argmax(scales))
+    if scales[step] < 0.9 * scales[loudest] and reach > 0.9 * found.largest[loudest]:
+        return (
+            "noise",
+            f"The noise falls from {scales[loudest]:.3g} in step {case.number(loudest)} to "
+            f"{scales[step]:.3g} in step {case.number(step)}, and the contribution does not: a "
+            "schedule lowers the noise, and the accountant does not record it.",
+            "Record the noise multiplier of each step.",
+        )
     n = len(case.experiment.records)
     for value, name in (
         (n * case.accounted.rate(step), "the expected batch size"),
@@ -372,7 +382,10 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
         f"{scales[low]:.3g}, that of `{names[high]}` {scales[high]:.3g}; for the contribution of "
         f"one record this is an effective noise multiplier of {effective:.3g}; the accountant "
         f"assumes {float(case.sigma[step]):.3g}.",
-        "Some tensors get less noise than their share of the threshold allows.",
+        "Random factors multiply the sum after it is clipped (a mask, coordinates that are left out), "
+        "or some tensors get less noise than their share of the threshold allows."
+        if case.equal.random_gradients
+        else "Some tensors get less noise than their share of the threshold allows.",
         "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
         {"step": case.number(step), "effective noise multiplier": effective},
     )

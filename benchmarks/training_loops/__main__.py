@@ -28,6 +28,7 @@ from benchmarks.training_loops.correct import CORRECT, Control
 from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
 from benchmarks.training_loops.independent import INDEPENDENT, INDEPENDENT_CORRECT
 from benchmarks.training_loops.reported import REPORTED
+from benchmarks.training_loops.unseen import UNSEEN, UNSEEN_CORRECT
 
 CONFIDENCE = 0.95
 
@@ -163,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return {n: c for n, c in table.items() if not words or any(w in n for w in words)}
 
     if options.correct:
-        loops = chosen({**CORRECT, **FURTHER_CORRECT, **INDEPENDENT_CORRECT})
+        loops = chosen({**CORRECT, **FURTHER_CORRECT, **INDEPENDENT_CORRECT, **UNSEEN_CORRECT})
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
-    tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT)
+    tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT, UNSEEN)
     print_table(chosen({k: v for table in tables for k, v in table.items()}), options.out)
     return 0
 

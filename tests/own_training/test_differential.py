@@ -680,7 +680,7 @@ def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:
 def test_a_broken_premise_ends_the_check_and_raises() -> None:
     found = audit.check(Loop(total=broken.raw_momentum), loops.dense())
     assert found.exit_code == 1
-    assert found.games == 0
+    assert found.trials == 0
     assert not found
     assert "no attack was made" in str(found)
     with pytest.raises(PrivacyLeak, match="broken premise: Step 2: one record changes"):

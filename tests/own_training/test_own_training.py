@@ -465,15 +465,15 @@ def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported() -> None:
 
     pause = 0.0
     fast = attack(train, RECORDS, (np.zeros(3), 0), seconds=100.0)
-    assert fast.games == fast.planned == 1000
+    assert fast.trials == fast.planned == 1000
     assert "stopped" not in fast.words
     pause = 0.02
     slow = attack(train, RECORDS, (np.zeros(3), 0), seconds=0.5)
-    assert 2 <= slow.games < 100
-    assert slow.games % 2 == 0
-    assert f"stopped by the time limit after {slow.games} of 1000" in slow.words
+    assert 2 <= slow.trials < 100
+    assert slow.trials % 2 == 0
+    assert f"stopped by the time limit after {slow.trials} of 1000" in slow.words
     asked = attack(train, RECORDS, (np.zeros(3), 0), seconds=0.1, trials=20)
-    assert asked.games == 20
+    assert asked.trials == 20
 
 
 def test_trials_of_a_watched_loop_start_from_the_same_weights() -> None:
