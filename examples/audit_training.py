@@ -48,14 +48,14 @@ def train(records: Any, candidate: Any, seed: int, watch: Any, forgotten: bool =
 
 
 def broken(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-    """The noise was turned down to see whether the loop learns, and was never turned up again."""
+    """The noise was reduced for a quick experiment and never restored."""
     return train(records, candidate, seed, watch, forgotten=True)
 
 
 def main() -> None:
-    """Checks both."""
+    """Checks both loops."""
     torch.set_num_threads(1)
-    # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+    # The first layer has no gradient by its input, so torch warns about Opacus' hooks: harmless.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     for function in (train, broken):
         print(f"{function.__name__}:\n{audit.check(function, DATA, trials=200)}\n")

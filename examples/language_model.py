@@ -71,7 +71,7 @@ class Adapted(nn.Module):
         self.frozen = frozen
         self.down = nn.Linear(frozen.in_features, rank, bias=False)
         self.up = nn.Linear(rank, frozen.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)  # the adapted model starts as the frozen one
+        nn.init.zeros_(self.up.weight)  # at first, the adapted model equals the frozen one
 
     def forward(self, x):
         return self.frozen(x) + self.up(self.down(x))
@@ -97,7 +97,7 @@ def mean_loss(model, records):
 
 
 def pretrained(steps=1000, rate=6e-3):
-    """Weights of a model of the public text."""
+    """Weights of a model that was trained on the public text."""
     torch.manual_seed(0)
     model, (x, y) = Transformer(), pieces("\n".join(topics.values()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -130,10 +130,10 @@ def fine_tuned(weights, records, candidate, seed, watch, noise, rate, steps, bat
     """One run of DP-SGD with Opacus on the adapters.
 
     Args:
-        weights: of the model of the public text.
+        weights: the weights of the model of the public text.
         records: a pair of tensors, see `pieces`.
         candidate: a dictionary with `rank` and `learning_rate`.
-        seed: of the adapters, the batches and the noise.
+        seed: the seed of the adapters, the batches and the noise.
         watch: called with the optimizer, the model and the accountant before the first step.
         noise: noise multiplier.
         rate: sampling rate of a record in one step.
@@ -141,14 +141,14 @@ def fine_tuned(weights, records, candidate, seed, watch, noise, rate, steps, bat
         batch: constant divisor of the noisy sums; not computed from the number of records.
 
     Returns:
-        The model, and what Opacus made: the engine, the data loader and the optimizer.
+        The model, and the engine, data loader and optimizer of Opacus.
     """
-    warnings.simplefilter("ignore")  # of Opacus
+    warnings.simplefilter("ignore")  # Opacus warns often
     torch.manual_seed(seed)
     model = adapted(weights, candidate["rank"])
     adapters = [part for part in model.parameters() if part.requires_grad]
-    # Batches have a generator of their own, so that the noise does not depend on how many records
-    # were drawn: the audit then compares runs with equal noise.
+    # Batches have a separate generator, so the noise does not depend on the number of drawn
+    # records, and the audit compares runs with equal noise.
     batches = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     engine = PrivacyEngine(accountant="rdp")
     model, optimizer, loader = engine.make_private(

@@ -1,8 +1,9 @@
 """Preset for GPT-2 on a GPU: tunes rank and learning rate of LoRA adapters under DP-SGD.
 
-Not run: neither with the weights of GPT-2, nor on a GPU, nor on a folder of texts. Only `train` was
-tested, on a processor, with a tiny GPT-2 of random weights (transformers 5.23.0, peft 0.21.2). The
-constants are starting values, not results. `language_model.py` is the same study for a small model.
+This script was not run with the weights of GPT-2, on a GPU or on a folder of texts. Only `train`
+was tested, on a processor, with a tiny GPT-2 of random weights (transformers 5.23.0, peft 0.21.2).
+The constants are starting values, not results. `language_model.py` is the same study for a small
+model.
 
 It needs `pip install transformers peft`, and downloads GPT-2 (124 million parameters).
 `python examples/language_model_gpu.py PRIVATE PUBLIC` reads two folders of text files. One file is
@@ -67,7 +68,7 @@ def mean_loss(model, records):
 
 def train(base, public, trial, records):
     """One run of DP-SGD with Opacus; its score is the negative loss on public records."""
-    warnings.simplefilter("ignore")  # of Opacus
+    warnings.simplefilter("ignore")  # Opacus warns often
     torch.manual_seed(trial.seed)
     model = adapted(base, trial.candidate["rank"])
     adapters = [part for part in model.parameters() if part.requires_grad]

@@ -1,8 +1,8 @@
-"""One long record changes the gradients of all others where batches are padded to the longest.
+"""A long record changes the gradients of others if batches are padded to their longest record.
 
 DP-SGD clips each record's gradient. That bounds what one record adds to the sum only if no record
 changes the gradient of another. A recurrent network that reads the last position of a sequence
-breaks this where a batch is padded to its longest sequence. Padding to a fixed length mends it.
+breaks this if a batch is padded to its longest sequence. Padding to a fixed length corrects it.
 """
 
 import torch

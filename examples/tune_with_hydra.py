@@ -33,7 +33,7 @@ def train(trial):
     """Noisy full-batch gradient descent on softmax regression with gradients clipped to norm 1."""
     images, labels = load_digits(return_X_y=True)
     images = images / np.linalg.norm(images, axis=1, keepdims=True)
-    x, y = images[:1200], labels[:1200]  # the other 597 play the role of public records
+    x, y = images[:1200], labels[:1200]  # the other 597 act as public records
     rng, weights = np.random.default_rng(trial.seed), np.zeros((64, 10))
     for _ in range(trial.steps):
         odds = np.exp(x @ weights)

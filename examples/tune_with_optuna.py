@@ -7,7 +7,7 @@ from audit.integrations.optuna import PrivateStudy
 
 images, labels = load_digits(return_X_y=True)
 images = images / np.linalg.norm(images, axis=1, keepdims=True)
-train, public = slice(0, 1200), slice(1200, None)  # the other 597 play the role of public records
+train, public = slice(0, 1200), slice(1200, None)  # the other 597 act as public records
 
 study = PrivateStudy(
     protocol="geometric:0.2", direction="maximize", epsilon=3.0, delta=1e-5, steps=30, folder=None

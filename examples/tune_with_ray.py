@@ -22,7 +22,7 @@ def train(config):
     candidate = config["candidate"]
     images, labels = load_digits(return_X_y=True)
     images = images / np.linalg.norm(images, axis=1, keepdims=True)
-    x, y = images[:1200], labels[:1200]  # the other 597 play the role of public records
+    x, y = images[:1200], labels[:1200]  # the other 597 act as public records
     rng, weights = np.random.default_rng(candidate["seed"]), np.zeros((64, 10))
     for _ in range(STEPS):
         odds = np.exp(x @ weights)

@@ -134,7 +134,7 @@ PYTHON = re.compile(
 
 
 def refused_well(error: Any) -> None:
-    """A refusal is one line that says something."""
+    """A refusal is one line that is not empty."""
     assert isinstance(error, ValueError | TypeError), repr(error)
     said = str(error)
     assert said.strip()

@@ -1,6 +1,6 @@
 """The numbers of the first version: no move of code may change one.
 
-`python -m tests.test_unchanged` writes them anew, which only a mended error justifies, or a search
+`python -m tests.test_unchanged` rewrites them, which only a corrected error justifies, or a search
 that ends elsewhere within its tolerance; the change log then says which and why.
 """
 

@@ -1,4 +1,4 @@
-"""Attacks on every bound: the worst order or event of theory, played against each protocol.
+"""Attacks on every bound: the worst known order or event, for each protocol.
 
 In the reduced game, one run is N(0, 1), or N(mu, 1) with the record, and the attacker chooses the
 score. The table compares the cost with the exact epsilon of the attack, and with the epsilon that

@@ -350,7 +350,7 @@ def example_1(
         axes = page.subplots()
         groups = list(curves.table.groupby("curve", sort=False))
         for rank, (name, rows) in enumerate(groups):
-            # Bars stand side by side because some are nearly equal.
+            # Bars are drawn next to each other because some are nearly equal.
             left = np.arange(3.0) + 0.2 * (rank - (len(groups) - 1) / 2.0)
             axes.bar(left, rows["probability"], 0.18, color=COLOURS[rank], label=name)
         tidy(axes)

@@ -160,7 +160,7 @@ def test_every_field_but_statements_of_the_author_is_recomputed(
     assert tried > 70
     stated |= {way for way in passed if way[:2] == ("made", "libraries")}
     stated |= {way for way in passed if way[0] == "declaration" or way[:2] == ("study", "prior")}
-    # The author's statements are not verified, and the output says so.
+    # The author's statements are not verified, as the output states.
     assert passed <= stated | {("study", "key_kept"), ("evidence", "epsilon_lower")}
 
 
