@@ -29,7 +29,7 @@ class UpperBound:
         >>> from audit.upper_bounds import region
         >>> bound = region(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5)
         >>> bound.name, round(bound.epsilon, 4), bound.assumes
-        ('region', 1.1911, 'any score; K independent runs, each candidate drawn anew')
+        ('region', 1.1911, 'any score; K independent runs, each candidate drawn independently')
     """
 
     name: str
