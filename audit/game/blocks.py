@@ -14,7 +14,7 @@ from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 _TRIALS_OF_A_DRAW = 1 << 14
 # A block of the other engines takes a processor a few seconds. That limits the loss of a killed
 # process, keeps sixteen workers busy, and moves the progress bar. Work is measured in gradients of
-# a small network on one core; a user's own model may take more or less time than this table implies.
+# a small network on one core; a user's own model may take more or less time.
 _WORK_OF_A_BLOCK = 1 << 22
 _WORK_OF_NOISE = 64
 _WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
