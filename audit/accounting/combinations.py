@@ -227,7 +227,7 @@ class Composition(_Combination):
 
 @dataclass(frozen=True)
 class WorstOf(Mechanism):
-    """An unknown one of several mechanisms: at each epsilon, the largest of their deltas.
+    """One of several mechanisms, where it is unknown which: the largest of their deltas.
 
     Attributes:
         candidates: the mechanisms.
@@ -309,7 +309,7 @@ def _dominates(one: Mechanism, other: Mechanism) -> bool:
 
 
 class Candidates(WorstOf):
-    """Candidates of a grid that have different mechanisms.
+    """The mechanisms of the candidates of a grid, if they differ.
 
     As the mechanism of a single run, it is the worst of them.
 
@@ -486,7 +486,7 @@ def _stated(base: Mechanism, name: str) -> frozenset[Any]:
 
 
 def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:
-    """Pairs of several mechanisms, for every combination of their directions.
+    """Dominating pairs of several mechanisms, one tuple for each combination of their directions.
 
     Example:
         >>> from audit.accounting import DiscreteMechanism, GaussianMechanism
@@ -507,7 +507,7 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
         factor: > 0.
 
     Raises:
-        NotApplicable: a mechanism whose noise is not a parameter.
+        NotApplicable: the noise of the mechanism is not a parameter.
 
     Example:
         >>> scale_noise(GaussianMechanism(1.0), 4.0)

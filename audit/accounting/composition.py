@@ -49,7 +49,7 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
     """A pair that dominates the composition (P1^n1 x P2^n2 x ..., P1'^n1 x P2'^n2 x ...).
 
     Args:
-        parts: privacy losses of one run, and the number of runs of each.
+        parts: the privacy loss of one run of each mechanism, and the number of its runs.
         cells: grid cells across the window; the error shrinks with its square.
 
     Returns:

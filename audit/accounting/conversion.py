@@ -75,7 +75,7 @@ def best_conversion(
     high: float = 1e9,
     refined: int = 97,
 ) -> tuple[float, float]:
-    """Best order of `renyi_to_epsilon`, and its epsilon, which may be negative."""
+    """The best order for `renyi_to_epsilon`, and its epsilon, which may be negative."""
     delta = checks.interval("delta", delta, 0.0, 1.0)
     return minimize_over_alpha(
         lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high, refined

@@ -55,7 +55,7 @@ class PrivacyProfile(Mechanism):
 
 @dataclass(frozen=True, eq=False)
 class RenyiCurve(Mechanism):
-    """Any mechanism whose Renyi divergences are bounded at some orders, both directions.
+    """Any mechanism whose Renyi divergences are bounded at some orders, in both directions.
 
     (alpha - 1) D_alpha is convex in alpha and 0 at order 1, so chords between the given orders
     bound it. Above the last order, the divergence counts as infinite.
@@ -111,7 +111,7 @@ class ZeroConcentratedDp(Mechanism):
     rho: float
 
     _words: ClassVar[str] = "rho-zCDP, rho = {rho:.6g}"
-    # Known without the pair, which takes long to compute for many mechanisms.
+    # Stated here, because computing the pairs of many mechanisms takes long.
     is_symmetric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ _Parts = list[tuple[tuple[float, float] | Mechanism, int]]
 
 
 def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
-    """Mechanism that a dp-accounting event or privacy loss distribution describes.
+    """The mechanism that a dp-accounting event or privacy loss distribution describes.
 
     dp-accounting itself is not imported. Randomised response has the neighbours that dp-accounting
     assumes for it.
@@ -36,8 +36,8 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
             accountants), `zero-out` (its REPLACE_SPECIAL) or `replace-one`.
 
     Raises:
-        InvalidInput: an event of another kind (pass its privacy loss distribution instead), or a
-            tuning, `RepeatAndSelectDpEvent` (the message names the arguments for
+        InvalidInput: the event is of another kind (pass its privacy loss distribution instead), or
+            is a tuning, `RepeatAndSelectDpEvent` (the message names the arguments for
             `upper_bounds.tuning_cost`).
 
     Example:

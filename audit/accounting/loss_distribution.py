@@ -33,7 +33,7 @@ class LossDistribution(Mechanism):
         directed: whether P is known to be the data set with the record.
 
     Raises:
-        InvalidInput: losses that do not increase, or masses that are no probabilities under P and
+        InvalidInput: the losses do not increase, or the masses are not probabilities under P and
             P'.
 
     Example:

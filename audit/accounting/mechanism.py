@@ -66,7 +66,7 @@ class Mechanism(ABC):
 
     @property
     def attained(self) -> bool:
-        """Whether some neighbouring data sets attain the first pair, so that games can use it."""
+        """Whether some neighbouring data sets attain the first pair, so that attacks can use it."""
         return False
 
     @property

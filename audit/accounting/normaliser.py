@@ -33,7 +33,7 @@ def normaliser_delta(epsilon: float, batch_size: int, parameters: int, steps: in
 
     Args:
         epsilon: >= 0.
-        batch_size: B, what the noisy sum is divided by on the larger data set, >= 2.
+        batch_size: B, the divisor of the noisy sum on the larger data set, >= 2.
         parameters: number of trained parameters, >= 1.
         steps: number of steps whose noisy gradients are released, >= 1. If only the last iterate
             is released, an observer with the previous iterate sees one step.
@@ -70,7 +70,7 @@ def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: in
     delta = checks.interval("delta", delta, 0.0, 1.0)
     try:
         return solve_epsilon(lambda epsilon: _delta(epsilon, shape, log_ratio), delta)
-    except DeltaUnreachable as error:  # the profile falls to 0, but epsilon is sought to 1e8 alone
+    except DeltaUnreachable as error:  # the profile falls to 0, but the search ends at epsilon 1e8
         raise InvalidInput(
             "parameters * steps must give an epsilon below 1e8, got "
             f"{checks.one_line(int(2 * shape))} at batch_size {batch_size!r}"
@@ -101,7 +101,7 @@ def _difference(
 ) -> float:
     """P[beyond c / r] - e^eps P[beyond c] above c, or the same with both exchanged below c."""
     there = _log_tail(shape, excess, shape + excess, side)
-    # Of c / r; the excess itself, so that no digits are lost where r is next to 1.
+    # The excess of c / r, computed directly, so that no digits are lost if r is close to 1.
     ratio = math.exp(-log_ratio)
     scaled = excess * ratio + shape * math.expm1(-log_ratio)
     here = _log_tail(shape, scaled, (shape + excess) * ratio, side)
@@ -121,7 +121,7 @@ def _log_tail(shape: float, excess: float, x: float, side: float) -> float:
     mass = float((special.gammaincc if side > 0.0 else special.gammainc)(shape, x))
     if mass > 0.0:
         return math.log(mass)
-    # Next to 0 the mass below x is x^a / Gamma(a + 1), also where that is too small for a double.
+    # Near 0 the mass below x is x^a / Gamma(a + 1), even if that is too small for a double.
     return shape * math.log(max(x, 5e-324)) - float(special.gammaln(shape + 1.0))
 
 

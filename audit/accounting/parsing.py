@@ -21,7 +21,7 @@ def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatA
 
     Args:
         path: the file.
-        name: of the parameter, as the user knows it.
+        name: name of the parameter in error messages.
 
     Raises:
         InvalidInput: the file is missing, or a line does not hold two numbers.
@@ -70,11 +70,11 @@ _BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
     "renyi": (RenyiCurve, ()),
     "profile": (PrivacyProfile, ()),
 }
-"""Kinds of mechanisms, and how many numbers each takes; none if it is read from a file."""
+"""Kinds of mechanisms, and the allowed numbers of parameters; none if it is read from a file."""
 
 
 def parse_mechanism(spec: str | Mechanism) -> Mechanism:
-    """Reads a base mechanism from text; a mechanism is returned as it is.
+    """Reads a base mechanism from text; returns a mechanism unchanged.
 
     Args:
         spec: `gaussian:MU`, `laplace:SCALE`, `response:EPSILON[,OPTIONS]`, `pure:EPSILON`,
@@ -82,7 +82,8 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
             columns) or `profile:FILE` (epsilons and deltas).
 
     Raises:
-        InvalidInput: an unknown mechanism, a wrong number of parameters, or one out of its range.
+        InvalidInput: the mechanism is unknown, the number of parameters is wrong, or a parameter is
+            out of its range.
 
     Example:
         >>> parse_mechanism("pure:0.5")

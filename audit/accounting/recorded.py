@@ -14,7 +14,7 @@ from audit.errors import InvalidInput
 def from_opacus(
     accountant: Any, neighbours: str = "zero-out", most_phases: int = 40, *, group_size: int = 1
 ) -> Mechanism:
-    """Mechanism of one training run, from the history of an Opacus accountant.
+    """The mechanism of one training run, from the history of an Opacus accountant.
 
     Args:
         accountant: an Opacus accountant (RDP, GDP or PRV), or the PrivacyEngine that contains it.
@@ -23,7 +23,7 @@ def from_opacus(
             imported.
         neighbours: `zero-out`, `add-remove` or `replace-one`. Opacus divides each noisy sum by
             int(n * rate), where its rate is 1/len(loader) and n is the number of records. So its
-            epsilon holds where n is public, which is `zero-out`, the default. Pass `add-remove`
+            epsilon holds if n is public, which is `zero-out`, the default. Pass `add-remove`
             only if the divisor (`optimizer.expected_batch_size`), the sampling rate and the number
             of steps are constants that do not depend on n; the numbers are the same.
         most_phases: if a schedule has more phases of different noise or rate, similar phases are

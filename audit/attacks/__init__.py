@@ -1,7 +1,7 @@
-"""Attacks that attain the upper bounds: the scores, accepted sets and samplers that leak most.
+"""Attacks on tuning protocols: scores, accepted sets and samplers that leak most, or nearly so.
 
-Each attack gives the epsilon that it attains, so it shows how far a bound is from the exact cost.
-The audits in `audit.game` play these attacks.
+Each attack states the epsilon that it attains, which shows how far a bound can be from the exact
+cost. Audits use `attack_order` and `attack_tails` for the score `worst-order`.
 """
 
 from audit.attacks.adaptive import AdaptiveAttack, adaptive_attack

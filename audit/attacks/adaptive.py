@@ -1,11 +1,12 @@
 """An attack on adaptive search: a sampler that uses its freedom [c, C] to reveal the record.
 
-The candidates only carry one of two labels. The sampler counts the evidence of the runs so far: a
+Each candidate only carries one of two labels. The sampler counts the evidence of the runs so far: a
 small x is a point against the record, a large x a point for it. While there is more evidence
 against it, the label "back" is as likely as [c, C] allows, otherwise the label "front". The score
-prefers the front, a large x whose limit depends on the label; then the back, a small x; then the
-rest. The probability that the back is released is that of one event, by powers of the matrix of
-chances that a run is in a set of outputs and moves the count from i to j.
+prefers outputs of the front (x above a limit that depends on the label), then those of the back (x
+below a limit), then the rest. The probability that an output of the back is released is computed
+from powers of a matrix: the probabilities that a run is in a set of outputs and moves the count
+from i to j.
 """
 
 import math
@@ -31,13 +32,13 @@ class AdaptiveAttack:
     """A sampler and a score for N(b mu, 1), and the event "the back is released".
 
     Attributes:
-        mu: of the base.
+        mu: mu of the base mechanism.
         protocol: the distribution of K and the range of densities relative to the prior.
-        front: limits above which x is of the front, by label.
-        back: limits below which x is of the back, by label.
-        points: below the first x is a point against the record, above the second one for it.
-        tip: the count at which both labels are as likely as in the middle.
-        reach: the count stays within this of 0.
+        front: limits above which x is in the front, by label.
+        back: limits below which x is in the back, by label.
+        points: x below the first limit is a point against the record, x above the second for it.
+        tip: the count at which the probability of each label is halfway between its limits.
+        reach: the count is clipped to [-reach, reach].
     """
 
     mu: float
@@ -50,7 +51,7 @@ class AdaptiveAttack:
 
     @property
     def back_shares(self) -> FloatArray:
-        """Chance of the label "back" at every count from -reach to reach."""
+        """Probability of the label "back" at every count from -reach to reach."""
         low, high = self.protocol.low, self.protocol.high
         mass = (1.0 - low) / (high - low) if low < 1.0 < high else 0.5
         most = min(high * mass, 1.0 - low * (1.0 - mass))
@@ -79,12 +80,12 @@ class AdaptiveAttack:
         return math.log((without - delta) / with_record) if without > delta + with_record else 0.0
 
     def play(self, rng: np.random.Generator, trials: int, mean: float) -> NDArray[np.bool_]:
-        """Plays tunings and returns which of them released the back.
+        """Simulates tunings; returns whether each of them released an output of the back, [trials].
 
         Args:
-            rng: source of everything random.
-            trials: how many tunings.
-            mean: of x in one run: 0, or mu with the record.
+            rng: source of all random draws.
+            trials: number of tunings.
+            mean: mean of x in one run: 0, or mu with the record.
         """
         runs = self.protocol.repetitions.sample(rng, trials)
         shares = self.back_shares
@@ -109,7 +110,10 @@ class AdaptiveAttack:
             most *= 2
 
     def _matrix(self, mean: float, without_back: int) -> FloatArray:
-        """Chances [counts, counts] to be in W and to move; W is all but the front, or the back."""
+        """Probabilities [counts, counts] that a run is not in the front, and moves the count.
+
+        With `without_back`, the run is not in the back either.
+        """
         moves = np.zeros((2, 3))
         for label in (0, 1):
             least = self.back[label] if without_back else -np.inf
@@ -136,12 +140,13 @@ def adaptive_attack(
     """The best attack found: a local search from the best split order of random search.
 
     Args:
-        mu: of the base.
+        mu: mu of the base mechanism.
         protocol: the distribution of K and the range of densities relative to the prior.
         delta: in (0, 1).
-        trials: trials on each side; what is certified at the expected counts is maximised.
-        confidence: of the two limits together.
-        evaluations: how many attacks are tried.
+        trials: number of trials with, and without, the record. The search maximises the lower
+            bound on epsilon that the expected counts of these trials prove.
+        confidence: confidence of the two limits of these counts together.
+        evaluations: largest number of attacks that the search evaluates.
 
     Example:
         >>> from audit.protocols import Adaptive
@@ -168,7 +173,7 @@ def adaptive_attack(
         without, with_record = (np.array([max(c, 1e-300)]) for c in attack(values).chances())
         return -float(np.log(expected_ratio(without, with_record, delta, trials, alpha))[0])
 
-    from scipy import optimize  # a fifth of a second to import, and rarely needed
+    from scipy import optimize  # slow to import, and rarely needed
 
     found = optimize.minimize(
         lost,

@@ -1,17 +1,17 @@
 """Scores that leak most in random search: folded and split orders, and their exact leakage.
 
-A score need not be an increasing function of the statistic x. The adversary who controls the score
+A score need not be an increasing function of the statistic x. An adversary who controls the score
 controls the order of the outputs. A small x is evidence against the canary. It is released only if
-no run is preferred to it, so it is stronger evidence if the outputs that are preferred to it are
-likely with the canary: the x above some threshold t(x). The best threshold depends on x, so the
-worst scores fold the line,
+no run is preferred to it, so the evidence is stronger if the preferred outputs are likely with the
+canary: those above some threshold t(x). The best threshold depends on x, so the worst scores fold
+the line,
 
     g(x) = x for x >= fold, and t(x) below it, t decreasing,
 
 and even the score |x - c| leaks more than any increasing one. No score leaks more than the best
 folded order: `audit.upper_bounds.tight` has the proof, and the search, for any base.
 
-A constant t is a split order: x > top first, and below it the smaller the better.
+A constant t gives a split order: x > top first, and below top the smaller x is better.
 """
 
 from dataclasses import dataclass, field
@@ -35,8 +35,8 @@ class TunedOrder:
     """The tuned output under an order, distinguished by cells, which an attack can play.
 
     Attributes:
-        mu: the base's mu.
-        repetitions: the distribution of K, also as text.
+        mu: mu of the base mechanism.
+        repetitions: the distribution of K; text is parsed.
         order: the order by which the best run is chosen.
         step: width of the cells, in standard deviations.
 
@@ -71,7 +71,7 @@ class TunedOrder:
     def masses(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Bounds (lower, upper) on the mass [n] of every cell, without and with the canary."""
         left, right = self.edges
-        laws = []
+        sides = []
         for mean in (0.0, self.mu):
             a, b = left - mean, right - mean
             one_run = np.where(
@@ -80,8 +80,8 @@ class TunedOrder:
             better = np.concatenate([[0.0], np.cumsum(one_run)])
             worse = np.concatenate([np.cumsum(one_run[::-1])[::-1], [0.0]])
             log_worse = log_complement(np.minimum(better, 1.0), np.minimum(worse, 1.0))
-            laws.append(bounded_masses(log_worse, one_run, self.repetitions))
-        return laws[0], laws[1]
+            sides.append(bounded_masses(log_worse, one_run, self.repetitions))
+        return sides[0], sides[1]
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' hockey-stick divergences over the cells, rounded down."""
@@ -98,7 +98,7 @@ def worst_case_order(
     """The folded order of a Gaussian statistic that leaks most at delta, as a score.
 
     Args:
-        mu: the base's mu.
+        mu: mu of the base mechanism.
         repetitions: the distribution of K.
         delta: in (0, 1).
 
@@ -124,18 +124,18 @@ def worst_case_order(
 def worst_case_split_order(
     mu: float, repetitions: str | Repetitions, delta: float
 ) -> tuple[SplitOrder, float]:
-    """Searches the split order that leaks most at delta.
+    """The split order that leaks most at delta, by a search.
 
-    A grid over the split finds the neighbourhood, from the closed form of the three outputs
-    "x > top", "x < bottom", "the rest"; it is refined with the full output.
+    A grid search uses the closed form of the three outputs "x > top", "x < bottom" and "the rest".
+    The full output then refines its best split.
 
     Args:
-        mu: the base's mu.
+        mu: mu of the base mechanism.
         repetitions: the distribution of K.
         delta: in (0, 1).
 
     Returns:
-        The order and the epsilon that it attains. The increasing order is always among those tried.
+        The order and the epsilon that it attains, at least that of the increasing order.
 
     Example:
         >>> _, epsilon = worst_case_split_order(0.25, "tnb:0,0.1", 1e-5)
@@ -167,7 +167,7 @@ def worst_case_split_order(
 def _beaten_only_by_top(
     mu: float, repetitions: Repetitions, top: FloatArray, bottom: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Chance of the output "x < bottom", preferred to all but "x > top", for both data sets."""
+    """Probability, on both data sets, that x < bottom is released if only x > top is preferred."""
     masses = []
     for mean in (0.0, mu):
         above, low = split_tails(top, np.minimum(bottom, top), mean)
@@ -179,9 +179,9 @@ def _beaten_only_by_top(
 def _three_outputs(
     mu: float, repetitions: Repetitions, delta: float, top: FloatArray, bottom: FloatArray
 ) -> FloatArray:
-    """log((A - delta)/A') of the output "x < bottom" that only "x > top" beats; -inf if A <= delta.
+    """log((A - delta)/A') for the event "x < bottom" if only x > top is preferred; -inf if rare.
 
-    One such event certifies this epsilon, whatever else the output reveals.
+    This event alone proves that epsilon is at least this large.
     """
     a, a_with = _beaten_only_by_top(mu, repetitions, top, bottom)
     enough = (a > 2.0 * delta) & (a_with > 1e-14)
@@ -192,18 +192,18 @@ def _three_outputs(
 def attack_order(
     mu: float, repetitions: str | Repetitions, delta: float, trials: int, confidence: float = 0.95
 ) -> tuple[SplitOrder, float]:
-    """The split order, and the threshold on x, whose audit is expected to certify most.
+    """The split order, and the threshold on x, whose audit is expected to prove the most.
 
-    Rare events leak most, but few trials cannot detect them. The certified epsilon at the expected
-    counts, log((1 - FP_u - delta) / FN_u) with Clopper-Pearson limits, is maximised over the split
-    and over the threshold below which the adversary says "without the canary".
+    Rare events leak most, but few trials cannot detect them. The function maximises the epsilon
+    that the expected counts prove, log((1 - FP_u - delta) / FN_u) with Clopper-Pearson limits, over
+    the split and over the threshold below which the adversary guesses "without the canary".
 
     Args:
-        mu: the base's mu.
+        mu: mu of the base mechanism.
         repetitions: the distribution of K.
         delta: in (0, 1).
-        trials: trials on each side.
-        confidence: of the two limits together.
+        trials: number of trials with, and without, the canary.
+        confidence: confidence of the two limits together.
 
     Returns:
         The order and the threshold.
@@ -226,7 +226,7 @@ def attack_order(
 def expected_ratio(
     likely: FloatArray, unlikely: FloatArray, delta: float, trials: int, alpha: float
 ) -> FloatArray:
-    """e^epsilon [n] that events of these probabilities [n] certify at the expected counts."""
+    """e^epsilon [n] that events of these probabilities [n] prove at the expected counts."""
     hits, misses = trials * likely, trials * unlikely
     # Clopper & Pearson's limits are beta quantiles; real counts interpolate them.
     lower = special.betaincinv(np.maximum(hits, 1e-9), trials - hits + 1.0, alpha)

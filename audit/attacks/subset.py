@@ -1,8 +1,8 @@
 """An attack on tuning on a subset: the winner by an order of N(b mu, 1), and the final run.
 
 By the lemma of Neyman and Pearson, the best statistic is the density ratio of both outputs
-together. It is known: that of a record in one or the other, q r1 + (1-q) r2, or (q r1 + 1-q) r2
-where the final run takes all.
+together. With the ratios r1 of the tuning and r2 of the final run, it is q r1 + (1-q) r2 if the
+final run trains on the other records, and (q r1 + 1-q) r2 if it trains on all.
 """
 
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class SubsetAttack:
-    """A tuning of N(b mu, 1) by a split order, then a final run of the same.
+    """Tuning on a subset with outputs N(b mu, 1) and a split order, followed by a final run.
 
     Attributes:
-        mu: of one run.
-        protocol: the distribution of K, the probability of a record to be used for tuning, and the
+        mu: mu of one run.
+        protocol: the distribution of K, the probability that a record is in the subset, and the
             records of the final run.
-        order: by which the best of the tuning is chosen.
+        order: the order by which the best run of the tuning is chosen.
 
     Example:
         >>> from audit.orders import SplitOrder
@@ -45,7 +45,7 @@ class SubsetAttack:
     order: SplitOrder
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon that the order attains at delta, from the winner in cells; rounded down."""
+        """Epsilon that the order attains at delta, with the winner's x in cells; rounded down."""
         (p, _), (p_with, _) = TunedOrder(
             self.mu, self.protocol.repetitions, self.order, _STEP
         ).masses
@@ -64,11 +64,11 @@ class SubsetAttack:
 
     def log_ratio(self, winner: FloatArray, final: FloatArray) -> FloatArray:
         """Log density ratio [n] of both outputs; a winner of minus infinity means no run."""
-        law, q = self.protocol.repetitions, self.protocol.sampling_rate
+        repetitions, q = self.protocol.repetitions, self.protocol.sampling_rate
         some = np.isfinite(winner)
         x, tuned = winner[some], np.zeros(len(winner))
         without, with_record = (
-            law.log_phi_prime_at(_log_worse(self.order, x, mean)) for mean in (0.0, self.mu)
+            repetitions.log_phi_prime_at(_log_worse(self.order, x, mean)) for mean in (0.0, self.mu)
         )
         tuned[some] = with_record - without + self.mu * (x - 0.5 * self.mu)
         last = self.mu * (final - 0.5 * self.mu)
@@ -79,12 +79,12 @@ class SubsetAttack:
         return np.asarray(np.logaddexp(log_q + tuned, log_rest + last))
 
     def play(self, rng: np.random.Generator, trials: int, mean: float) -> FloatArray:
-        """The log ratios of tunings, [trials].
+        """Simulates tunings and returns their log density ratios, [trials].
 
         Args:
-            rng: source of everything random.
-            trials: how many tunings.
-            mean: of x in a run that has the record: 0 for none that has, or mu.
+            rng: source of all random draws.
+            trials: number of tunings.
+            mean: mean of x in runs on the part of the data with the record: mu, or 0 without it.
         """
         runs = self.protocol.repetitions.sample(rng, trials)
         tuned_on = rng.random(trials) < self.protocol.sampling_rate
@@ -97,18 +97,20 @@ class SubsetAttack:
 
 
 def _log_worse(order: SplitOrder, x: FloatArray, mean: float) -> FloatArray:
-    """log of the chance that a run is no better than x."""
+    """Log probability that a run is not preferred to x."""
     above, below = order.tails(x, mean)
     better = np.minimum(above + below, 1.0)
     return np.asarray(log_complement(better, 1.0 - better))
 
 
 def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
-    """The split order that leaks most of those tried.
+    """The attack with the best of three orders: increasing, decreasing, or split.
+
+    The split order is the worst one for random search.
 
     Args:
-        mu: of one run.
-        protocol: the distribution of K, the probability of a record to be used for tuning, and the
+        mu: mu of one run.
+        protocol: the distribution of K, the probability that a record is in the subset, and the
             records of the final run.
         delta: in (0, 1).
 

@@ -1,4 +1,4 @@
-"""Rerunning until a run is accepted: the two tails of a Gaussian output that leak most."""
+"""Attack on repeating runs until one is accepted: the two Gaussian tails that leak most."""
 
 import math
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from audit.protocols import RandomStopping, UntilAccepted
 
 @dataclass(frozen=True)
 class AcceptedTails:
-    """The released output of N(b mu, 1) where two tails are accepted.
+    """The released output if runs have outputs N(b mu, 1) and two tails of them are accepted.
 
-    The released x has the density ratio of one run but for a constant, so the worst events are
-    half-lines, and all is in closed form.
+    The density ratio of the released x is a constant times that of one run, so the worst events are
+    half-lines, and all probabilities have closed forms.
 
     Attributes:
-        mu: of the base.
-        low: below it a run is accepted.
-        high: above it a run is accepted, at least `low`.
-        stop: probability to stop after a rejected run; 0 where the tuning continues.
+        mu: mu of the base mechanism.
+        low: a run with x below it is accepted.
+        high: a run with x above it is accepted; at least `low`.
+        stop: probability of stopping after a rejected run; 0 if the tuning always continues.
 
     Example:
         >>> tails = AcceptedTails(0.25, low=-2.0, high=2.0)
@@ -39,7 +39,7 @@ class AcceptedTails:
     stop: float = 0.0
 
     def rate_below(self, x: ArrayLike, mean: float) -> FloatArray:
-        """P[released <= x] in one run's mean; to release nothing is below everything."""
+        """P[released output <= x] for runs with this mean; no output counts as below every x."""
         x = np.asarray(x, dtype=np.float64)
         below = special.ndtr(np.minimum(x, self.low) - mean)
         between = special.ndtr(np.maximum(x, self.high) - mean) - special.ndtr(self.high - mean)
@@ -50,7 +50,7 @@ class AcceptedTails:
         """The larger of both directions' hockey-stick divergences, rounded down."""
         found = 0.0
         for sign in (1.0, -1.0):
-            # Where the ratio of the two densities is e^epsilon.
+            # The x at which the ratio of the two densities is e^epsilon.
             log_total = math.log(self._total(self.mu)) - math.log(self._total(0.0))
             at = (sign * epsilon + log_total) / self.mu + 0.5 * self.mu
             below, below_with = (float(self.rate_below(at, mean)) for mean in (0.0, self.mu))
@@ -85,19 +85,19 @@ def attack_tails(
     trials: int,
     confidence: float = 0.95,
 ) -> tuple[AcceptedTails, float]:
-    """The two accepted tails of N(b mu, 1), and the threshold, whose audit certifies most.
+    """The two accepted tails of N(b mu, 1), and the threshold, whose audit proves the most.
 
     One tail is the target event, the other the rest of the accepted outputs. Rare events leak most,
     but few trials cannot detect them, so the search maximises the epsilon that the expected counts
-    certify, as in `attack_order`. Below the threshold, and if nothing is released, the adversary
-    answers "without the canary".
+    prove, as in `attack_order`. Below the threshold, and if nothing is released, the adversary
+    guesses "without the canary".
 
     Args:
-        mu: of the base.
-        protocol: until a run is accepted, or stopped after some that were not.
+        mu: mu of the base mechanism.
+        protocol: the protocol, with its acceptance or stopping probability.
         delta: in (0, 1).
-        trials: trials on each side.
-        confidence: of the two limits together.
+        trials: number of trials with, and without, the canary.
+        confidence: confidence of the two limits together.
 
     Example:
         >>> from audit.protocols import UntilAccepted
@@ -109,7 +109,7 @@ def attack_tails(
     z = np.linspace(-6.0, 6.0 + mu, 97)
     stop = 0.0
     if isinstance(protocol, UntilAccepted):
-        # As little is accepted as may be: what is sought is the larger a share of it.
+        # With the smallest allowed acceptance, the target event is the largest share of it.
         low = z[special.ndtr(z) < protocol.acceptance]
         high = -special.ndtri(protocol.acceptance - special.ndtr(low))
         with_record = special.ndtr(low - mu) + special.ndtr(mu - high)
@@ -125,7 +125,8 @@ def attack_tails(
         total = stop + (1.0 - stop) * (below + above)
         sides.append(above / total)
     above, above_with = sides
-    # Either what is below speaks against the canary, with nothing, or what is above speaks for it.
+    # The target is the lower tail (with no output) as evidence against the canary, or the upper
+    # tail as evidence for it.
     certified = np.maximum(
         expected_ratio(1.0 - above, 1.0 - above_with, delta, trials, alpha),
         expected_ratio(above_with, above, delta, trials, alpha),

@@ -1,7 +1,7 @@
-"""Certificate of a private tuning: the claim, its reasons, and a way to check it.
+"""Certificate of a private tuning: the claim, its conditions, and a way to verify it.
 
-One result object, `Certificate`; json, text and html are made from it, and `python -m audit.verify`
-recomputes every number of the json and every condition that it must state.
+Json, text and html are generated from one object, `Certificate`. `python -m audit.verify` computes
+every number of the json again, and every condition that it must state.
 """
 
 from audit import _deprecated

@@ -170,8 +170,8 @@ class Certificate:
         Registry. Fields that do not follow from the certificate are blank.
 
         Raises:
-            InvalidInput: the path has another ending or cannot be written, or a void certificate
-                would be registered.
+            InvalidInput: the path has another ending or cannot be written, or the certificate is
+                void and the ending is `.yaml`.
         """
         if not isinstance(path, str | Path):
             raise InvalidInput(f"path must be the path of a file, got {checks.one_line(path)}")
@@ -201,15 +201,15 @@ class Certificate:
         Raises:
             InvalidInput: the values are not a certificate of this format.
         """
-        came = values.get("format") if isinstance(values, Mapping) else None
-        if isinstance(came, str) and came in _OLD:
+        given = values.get("format") if isinstance(values, Mapping) else None
+        if isinstance(given, str) and given in _OLD:
             raise InvalidInput(
-                f"certificate must be of format {FORMAT!r}, got {came!r}, whose conditions cannot "
+                f"certificate must be of format {FORMAT!r}, got {given!r}, whose conditions cannot "
                 "be verified: issue it again from its study"
             )
-        if came != FORMAT:
+        if given != FORMAT:
             raise InvalidInput(
-                f"certificate must be of format {FORMAT!r}, got {checks.one_line(came)}"
+                f"certificate must be of format {FORMAT!r}, got {checks.one_line(given)}"
             )
         found: Self = read_typed(cls, values, "certificate", _READERS)
         derived.check_score(found.protocol, found.score)
@@ -246,7 +246,7 @@ class Certificate:
         return self.claim("on trust")
 
     def claim(self, which: str) -> str:
-        """The claim in one line; `which` says where the conditions are: `on trust` or `below`."""
+        """The claim in one line; `which` describes its conditions: `on trust` or `below`."""
         what = describe(self.protocol).claimed
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
@@ -256,14 +256,14 @@ class Certificate:
         return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
 
     def required(self, which: str) -> str:
-        """The conditions of the claim, in words; `which` says where those on trust are."""
+        """The number of conditions in words; `which` describes those on trust."""
         tested = sum(one.ground is Ground.TESTED for one in self.conditions)
         more = f" and the {tested} tested ones" if tested else ""
         return f"the {len(self.on_trust)} conditions {which}{more}"
 
     @property
     def groups(self) -> tuple[tuple[int, float | None], ...]:
-        """Sizes of groups of such units, and epsilon at `delta`, or None if none follows."""
+        """Sizes of groups of records, and the epsilon of each at `delta`; None if none follows."""
         curve = TradeOff(self.numbers.profile)
         each = group_size(self.training)
         own = math.ceil((self.declaration.records_per_person or 1) / each)
@@ -328,7 +328,7 @@ def _made_now() -> Made:
 
 _READERS = {
     Mechanism: lambda values: mechanism_from_dict(
-        # The description of a base is for people.
+        # The description of a base is only for readers.
         {name: one for name, one in values.items() if name != "description"}
         if isinstance(values, Mapping)
         else values
@@ -336,7 +336,7 @@ _READERS = {
     Protocol: lambda value: parse_protocol(read_typed(str, value, "protocol")),
     Declaration: Declaration.from_dict,
 }
-"""How the fields of other classes than dataclasses of plain values are read."""
+"""Functions that read fields whose classes are not dataclasses of plain values."""
 
 
 def hash_of(values: Mapping[str, Any]) -> str:

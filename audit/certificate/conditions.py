@@ -160,7 +160,7 @@ class StudyFacts:
         tested: names from `testable` that the differential test of the training function supports.
         tested_on: the records of the test, of `TESTED_ON`; empty without a test.
         tested_with: the version of this package that tested; empty without a test.
-        tested_steps: number of steps of a run that were tested; 0 where it is not stated.
+        tested_steps: number of steps of a run that were tested; 0 if it is not stated.
 
     Example:
         >>> StudyFacts({"lr": "uniform in [0.0, 1.0]"}).seeded

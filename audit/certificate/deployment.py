@@ -38,7 +38,7 @@ _BLANK = {
     "sources": "links to the certificate, the model and papers",
     "registry_authors": "who fills in this entry",
 }
-"""What the publisher writes into a field that the certificate leaves blank."""
+"""Instructions to the publisher for each field that the certificate leaves blank."""
 
 
 def record(certificate: "Certificate") -> str:

@@ -115,7 +115,7 @@ class Numbers:
     def __post_init__(self) -> None:
         if not self.bounds:
             raise InvalidInput("bounds must name the bounds that were computed, got none")
-        # What is computed from a file of many rows would take too long.
+        # Verifying a file with many rows would take too long.
         rows = max(map(len, (self.bounds, self.profile, self.trade_off)))
         if rows > _MAX_ROWS:
             raise InvalidInput(f"numbers must be at most {_MAX_ROWS} in a list, got {rows}")
@@ -130,12 +130,12 @@ def compute(
         base: the base mechanism, one run.
         protocol: the tuning protocol.
         delta: delta of the tuning, in (0, 1).
-        bounds: names of bounds. By default, all bounds that hold for any score and are within 1 %
+        bounds: names of bounds. By default, all bounds that hold for every score and are within 1 %
             of the smallest.
 
     Raises:
         DeltaUnreachable: no bound reaches delta.
-        InvalidInput: a bound is unknown, does not hold for any score, or is named twice.
+        InvalidInput: a bound is unknown, is named twice, or does not hold for every score.
 
     Example:
         >>> from audit import protocols

@@ -70,7 +70,7 @@ def html(certificate: "Certificate") -> str:
         f"<h2>The {len(certificate.on_trust)} conditions</h2>",
         "<p>They are stated by the author. No program can verify them.</p>",
         _conditions(certificate, (Ground.ON_TRUST,)),
-        "<h2>What the study ensured, according to its author</h2>",
+        "<h2>Conditions ensured by the study, according to its author</h2>",
         _conditions(certificate, [ground for ground in Ground if ground is not Ground.ON_TRUST]),
         "<h2>Scope of the claim</h2>",
         pairs(text.scope(certificate)),

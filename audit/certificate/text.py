@@ -1,4 +1,4 @@
-"""What a certificate says, in rows of titles and words, and as a paragraph of all rows."""
+"""The content of a certificate as rows of titles and words, and as a paragraph of all rows."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ def sentences(rows: Rows) -> str:
 
 
 def scope(certificate: "Certificate") -> Rows:
-    """What the claim is about."""
+    """The scope of the claim."""
     setting = certificate.setting
     return [
         ("Unit of privacy", checks.quoted(setting.unit)),
@@ -78,7 +78,7 @@ def cost(certificate: "Certificate") -> Rows:
 
 
 def limits(certificate: "Certificate") -> Rows:
-    """What no attack can exceed."""
+    """Limits that no attack can exceed."""
     numbers = certificate.numbers
     one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
     mu = f"mu = {rounded_up(numbers.mu)}, up to {format_exact(certificate.delta)}"
@@ -101,7 +101,7 @@ def audit(certificate: "Certificate") -> Rows:
         ("Lower bound on epsilon, from an audit", f"at least {rounded_down(found.epsilon_lower)}"),
         ("Confidence", format_exact(found.confidence)),
         ("Trials", trials),
-        ("Shown by these trials without any error at a fixed threshold", detectable),
+        ("Epsilon that these trials would show without errors, at a fixed threshold", detectable),
     ]
 
 
@@ -171,7 +171,7 @@ def total_in_words(certificate: "Certificate") -> str | None:
 
 
 def draws_in_words(certificate: "Certificate") -> str:
-    """Source of the random draws, and the fate of their key."""
+    """Source of the random draws, and whether their key was deleted."""
     if certificate.study.seeded:
         return "a given seed"
     kept = certificate.study.key_kept

@@ -101,7 +101,7 @@ def verify(path: str | Path) -> Verdict:
     and compares them with the file. No file can prove how the tuning was actually done.
 
     Args:
-        path: of the json file.
+        path: path of the json file.
 
     Raises:
         InvalidInput: the file cannot be read as a certificate.
@@ -202,7 +202,7 @@ def _verdict(values: Any) -> Verdict:
         return _wrong("base is not training with its score")
     # The fast comparisons first: conditions and sentences without computed numbers.
     problem = _problem(values, certificate, but=_FROM_NUMBERS)
-    if problem := problem or _problem_of_making(certificate.made):
+    if problem := problem or _problem_of_provenance(certificate.made):
         return _wrong(problem)
     try:
         numbers = compute(
@@ -210,8 +210,8 @@ def _verdict(values: Any) -> Verdict:
         )
     except DeltaUnreachable:
         return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
-    anew = replace(certificate, numbers=numbers)
-    if problem := _problem(values, anew):
+    right = replace(certificate, numbers=numbers)
+    if problem := _problem(values, right):
         return _wrong(problem)
     evidence = certificate.evidence
     if evidence is not None and evidence.epsilon_lower > numbers.epsilon:
@@ -220,7 +220,7 @@ def _verdict(values: Any) -> Verdict:
             "more than the certified epsilon"
         )
     return Verdict(
-        Status.VOID if anew.void else Status.CORRECT, tuple(map(_ascii, _lines(anew))), anew
+        Status.VOID if right.void else Status.CORRECT, tuple(map(_ascii, _lines(right))), right
     )
 
 
@@ -277,11 +277,11 @@ def _wrong(reason: str) -> Verdict:
 def _problem(
     values: Mapping[str, Any], right: Certificate, but: tuple[str, ...] = ("hash",)
 ) -> str | None:
-    came, expected = (
+    given, expected = (
         {name: one for name, one in each.items() if name not in but}
         for each in (values, right.as_dict())
     )
-    for name, *pair in _differences(came, expected, ""):
+    for name, *pair in _differences(given, expected, ""):
         return "{} is {}, must be {}".format(name, *map(_shown, pair))
     return None
 
@@ -303,7 +303,7 @@ def _problem_of_test(certificate: Certificate) -> str | None:
     return None
 
 
-def _problem_of_making(made: Made) -> str | None:
+def _problem_of_provenance(made: Made) -> str | None:
     try:
         day = datetime.date.fromisoformat(made.date)
     except ValueError:
@@ -319,43 +319,43 @@ def _problem_of_making(made: Made) -> str | None:
     return None
 
 
-def _differences(came: Any, right: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+def _differences(given: Any, right: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
     """Yields the fields whose values differ from the recomputed ones."""
     kind = next((kind for kind in (Mapping, list, str) if isinstance(right, kind)), None)
-    if kind is not None and not isinstance(came, kind):
+    if kind is not None and not isinstance(given, kind):
         word = {Mapping: "an object", list: "a list", str: "a text"}[kind]
-        raise InvalidInput(f"{name} must be {word}, got {_shown(came)}")
+        raise InvalidInput(f"{name} must be {word}, got {_shown(given)}")
     if kind is Mapping:
         for key in right:
-            if key not in came:
+            if key not in given:
                 raise InvalidInput(f"certificate must have the field {_join(name, key)}")
-            yield from _differences(came[key], right[key], _join(name, key))
-        for key in came:
+            yield from _differences(given[key], right[key], _join(name, key))
+        for key in given:
             if key not in right:
-                yield _join(name, key), came[key], "absent"
+                yield _join(name, key), given[key], "absent"
     elif kind is list:
-        for index, pair in enumerate(zip(came, right, strict=False)):
+        for index, pair in enumerate(zip(given, right, strict=False)):
             yield from _differences(*pair, f"{name}[{index}]")
-        if len(came) < len(right):
-            yield f"{name}[{len(came)}]", "missing", right[len(came)]
-        elif len(came) > len(right):
-            yield f"{name}[{len(right)}]", came[len(right)], "absent"
-    elif not _same(came, right, name):
-        yield name, came, right
+        if len(given) < len(right):
+            yield f"{name}[{len(given)}]", "missing", right[len(given)]
+        elif len(given) > len(right):
+            yield f"{name}[{len(right)}]", given[len(right)], "absent"
+    elif not _same(given, right, name):
+        yield name, given, right
 
 
-def _same(came: Any, right: Any, name: str) -> bool:
-    if isinstance(came, bool) or isinstance(right, bool):
-        return came is right
-    if not (isinstance(came, int | float) and isinstance(right, int | float)):
-        return bool(came == right)
-    if came == right or not name.startswith(_COMPUTED) or name.endswith(_EXACT):
-        return came == right
+def _same(given: Any, right: Any, name: str) -> bool:
+    if isinstance(given, bool) or isinstance(right, bool):
+        return given is right
+    if not (isinstance(given, int | float) and isinstance(right, int | float)):
+        return bool(given == right)
+    if given == right or not name.startswith(_COMPUTED) or name.endswith(_EXACT):
+        return given == right
     above, below = _TOLERANCE, _TOLERANCE_UNSAFE
     if name.startswith(_LOWER):
         above, below = below, above
     size = abs(right)
-    return right - below * size - _NEARLY_ZERO <= came <= right + above * size + _NEARLY_ZERO
+    return right - below * size - _NEARLY_ZERO <= given <= right + above * size + _NEARLY_ZERO
 
 
 def _join(name: str, key: str) -> str:

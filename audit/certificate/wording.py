@@ -1,4 +1,4 @@
-"""Everything that a certificate says about a protocol, in one place."""
+"""All sentences of a certificate that depend on the protocol."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,24 +44,24 @@ _THROUGH = "through the base mechanism alone"
 
 @dataclass(frozen=True)
 class ProtocolWords:
-    """What a certificate says about a protocol; the defaults are those of a random search."""
+    """The sentences of a certificate about a protocol; the defaults are those of random search."""
 
     summary: str  # the protocol in sentences
     claimed: str = "the best run of this tuning"
     released: str = (
         "the output of the best run, its candidate and its score, or that there was none"
     )
-    secret: str = "the number of runs"  # what must stay secret besides losing runs, if anything
-    candidates: str = "each candidate is drawn anew from the prior, independently of earlier runs"
+    secret: str = "the number of runs"  # must stay secret, in addition to losing runs
+    candidates: str = "each candidate is drawn from the prior, independently of earlier runs"
     runs: str = "the number of runs is drawn before the first run, and no run is left out"
-    acceptance: str = ""  # what is required of accepting a run
+    acceptance: str = ""  # the condition on accepting a run
     records: Mapping[str, str] = field(
         default_factory=lambda: {"one run": f"the private training records, {_THROUGH}"}
     )
 
 
 def describe(protocol: Protocol) -> ProtocolWords:
-    """What a certificate says about a protocol.
+    """The sentences of a certificate about a protocol.
 
     Raises:
         InvalidInput: there are no certificates for the protocol.
@@ -69,17 +69,17 @@ def describe(protocol: Protocol) -> ProtocolWords:
     Example:
         >>> from audit import protocols
         >>> print(describe(protocols.parse_protocol("fixed:5")).summary)
-        The tuning trains exactly 5 runs, each with a candidate drawn anew, and releases the best.
+        The tuning trains exactly 5 runs, each with an independent candidate, and releases the best.
     """
     match protocol:
         case RandomSearch(repetitions):
             return ProtocolWords(
-                f"The tuning trains {_runs(repetitions)}, each with a candidate drawn anew, and "
+                f"The tuning trains {_runs(repetitions)}, each with an independent candidate, and "
                 "releases the best."
             )
         case BestRuns(repetitions, released):
             return ProtocolWords(
-                f"The tuning trains {_runs(repetitions)}, each with a candidate drawn anew, and "
+                f"The tuning trains {_runs(repetitions)}, each with an independent candidate, and "
                 f"releases the best {released}, or all if there are fewer.",
                 claimed=f"the best {released} runs of this tuning",
                 released=f"the outputs of the best {released} runs, or of all if there are fewer, "
@@ -146,8 +146,8 @@ def _of_subset(repetitions: Repetitions, rate: str, on_all: bool) -> ProtocolWor
     share = f"each with probability {rate}, the same in every run"
     return ProtocolWords(
         f"The tuning trains {_runs(repetitions)} on a random part of the records ({rate} of them "
-        "on average), each with a candidate drawn anew. It trains the best candidate once more on "
-        f"{'all records' if on_all else 'all other records'}, and releases that run.",
+        "on average), each with an independent candidate. It trains the best candidate once more "
+        f"on {'all records' if on_all else 'all other records'}, and releases that run.",
         claimed="the final run of this tuning, and the candidate chosen,",
         released="the output and the score of the final run, and its candidate, or that there was "
         "none",

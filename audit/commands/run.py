@@ -264,4 +264,4 @@ def _print(config: AuditConfig, reports: "Sequence[Report]") -> None:
         print(to_text(report))
         print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
     if len(reports) > 1:
-        print(f"\n{config.threat}, canary {config.canary}, share runs: results are correlated.")
+        print(f"\n{config.threat}, canary {config.canary}: shared runs, so results are correlated.")

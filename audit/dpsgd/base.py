@@ -61,7 +61,7 @@ class RunOutcomes:
             x_i = <p_i^z, p_i> / C^2 and c_i = |p_i^z| / C. By the Neyman-Pearson lemma it is the
             most powerful statistic of one run on an empty training set. At sampling rate 1 it is
             set to lambda_a, which equals it if every c_i is 1.
-        lambda_known: [R] float64, lambda_c of an adversary with the training records and
+        lambda_known: [R] float64, lambda_c if the adversary has the training records and
             subtracts their clipped gradients from every p_i. At sampling rate 1 it is
             1/2 + (sigma^2 / N) L with L = sum_i (2 x_i - c_i^2) / (2 sigma^2), the log-likelihood
             ratio of all released steps. At smaller rates it is lambda_c.

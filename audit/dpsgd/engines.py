@@ -34,7 +34,7 @@ def make_engine(
             not support "tf32" and "bf16". Equivalent smaller problems round different products.
 
     Raises:
-        InvalidInput: the name is unknown, or the engine does not apply; the message says why.
+        InvalidInput: the name is unknown, or the engine does not apply, for the stated reason.
 
     Example:
         >>> import numpy as np

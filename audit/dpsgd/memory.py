@@ -17,7 +17,7 @@ _CPU_RUNS = (4, 1024)
 # On a GPU a pack may use a quarter of the memory; the rest is for the current chunk and for torch's
 # memory cache.
 _GPU_SHARE = 4
-# More runs than this were not faster, and a block of trials seldom has more.
+# More runs than this were not faster, and few blocks of trials have more.
 _GPU_RUNS = 4096
 # torch's kernels use 32-bit offsets.
 _GPU_CHUNK_FLOATS = 2**31

@@ -66,8 +66,8 @@ def make_model(
 
     The name is one of MODELS, or the dotted name "package.module.callable" of a callable that
     returns a `torch.nn.Module`. It receives record_shape and classes if it has parameters of these
-    names. The seed determines the initial weights; torch's global generator does not change. A
-    InvalidInput says why a model does not fit, or why its gradients cannot be clipped per record.
+    names. The seed determines the initial weights; torch's global generator does not change.
+    InvalidInput states why a model does not fit, or why its gradients cannot be clipped per record.
     """
     name = checks.one_of("model", name, MODELS, dotted=True)
     factory: Any = _FACTORIES.get(name) or _user_factory(name)

@@ -49,8 +49,8 @@ class OpacusEngine:
 
     An input canary is the last record of the batch; the Dirac canary is added to the clipped sum.
     Outcomes have the same distribution as those of the batched engine, and are equal without noise,
-    up to Opacus's clipping factor C / (norm + 1e-6). This engine checks the batched engine and
-    shares no training code with it.
+    up to Opacus's clipping factor C / (norm + 1e-6). This engine checks the batched engine, with
+    which it shares only the code that samples batches and seeds generators.
     """
 
     name = "opacus"

@@ -1,7 +1,7 @@
 """The distinguishing game: settings, setup, trials, workers and records on disk.
 
-`settings` are parsed once; `validation` checks them, and `groups` are the parts that other modules
-take. `setup` fixes noise, order and thresholds by theory. `blocks` divides an audit, `play` plays a
-block, `workers` distribute the blocks, and `audit_loop` stops an audit early. `store` keeps the
-trials on disk, and `binding` ties them to their audit.
+`settings` are parsed once; `validation` checks them, and `groups` are the subsets that other
+modules use. `setup` fixes noise, order and thresholds by theory. `blocks` divides an audit, `play`
+plays a block, `workers` distribute the blocks, and `audit_loop` stops an audit early. `store` keeps
+the trials on disk, and `binding` ties them to their audit.
 """

@@ -1,8 +1,8 @@
-"""The score above which a run is accepted, for protocols that repeat until one is.
+"""The score above which a run is accepted, for protocols that repeat runs until one is accepted.
 
 The threshold is fixed before the first trial. If the distribution of the score is known, theory
-gives it. Otherwise it comes from runs with and without the canary that no trial uses: it is so low
-that both kinds of runs are accepted with at least the protocol's probability. That fails with
+gives it. Otherwise it is estimated from runs with and without the canary that no trial uses, such
+that both kinds of runs are accepted with at least the protocol's probability. This fails with
 probability at most 1e-6 for each kind.
 """
 
@@ -22,7 +22,7 @@ from threat_models.scores import TwoTails
 _ERROR = 1e-6
 """Probability that the threshold is too high for one kind of runs."""
 _MIN_RUNS, _MIN_ACCEPTED = 200, 60.0
-"""Enough runs that the confidence bound costs little of the acceptance probability."""
+"""Enough runs for a confidence bound close to the acceptance probability."""
 
 
 def good_enough(

@@ -1,4 +1,4 @@
-"""A whole audit: all its trials, or as many as prove a sufficient bound."""
+"""Plays an audit: all its trials, or only until the bound to report is sufficient."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from audit.game.play import Trials
 TrialsOfViews = list[dict[tuple[int, int], Trials]]
 """For every view, the trials of every (budget, repeat) in order."""
 PlayBlocks = Callable[[Sequence[Block]], dict[Block, tuple[Trials, ...]]]
-"""Returns the trials of blocks, and plays those that are missing on disk."""
+"""Returns the trials of blocks; plays the blocks that are missing on disk."""
 
 
 def play_audit(
@@ -19,9 +19,9 @@ def play_audit(
 ) -> TrialsOfViews:
     """Plays an audit, and resumes it if some blocks are on disk.
 
-    With `stop_at`, a budget ends at the first look at which the bound to report is sufficient in
-    every view. The numbers of trials at the looks are fixed in advance, and the looks share the
-    error, so the bounds hold whenever an audit stops.
+    With `stop_at`, a budget ends at the first analysis in which the bound to report is sufficient
+    in every view. The numbers of trials at the analyses are fixed in advance, and all analyses
+    share the error, so the bounds hold at whichever of them an audit stops.
     """
     if not evaluation.stop_at:
         return _by_view(blocks, play_blocks(blocks))

@@ -12,17 +12,16 @@ from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 
 # The reduced engine plays a block with one draw.
 _TRIALS_OF_A_DRAW = 1 << 14
-# A block of the other engines takes a processor a few seconds. That limits how much a killed
-# process loses, keeps sixteen workers busy, and moves the progress bar. Work is measured in
-# gradients of a small network on one core; a user's own model may need more or less than this table
-# says.
+# A block of the other engines takes a processor a few seconds. That limits the loss of a killed
+# process, keeps sixteen workers busy, and moves the progress bar. Work is measured in gradients of
+# a small network on one core; a user's own model may take more or less time.
 _WORK_OF_A_BLOCK = 1 << 22
 _WORK_OF_NOISE = 64
 _WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
 _WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 # A stored trial takes about 100 bytes of memory; the limit on runs counts it as this many runs.
 _RUNS_OF_A_STORED_TRIAL = 100
-# Time of all bounds of one budget and view; the reference games of rank sums take most of it.
+# Time of all bounds of one budget and view; the simulations of rank sums take most of it.
 _SECONDS_OF_BOUNDS = 15.0
 # No number of trials can show a larger epsilon.
 _MAX_EPSILON = 500.0
@@ -94,8 +93,9 @@ def expected_seconds(workload: Workload, engine: str) -> float:
     if budgets > workload.max_budgets:
         minutes = expected_seconds_of_bounds(workload) / 60
         raise InvalidInput(
-            f"max_budgets must be at least the {budgets} of epsilon, got {workload.max_budgets}: "
-            f"their bounds alone take about {minutes:.0f} minutes; choose fewer, or raise it"
+            f"max_budgets must be at least {budgets}, the number of values of epsilon, got "
+            f"{workload.max_budgets}: their bounds alone take about {minutes:.0f} minutes; choose "
+            "fewer, or raise it"
         )
     if engine == "reduced":
         return runs / _DRAWS_PER_SECOND
@@ -117,7 +117,10 @@ def expected_seconds_of_bounds(workload: Workload) -> float:
 def outlook(
     workload: Workload, evaluation: Evaluation, budget: float, seconds: float
 ) -> Iterator[str]:
-    """What the trials can show at best at the largest eps_B, and the time of a long audit."""
+    """Lines about the largest eps_L that the trials can show, and about the time of a long audit.
+
+    `budget` is the largest eps_B, and `seconds` the time of the trials on one processor.
+    """
     trials, looks = workload.trials * workload.repeats, len(evaluation.looks)
     delta, confidence = evaluation.delta, evaluation.confidence
     detectable = lower_bounds.max_detectable_epsilon(
@@ -129,7 +132,7 @@ def outlook(
     )
     if detectable < budget <= _MAX_EPSILON:
         needed = lower_bounds.trials_needed(budget, delta, 1.0 - (1.0 - confidence) / looks)
-        words += f"; to show eps_B = {budget:g} takes at least {2 * needed:,}"
+        words += f"; at least {2 * needed:,} are needed to show eps_B = {budget:g}"
     yield words
     place = workload.place
     seconds = seconds / place.workers + expected_seconds_of_bounds(workload)

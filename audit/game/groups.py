@@ -25,7 +25,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an audit runs, and where its results go. None of it changes a result."""
+    """Where an audit runs, and where its results are written. No result depends on it."""
 
     out: Path
     jobs: int
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Workload:
-    """How much an audit plays, and the limits beyond which it is refused."""
+    """The size of an audit, and the limits beyond which it is refused."""
 
     budgets: int
     repeats: int

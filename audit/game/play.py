@@ -36,7 +36,7 @@ class Trials(Winners):
 
 
 def play(config: AuditConfig, block: Block, device: str = "cpu") -> tuple[Trials, ...]:
-    """Plays the trials of one block in every view: a coin, a tuning on X or X', its release.
+    """Plays the trials of one block in every view: a coin, and a tuning on X or X', for each trial.
 
     The random stream of the block is `SeedSequence(seed, (budget, repeat, index))`. The result
     depends neither on other blocks nor on the process that plays it.

@@ -22,7 +22,7 @@ from threat_models.datasets import RECORD_SHAPES
 
 # An audit stores all its runs up to this number, each in 24 bytes.
 _MAX_STORED_RUNS = 1e7
-# The first look is at 100 trials or more: fewer prove next to nothing.
+# The first analysis is at 100 trials or more, because fewer prove almost nothing.
 _FIRST_LOOK = 100
 
 
@@ -218,7 +218,7 @@ class AuditConfig:
 
     @property
     def workload(self) -> Workload:
-        """How much is played."""
+        """The size of the audit, and its limits."""
         return Workload(
             budgets=len(self.epsilon),
             repeats=self.repeats,

@@ -95,7 +95,7 @@ class SetUp:
         """Log-likelihood ratio of the best of K runs, [T].
 
         With an increasing score, the best run is the largest of K draws, whose density is known.
-        With any other score, this is the ratio of the run itself, as if it were the only one.
+        With any other score, it is the ratio of the chosen run alone, as if K were 1.
         """
         view = self.views[0]
         released = winners.chosen >= 0

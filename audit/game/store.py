@@ -41,7 +41,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Turns an error of the disk into one clear line; a lock that is held is none."""
+    """Turns an error of the disk into one clear line; TimeoutError means that a lock is held."""
     try:
         yield
     except TimeoutError:
@@ -54,7 +54,7 @@ def _writable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """A temporary file, renamed to `path` on success; a file that exists is kept if `new`."""
+    """A temporary file that is renamed to `path` on success; `new` keeps an existing file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _writable(path.parent):

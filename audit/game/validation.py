@@ -74,7 +74,7 @@ def checked_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_names(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that name something, as the project spells the names."""
+    """The settings that are names, in their canonical spelling."""
     found = {name: checks.one_of(name, values[name], allowed) for name, allowed in _NAMES.items()}
     found["model"] = checks.one_of("model", values["model"], MODELS, dotted=True)
     found["threat"] = checks.one_of("threat", values["threat"], (*THREATS, SHARED_THREATS))

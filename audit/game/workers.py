@@ -86,7 +86,7 @@ def play_all(
     """Plays the missing blocks, stores their trials in the folder, and returns all trials.
 
     Each block is saved as soon as it is finished, so an interruption loses no finished block. If a
-    worker dies, it is replaced, its block is played again, and a message reports it. There is one
+    worker dies, it is replaced, its block is repeated, and a message reports it. There is one
     process of one thread for each job, and for each device if several are named.
     """
     played = finished_blocks(folder, blocks)
@@ -180,7 +180,7 @@ def _dask(place: Place) -> Iterator[None]:
     _check_answers(place)
     try:
         client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
-    except Exception as error:  # MemoryError, for one, where another kind of server answers
+    except Exception as error:  # for example a MemoryError, if another kind of server answers
         raise _no_answer(place, error) from error
     with client:
         try:
@@ -196,7 +196,7 @@ def _dask(place: Place) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ray(place: Place) -> Iterator[None]:
-    # Ray prints a line for each failed attempt to connect; the last error says it all.
+    # Ray prints a line for each failed attempt to connect; the last error is enough.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         import ray

@@ -19,7 +19,7 @@ from audit.upper_bounds import ProtocolLike
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
 
 UNKNOWN = "unknown"
-"""How candidates were chosen, if the storage does not contain it."""
+"""The way in which candidates were chosen, if the storage does not contain it."""
 
 DIRECTIONS = ("maximize", "minimize")
 
@@ -35,7 +35,7 @@ class _Suggested(Choice):
 
     @property
     def spec(self) -> str:
-        return "the values that the objective suggests, each drawn anew by Optuna's RandomSampler"
+        return "the values that the objective suggests, each drawn by Optuna's RandomSampler"
 
 
 class PrivateStudy:
@@ -71,8 +71,8 @@ class PrivateStudy:
         self._study = Study(Space({"": _Suggested()}), protocol, **settings)
         if not isinstance(self._study.protocol, RandomSearch | UntilAccepted | RandomStopping):
             raise InvalidInput(
-                "protocol must draw each candidate anew (a distribution of K, until or stopping), "
-                f"got {self._study.protocol.spec}"
+                "protocol must draw every candidate independently (a distribution of K, until or "
+                f"stopping), got {self._study.protocol.spec}"
             )
 
     @property
@@ -87,7 +87,7 @@ class PrivateStudy:
 
     @property
     def folder(self) -> Path | None:
-        """The folder in which the study is kept for resuming; None if in this process only."""
+        """The folder from which the study resumes; None if it is kept in memory only."""
         return self._study.folder
 
     def optimize(self, objective: Callable[..., float], **options: Any) -> Best:
@@ -97,8 +97,8 @@ class PrivateStudy:
             objective: from an Optuna trial to a value, or from a trial and `records`. The trial's
                 user attributes `noise_multiplier`, `steps` and `sampling_rate` (if the base is
                 DP-SGD), `expected_batch_size` (if the study names one) and `seed` describe the run.
-            options: those of `tuning.Study.run`. `accept` sees the value with its sign: higher is
-                better.
+            options: those of `tuning.Study.run`. `accept` gets an outcome whose score is the value,
+                negated if the direction is `minimize`.
 
         Returns:
             The parameters, the value and the user attribute `model` of the best run.
@@ -150,8 +150,8 @@ def read_study(
 ) -> tuple[list[Mechanism], str]:
     """The trials of an Optuna study, and how their candidates were chosen.
 
-    A study in memory has its sampler. A storage does not, but grids and TPE leave traces in it;
-    without traces the sampler is `unknown`. If a trial was pruned or added by hand
+    A study in memory keeps its sampler. A storage does not, but grids and TPE leave traces in it;
+    without such traces the sampler is `unknown`. If a trial was pruned or added by hand
     (`enqueue_trial`), the candidates count as dependent on earlier results.
 
     Args:
@@ -233,19 +233,19 @@ def cost_of_study(
     Args:
         study: an Optuna study; or the address of its storage, such as `sqlite:///study.db`, or the
             path of its journal. A sqlite file is opened for reading only.
-        name: of the study in the storage.
+        name: name of the study in the storage.
         chosen: one of `cost_of_trials.WAYS`; by default, a safe choice for the study.
         delta: in (0, 1).
         protocol: the distribution of the number of random trials; None if the number was fixed.
         base: the mechanism of a trial, if the study does not contain it.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
         prior: the distribution of one trial, as `tuning.cost_of_trials` takes it.
-        cap: of sequential trials, the epsilon that was fixed beforehand, as
+        cap: of sequential trials, the epsilon that was fixed in advance, as
             `tuning.cost_of_trials` takes it.
         budgets: of sequential trials, `planned` or `adaptive`, as `tuning.cost_of_trials` takes it.
 
     Returns:
-        The cost. A study of several objectives releases more than its best trial: all count.
+        The cost. A study of several objectives releases more than one trial, so all trials count.
 
     Raises:
         InvalidInput: there is no such study, or the mechanism of a trial is unknown.
@@ -274,7 +274,7 @@ def cost_of_study(
                 + ("several objectives" if several else "an unknown sampler: pass chosen random")
             )
         if several and budgets is None and cap is None and way in ("grid", "random"):
-            budgets = "planned"  # what was drawn without looking back depends on no output
+            budgets = "planned"  # candidates that ignore earlier results depend on no output
         found = cost_of_trials(runs, "sequential", delta, cap=cap, budgets=budgets)
         reason = _SEVERAL_OBJECTIVES if several else _UNKNOWN_SAMPLER
         if found.kind != Kind.BOUND.value:
@@ -293,17 +293,17 @@ def _load(storage: str, name: str | None) -> Any:
             "optuna must be installed to read its studies: see the extra [optuna]"
         ) from error
     is_journal = "://" not in storage
-    # An address without its beginning may hold a password as well.
+    # An address without its scheme may contain a password as well.
     where = "***" if is_journal and "@" in storage else checks.without_password(storage)
     try:
         opened = _journal(storage) if is_journal else _database(storage)
         names: Sequence[str] = optuna.get_all_study_names(opened)
         if name in names or name is None:
             study = optuna.load_study(study_name=name, storage=opened)
-            study.get_trials(deepcopy=False)  # read now, where what is damaged has a name
+            study.get_trials(deepcopy=False)  # reads now, so that an error names the study
             return study
     except Exception as error:  # drivers of storages raise errors of any class
-        # Errors of drivers may hold the address with its password: they are not chained.
+        # Errors of drivers may contain the address with its password, so they are not chained.
         raise InvalidInput(
             "optuna must be the address of a storage of Optuna, such as sqlite:///study.db, or the "
             f"file of a journal, got {where!r}, {_reason(error, name)}"
@@ -353,7 +353,7 @@ def _database(storage: str) -> Any:
         file = Path(address.database or "")
         if not file.is_file():
             raise FileNotFoundError
-        # Else reading a file adds Optuna's tables to it.
+        # Otherwise, Optuna would add its tables to the file.
         options["creator"] = lambda: sqlite3.connect(
             f"{file.resolve().as_uri()}?mode=ro",
             uri=True,

@@ -4,8 +4,9 @@ Use `lower_bound`; `all_lower_bounds` compares it with the other estimators and 
 `pooled_bounds` uses every run of a tuning instead of the winners, `one_run_bounds` many canaries in
 a single run, and `family_bound` a family of mechanisms given by privacy profiles. An estimator is a
 statistic with a rule for its threshold, such as `ClopperPearson(rule=Split())`, and is called with
-the scores. Before an audit, `max_detectable_epsilon` and `trials_needed` state what it can show.
-With `plan`, an audit can stop early.
+the scores. Before an audit, `max_detectable_epsilon` and `trials_needed` return the largest epsilon
+that it can show, and the number of trials that an epsilon needs. With `plan`, an audit can stop
+early.
 """
 
 from audit import _deprecated

@@ -21,7 +21,7 @@ def epsilon_from_limits(fp_upper: FloatArray, fn_upper: FloatArray, delta: float
 
 @dataclass(frozen=True)
 class ClopperPearson(ThresholdEstimator):
-    """Any (epsilon, delta)-DP mechanism, by exact limits of both error rates.
+    """Lower bound for any mechanism, by exact limits of both error rates.
 
     Example:
         >>> out_scores, in_scores = range(100), range(90, 190)

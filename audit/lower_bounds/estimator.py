@@ -24,8 +24,8 @@ _NOT_TUNED = RandomSearch(Fixed(1))
 
 
 def default_facts(protocol: Protocol = _NOT_TUNED) -> Facts:
-    """The facts of an audit if only its protocol is known: every other condition is assumed."""
-    others = [condition for condition in Assumption if condition is not Assumption.NOT_TUNED]
+    """The facts of an audit if only its protocol is given: all other assumptions count as true."""
+    others = [one for one in Assumption if one is not Assumption.NOT_TUNED]
     return facts_of_tuning(protocol, *others)
 
 
@@ -124,9 +124,9 @@ class Estimator(ABC):
             confidence: in (0, 1).
             direction: "higher" if high scores indicate the record, "lower" if low scores do,
                 "both" to test both directions with half of the error each.
-            known: what is known of the audit; without it all assumptions are taken as true.
-            plan: which analysis this is, if the audit is analysed more than once; an integer is
-                the number of planned analyses.
+            known: the known facts about the audit; without them all assumptions count as true.
+            plan: the plan, if the audit is analysed more than once; an integer is the number of
+                planned analyses.
 
         Raises:
             InvalidInput: a parameter is out of its range, or a score is NaN.
@@ -143,7 +143,7 @@ class Estimator(ABC):
         known: Facts | None = None,
         plan: SequentialPlan | int | None = None,
     ) -> LowerBound:
-        """The same for validated scores, whose sorted arrays several estimators then share."""
+        """The same for validated scores, so that several estimators share their sorted arrays."""
         delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
         confidence = check_confidence(confidence)
         direction = checks.one_of("direction", direction, DIRECTIONS)

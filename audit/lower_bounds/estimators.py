@@ -155,7 +155,7 @@ def all_lower_bounds(
         direction: as in `lower_bound`.
         split_top: where the order of the outputs splits, for the worst-order score. It adds
             "worst-order-curve" and requires standardised scores, a random search and `threshold`.
-        known: what is known of the audit. Without it, all assumptions are taken as true, except
+        known: the known facts about the audit. Without them, all assumptions count as true, except
             that the output was not tuned, which follows from `protocol`.
         plan: as in `lower_bound`.
 
@@ -211,7 +211,8 @@ def all_estimators(
         split_top: as in `all_lower_bounds`.
 
     Raises:
-        InvalidInput: a parameter is out of its range, or `split_top` lacks what it requires.
+        InvalidInput: a parameter is out of its range, or `split_top` is given without a random
+            search and `threshold`.
 
     Example:
         >>> [estimator.name for estimator in all_estimators()][:2]

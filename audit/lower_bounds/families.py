@@ -1,8 +1,8 @@
 """Estimators for families of mechanisms with one unknown parameter.
 
-They report the largest value of the parameter that the counts refute: the upper limits of both
-error rates violate its privacy profile. If the profile is only an upper bound on the true one,
-refuting it needs more evidence, never less.
+They report the largest value of the parameter that the counts refute, which means that the upper
+limits of both error rates violate its privacy profile. A profile that is only an upper bound on the
+true one is harder to refute, so the result remains valid.
 """
 
 import math
@@ -73,7 +73,8 @@ def family_bound(
         assumes: why the family contains the protocol, for the assumptions of the result.
         delta: in [0, 1); it guides the choice of the threshold.
         confidence: in (0, 1).
-        threshold: fixed in advance; without it the even trials choose one for the odd trials.
+        threshold: a threshold fixed in advance; without it, the even trials choose one for the odd
+            trials.
 
     Returns:
         The epsilon of the largest value refuted; 0 if not even the smallest is refuted.
@@ -121,7 +122,7 @@ def family_bound(
 
 @dataclass(frozen=True, kw_only=True)
 class CurveOfMu(ThresholdEstimator):
-    """An output whose distribution is known except for mu, at a threshold fixed in advance.
+    """An estimator for outputs whose distribution is known except for mu, at a fixed threshold.
 
     The rate of false positives is then known, and the false negatives alone bound mu, because
     their rate decreases in mu. Scores are the released x in standard deviations: N(b mu, 1) in a

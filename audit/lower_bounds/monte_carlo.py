@@ -3,8 +3,8 @@
 Simulate B audits under the null hypothesis. Then p = (1 + number of simulated audits that reach the
 observed evidence) / (B + 1) is a p-value, because under the null hypothesis the observed audit is
 one more draw (Dwass 1957; Barnard 1963). The simulated audits are the same in every call, and these
-particular draws could be favourable by chance. So fewer than alpha (B + 1) are allowed: the largest
-number whose error is at most alpha for 99 of 100 sets of simulated audits.
+particular draws could be favourable by chance. So fewer than alpha (B + 1) audits may reach the
+evidence: the largest number whose error is at most alpha for 99 of 100 sets of simulated audits.
 """
 
 import math
@@ -22,7 +22,7 @@ _CONFIDENCE = 0.99
 
 @lru_cache(maxsize=256)
 def max_exceedances(alpha: float) -> int:
-    """How many audits, with the observed one, may reach the evidence; 0 if alpha is too small."""
+    """Number of audits, with the observed one, that may reach the evidence; 0 if alpha is tiny."""
     most = min(math.floor(alpha * (SIMULATIONS + 1)), SIMULATIONS)
     k = np.arange(1.0, most + 1.0)
     # Given the simulated audits, the error of allowing k of them is a draw of Beta(k, B + 1 - k).

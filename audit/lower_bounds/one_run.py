@@ -157,8 +157,8 @@ def one_run_bounds(
         delta: in [0, 1).
         confidence: in (0, 1).
         guesses: the number of guesses, half of them "included", if fixed before the run.
-        known: what is known of the run. Without it, the mechanism is assumed to be Gaussian, and
-            the run may be the best of several.
+        known: the known facts about the run. Without them, the mechanism is assumed to be Gaussian,
+            and the run may be the best of several.
 
     Returns:
         One bound for each method and rule: "fixed" (if `guesses` is given) and "bonferroni" (a

@@ -50,7 +50,7 @@ def max_detectable_epsilon(
     return Scan().bound(separated, delta, confidence, plan=plan).epsilon
 
 
-@memoize(64)  # Every repetition and view of an audit needs the same number.
+@memoize(64)  # Every repeat and view of an audit uses the same number.
 def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95) -> int:
     """The smallest number of trials per side with which `lower_bound` can prove an epsilon.
 

@@ -3,10 +3,10 @@
 Walk up the sorted scores. At the j-th score without the record ("zero"), c_j counts the scores with
 the record ("ones") that are not above it. A small c_j is evidence; the statistic is the largest
 evidence over a grid of ranks. For any score its distribution is at most that of a known audit, and
-an exact recursion gives it (proposition 20 of docs/theory.md). Every rank of the grid is tested, at
-the price of their joint distribution rather than of their number. The other tail is the same test
-with the samples exchanged and negated. A part of the error is spent on one more statistic, which
-sees both tails at once (`two_tails`).
+an exact recursion computes it (proposition 20 of docs/theory.md). The joint distribution of the
+tested ranks corrects for their number, which costs little, because they are dependent. The other
+tail is the same test with the samples exchanged and negated. A part of the error is spent on one
+more statistic, which uses both tails at once (`two_tails`).
 """
 
 import math
@@ -225,7 +225,7 @@ def _invert(
 
 
 def _interpolate_root(seen: list[tuple[float, float]], value: float, slope: float) -> float:
-    """Argument at which a function is expected to attain a value, from the nearest known points."""
+    """Estimated argument at which a function attains a value, from the nearest known points."""
     near = sorted(seen, key=lambda point: abs(point[0] - value))[:3]
     if len(near) == 1:
         ((at, x),) = near
@@ -315,7 +315,7 @@ def _powers(length: int) -> FloatArray:
 
 
 def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray) -> _Crossings:
-    """Where paths of independent labels first cross the boundary, but for negligible ends."""
+    """Where paths of independent labels first cross the boundary, without negligible tails."""
     last = int(boundary[-1])
     states, start = np.ones(1), 0  # P[`start`, `start` + 1, ... ones, and no crossing so far]
     crossed: _Crossings = []

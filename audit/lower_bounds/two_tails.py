@@ -1,8 +1,8 @@
 """Lower limit of epsilon from both tails at once: the smallest number of errors of any threshold.
 
 The statistic is M = min over t of #{scores without the record > t} + #{scores with it <= t}. It is
-small if both tails separate the two sides. Two tests of one tail each would pay for this twice. Its
-distribution in the worst case is a sum over binomials (proposition 21 of docs/theory.md).
+small if both tails separate the two sides; two tests of one tail each would need the error twice.
+Its distribution in the worst case is a sum over binomials (proposition 21 of docs/theory.md).
 """
 
 import math

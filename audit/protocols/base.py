@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class Protocol(ABC):
-    """A way of choosing a best run: a plain description, without data, score or noise.
+    """A tuning protocol: how the runs are made and which are released, without data or noise.
 
     Attributes:
         name: the name of the protocol in texts, such as `grid` in `grid:100,0.5`.

@@ -10,14 +10,14 @@ from audit.repetitions import MAX_RUNS
 
 @dataclass(frozen=True)
 class Grid(Protocol):
-    """Every candidate of a fixed list is trained, or each with some chance; the best is released.
+    """Trains all candidates of a fixed list, or each with some probability; releases the best.
 
     The score may depend on the candidate as well as on the output, and the index of the winner is
-    released. Candidates are distinct, whereas independent draws may repeat.
+    released. Candidates are distinct, whereas independent draws may repeat one.
 
     Attributes:
         candidates: length of the list.
-        inclusion: probability that a candidate is trained at all, independently, in (0, 1].
+        inclusion: probability that a candidate is trained, independently of others, in (0, 1].
 
     Example:
         >>> Grid(20, 0.5).spec, Grid(20, 0.5).mean_runs

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 from audit import checks
-from audit import repetitions as laws
 from audit.errors import InvalidInput
 from audit.protocols.base import Protocol
 from audit.protocols.fixed_candidates import Grid, NoisyMax
@@ -17,7 +16,7 @@ from audit.protocols.random_runs import (
     Subset,
 )
 from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
-from audit.repetitions import Repetitions
+from audit.repetitions import FAMILIES, Repetitions, parse_repetitions
 
 DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The default distribution of K, from the experiments of the papers."""
@@ -35,7 +34,7 @@ _FORMATS: dict[str, tuple[Callable[..., Protocol], float, float, str]] = {
     "schedule": (lambda *noise: BudgetSchedule(noise), 1, math.inf, "FACTOR,FACTOR,..."),
     "noisy-max": (NoisyMax, 1, 2, "CANDIDATES[,ROUNDS][,monotone]"),
 }
-"""Protocol, smallest and largest number of its numbers, and the parameters in words."""
+"""Constructor, smallest and largest number of numeric parameters, and the parameters in words."""
 
 _WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto")
 
@@ -55,8 +54,8 @@ def parse_protocol(
         repetitions: the distribution of K if the text does not name one.
 
     Raises:
-        InvalidInput: an unknown protocol, a wrong number of parameters, one out of its range, or a
-            distribution of K for a protocol without one.
+        InvalidInput: the protocol is unknown, the number of parameters is wrong, a parameter is out
+            of its range, or there is a distribution of K for a protocol without one.
 
     Example:
         >>> parse_protocol("grid:100,0.5").mean_runs
@@ -73,8 +72,8 @@ def parse_protocol(
     text = str(spec).strip()
     head, slash, tail = text.partition("/")
     name, _, parameters = head.partition(":")
-    if not slash and name.strip().lower() in laws.FAMILIES:
-        return RandomSearch(laws.parse_repetitions(text))
+    if not slash and name.strip().lower() in FAMILIES:
+        return RandomSearch(parse_repetitions(text))
     name = checks.one_of("protocol", name.strip().lower(), _FORMATS)
     if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
         raise InvalidInput(
@@ -83,17 +82,17 @@ def parse_protocol(
         )
     if slash and repetitions is not None:
         raise InvalidInput(f"repetitions must be given once, got {tail!r} and {repetitions}")
-    law = laws.parse_repetitions(
+    distribution = parse_repetitions(
         tail if slash else repetitions if repetitions is not None else DEFAULT_REPETITIONS
     )
     words = [word.strip() for word in parameters.split(",")] if parameters else []
     try:
-        return _protocol(name, words, law)
+        return _protocol(name, words, distribution)
     except ValueError as error:
         raise InvalidInput(f"protocol {' '.join(text.split())}: {error}") from error
 
 
-def _protocol(name: str, words: list[str], law: Repetitions) -> Protocol:
+def _protocol(name: str, words: list[str], distribution: Repetitions) -> Protocol:
     make, least, most, what = _FORMATS[name]
     options: dict[str, object] = {}
     if name == "noisy-max" and words[-1:] == ["monotone"]:
@@ -113,4 +112,4 @@ def _protocol(name: str, words: list[str], law: Repetitions) -> Protocol:
         )
     if name == "noisy-max" and len(values) == 2:
         options["rounds"] = values.pop()
-    return make(*([law] if name in _WITH_REPETITIONS else []), *values, **options)
+    return make(*([distribution] if name in _WITH_REPETITIONS else []), *values, **options)

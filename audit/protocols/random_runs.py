@@ -15,7 +15,7 @@ _FINALS = ("rest", "all")
 class RandomRuns(Protocol):
     """A protocol that draws K, the number of runs."""
 
-    repetitions: Repetitions  # the distribution of K, as an object or as text
+    repetitions: Repetitions  # the distribution of K; text is parsed
 
     def __post_init__(self) -> None:
         checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
@@ -32,7 +32,7 @@ class RandomSearch(RandomRuns):
     Sources: Liu & Talwar 2019, Papernot & Steinke 2022; algorithm 2 of Xiang, Wang & Wang 2024.
 
     Attributes:
-        repetitions: the distribution of K, as an object or as text.
+        repetitions: the distribution of K; text is parsed.
 
     Example:
         >>> RandomSearch("geometric:0.1").mean_runs
@@ -40,7 +40,7 @@ class RandomSearch(RandomRuns):
     """
 
     name: ClassVar[str] = "search"
-    assumption: ClassVar[str] = "K independent runs, each candidate drawn anew"
+    assumption: ClassVar[str] = "K independent runs, each candidate drawn independently"
 
     @property
     def spec(self) -> str:
@@ -49,13 +49,13 @@ class RandomSearch(RandomRuns):
 
 @dataclass(frozen=True)
 class BestRuns(RandomRuns):
-    """K independent runs, each candidate drawn anew; the best m are released, in order or as a set.
+    """K independent runs, of which the best m are released, in order or as a set.
 
-    If there are fewer than m runs, all of them are released.
+    Each candidate is drawn independently. If there are fewer than m runs, all are released.
 
     Attributes:
-        repetitions: the distribution of K, as an object or as text.
-        released: m, how many runs are released, from 1 to 100.
+        repetitions: the distribution of K; text is parsed.
+        released: m, the number of released runs, from 1 to 100.
 
     Example:
         >>> BestRuns("tnb:0,0.1", released=3).spec
@@ -66,7 +66,7 @@ class BestRuns(RandomRuns):
 
     name: ClassVar[str] = "best"
     assumption: ClassVar[str] = (
-        "K independent runs, each candidate drawn anew, of which the best m are released"
+        "K independent runs, each candidate drawn independently, of which the best m are released"
     )
 
     def __post_init__(self) -> None:
@@ -80,15 +80,15 @@ class BestRuns(RandomRuns):
 
 @dataclass(frozen=True)
 class ParetoFront(RandomRuns):
-    """K independent runs, each candidate drawn anew; those that none exceeds in both scores.
+    """K independent runs, of which the runs on the Pareto front of two scores are released.
 
-    A run is on the front if no other run is at least as good in both scores and better in one.
-    If more than m runs are on the front, the m of them with the best first scores are released;
-    runs of equal first scores are ordered by the second.
+    Each candidate is drawn independently. A run is on the front if no other run is at least as good
+    in both scores and better in one. If more than m runs are on the front, the m of them with the
+    best first scores are released; runs of equal first scores are ordered by the second.
 
     Attributes:
-        repetitions: the distribution of K, as an object or as text.
-        most: m, the largest number of runs that are released, from 1 to 100.
+        repetitions: the distribution of K; text is parsed.
+        most: m, the largest number of released runs, from 1 to 100.
 
     Example:
         >>> ParetoFront("tnb:0,0.1", most=3).spec
@@ -99,8 +99,8 @@ class ParetoFront(RandomRuns):
 
     name: ClassVar[str] = "pareto"
     assumption: ClassVar[str] = (
-        "K independent runs, each candidate drawn anew, of which those on the Pareto front are "
-        "released, at most m"
+        "K independent runs, each candidate drawn independently, of which those on the Pareto "
+        "front are released, at most m"
     )
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Adaptive(RandomRuns):
     framework 1).
 
     Attributes:
-        repetitions: the distribution of K, as an object or as text.
+        repetitions: the distribution of K; text is parsed.
         low: c in (0, 1], the smallest ratio of a density to the prior.
         high: C >= 1, the largest ratio.
 
@@ -159,7 +159,7 @@ class Subset(RandomRuns):
     The chosen candidate and the final run are both released. Source: Koskela & Kulkarni 2023.
 
     Attributes:
-        repetitions: the distribution of K of the tuning, as an object or as text.
+        repetitions: the distribution of K of the tuning; text is parsed.
         sampling_rate: q in [0, 1], the probability that a record is in the subset, independently.
         final: whether the final run uses the `rest` of the records or `all`.
 
@@ -192,11 +192,11 @@ class Subset(RandomRuns):
 class ProposeTestRelease(RandomRuns):
     """Random search over runs that release an output only if a private test passes.
 
-    The base mechanism is the release after a passed test. Sources: Koskela, Redberg & Wang 2024,
+    The base is the mechanism that runs if the test passes. Sources: Koskela, Redberg & Wang 2024,
     theorem 6.1; Redberg et al. 2023.
 
     Attributes:
-        repetitions: the distribution of K, as an object or as text.
+        repetitions: the distribution of K; text is parsed.
         test_epsilon: epsilon of the test, >= 0.
         test_delta: delta of the test, in [0, 1).
         failure: probability that the test passes wrongly, in [0, 1).

@@ -17,8 +17,8 @@ class UntilAccepted(Protocol):
     Sources: conditional sampling (Papernot & Steinke 2022, proposition 15); Liu & Talwar 2019.
 
     Attributes:
-        acceptance: a lower limit, on every data set, of the probability that one run is accepted,
-            in (0, 1].
+        acceptance: a lower bound on the probability that one run is accepted, which must hold on
+            every data set, in (0, 1].
 
     Example:
         >>> UntilAccepted(0.1).spec
@@ -43,13 +43,13 @@ class UntilAccepted(Protocol):
 
 @dataclass(frozen=True)
 class RandomStopping(Protocol):
-    """Repeats runs until the output is accepted; after each rejection, stops with some chance.
+    """Repeats runs until the output is accepted; after each rejection, stops with a probability.
 
-    After a stop, nothing is released. No lower limit of the acceptance is needed. Source: after
+    After a stop, nothing is released. The acceptance probability need not be known. Source: after
     algorithm 2 of Liu & Talwar 2019.
 
     Attributes:
-        stop: probability of giving up after a rejected run, in (0, 1].
+        stop: probability of stopping after a rejected run, in (0, 1].
 
     Example:
         >>> RandomStopping(0.1).spec
@@ -81,7 +81,7 @@ class BudgetSchedule(Protocol):
     al. 2025 (arXiv 2508.15183).
 
     Attributes:
-        noise: [n] the factor of the noise in each step, > 0, in order; from 1 to 100 steps.
+        noise: factors [n] of the noise in each step, > 0, in order; from 1 to 100 steps.
 
     Example:
         >>> BudgetSchedule((4, 2, 1)).spec

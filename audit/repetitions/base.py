@@ -39,7 +39,7 @@ def log_of_one_minus(s: ArrayLike) -> FloatArray:
 
 
 def counts(k: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Replaces values that are not non-negative integers by 0; also returns which are valid."""
+    """Values with 0 in place of those that are not non-negative integers, and which are valid."""
     k = np.asarray(k, dtype=np.float64)
     possible = (k >= 0) & (k == np.floor(k))
     return np.where(possible, k, 0.0), possible
@@ -52,7 +52,7 @@ def format_spec(name: str, *numbers: float) -> str:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    r"""The derivative of the generating function, where K is truncated negative binomial.
+    r"""The parameters of phi' if K is truncated negative binomial.
 
     :math:`\varphi'(x) = \mathbb{E}[K]\, (1 + (1/\gamma - 1)(1 - x))^{-(1 + \eta)}`.
 
@@ -165,7 +165,7 @@ class Repetitions(ABC):
         """Draws [size] independent values of K, exactly from the distribution."""
 
     def some_phi_at(self, log_x: ArrayLike) -> FloatArray:
-        """phi(x) - phi(0): chance of at least one run, and that all lie in an event of chance x."""
+        """phi(x) - phi(0): probability that K > 0 and all runs lie in an event of probability x."""
         phi = np.exp(self.log_phi_at(log_x))
         if self.probability_of_none == 0.0:
             return phi
@@ -191,7 +191,7 @@ class Repetitions(ABC):
         return np.exp(self.log_phi_prime_at(safe_log(x)))
 
     def phi_survival(self, s: ArrayLike) -> FloatArray:
-        """1 - phi(1 - s): the chance that an event of probability s happens in at least one run."""
+        """1 - phi(1 - s): probability that an event of probability s happens in some run."""
         return self.one_minus_phi_at(log_of_one_minus(s))
 
     def inverse(self, y: ArrayLike) -> FloatArray:
@@ -224,7 +224,7 @@ class Repetitions(ABC):
         return float(half * np.sum(values.reshape(-1, len(nodes)) @ weights))
 
     def chance_to_include(self, candidates: int) -> float:
-        """Chance that a given one of m equally likely candidates is trained, 1 - phi(1 - 1/m).
+        """Probability that one of m equally likely candidates is trained, 1 - phi(1 - 1/m).
 
         Example:
             >>> from audit.repetitions import Fixed
@@ -252,7 +252,7 @@ class Repetitions(ABC):
 
     @property
     def means(self) -> tuple[float, float]:
-        """Smallest and largest expected number of runs that `with_mean` can produce."""
+        """Smallest and largest E[K] (before truncation) that `with_mean` can produce."""
         return self.mean, self.mean
 
     def with_mean(self, mean: float) -> "Repetitions":
@@ -262,7 +262,8 @@ class Repetitions(ABC):
         truncated ones their maximum. If the mean is not reachable exactly, the nearest is used.
 
         Args:
-            mean: the wanted E[K] (before truncation), > 0; at least 1 where K >= 1.
+            mean: the wanted E[K] (before truncation), > 0; at least 1 for truncated negative
+                binomial distributions.
 
         Raises:
             InvalidInput: the family has no member with that mean.
@@ -303,7 +304,7 @@ class GivenNoFailure(Repetitions):
     """A distribution of K, conditioned on no run failing.
 
     Attributes:
-        distribution: the one before conditioning.
+        distribution: the distribution before conditioning.
         failure: probability that one run fails, in (0, 1).
 
     Example:

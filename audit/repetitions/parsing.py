@@ -35,7 +35,8 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
             case-sensitive. A distribution object is returned unchanged.
 
     Raises:
-        InvalidInput: an unknown family, a wrong number of parameters, or one out of its range.
+        InvalidInput: the family is unknown, the number of parameters is wrong, or a parameter is
+            out of its range.
 
     Example:
         >>> round(parse_repetitions("tnb:0,0.01").mean, 6)
@@ -58,8 +59,10 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
     name, _, parameters = text.partition(":")
     count, make = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
     try:
-        law = make(*_numbers(name, parameters, count))
-        return Truncated(law, checks.integer("most", _numbers("@", most, 1)[0], 1)) if at else law
+        found = make(*_numbers(name, parameters, count))
+        if not at:
+            return found
+        return Truncated(found, checks.integer("most", _numbers("@", most, 1)[0], 1))
     except ValueError as error:
         raise InvalidInput(f"repetitions {whole}: {error}") from error
 

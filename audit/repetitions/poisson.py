@@ -22,7 +22,7 @@ from audit.repetitions.base import (
 
 @dataclass(frozen=True)
 class Poisson(Repetitions):
-    """Poisson(mu) on k >= 0 (Papernot & Steinke, definition 2 and theorem 6).
+    """Poisson(mu) on k >= 0 (Papernot & Steinke 2022, definition 2 and theorem 6).
 
     Example:
         >>> round(Poisson(10.0).expected_quantile(), 4)
@@ -90,7 +90,7 @@ class Poisson(Repetitions):
 
     @property
     def renyi_theorem(self) -> RenyiTheorem:
-        """E[K] delta, the base (epsilon, delta)-DP at e^epsilon = 1 + 1/(alpha-1)."""
+        """The penalty E[K] delta, with the profile delta of the base at log(1 + 1/(alpha-1))."""
 
         def penalty(renyi: Function, profile: Function) -> Function:
             return lambda alpha: self.mu * profile(-np.log1p(-1.0 / alpha))

@@ -23,7 +23,7 @@ _TABLE_FROM = 50_000_000
 
 @dataclass(frozen=True, eq=False)
 class PowerSum:
-    """log sum_j c_j x^j for c_j >= 0, from log x. All terms are positive, so nothing cancels.
+    """log sum_j c_j x^j for c_j >= 0, from log x; without cancellation.
 
     The sum is a smooth function of log(-log x). Many values of long sums are interpolated from a
     table of Chebyshev pieces, which are split until their last coefficients are rounding errors.

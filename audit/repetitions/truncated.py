@@ -21,7 +21,7 @@ class Truncated(Repetitions):
     """A distribution conditioned on K <= most (Papernot & Steinke 2022, lemma 22).
 
     Attributes:
-        distribution: the one before conditioning.
+        distribution: the distribution before conditioning.
         most: the largest number of runs, at most a million.
 
     Example:

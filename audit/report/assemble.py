@@ -50,8 +50,8 @@ def assemble(
     """Computes every bound of one view from the trials of every (budget, repeat).
 
     `view` is the index of the view of the runs, `made` the result of `provenance.made`, and
-    `progress` wraps the budgets, for example in a progress bar. If every run at some budget
-    diverged, it refuses.
+    `progress` wraps the budgets, for example in a progress bar. Raises InvalidInput if every run at
+    some budget diverged.
     """
     proxy = config.evaluation.proxy
     proxies = PROXIES if proxy in PROXIES else (*PROXIES, proxy)
@@ -92,7 +92,7 @@ def _at_budget(
     base = upper_bounds.report_mechanism(game.base, config.delta, config.accounting)
     upper = [*base.bounds, *upper_bounds.all_upper_bounds(game.base, game.protocol, config.delta)]
     pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
-    # All proxies of one set of trials in turn: they share the reference games of rank sums.
+    # All proxies of one set of trials in turn, because they share the simulations of rank sums.
     found = [
         [_lower_bounds(view, game, trials, proxy, config.confidence) for proxy in proxies]
         for trials in (pooled, *(of_repeats if len(of_repeats) > 1 else ()))
@@ -133,7 +133,7 @@ def _at_budget(
 
 
 def _trials_needed(evaluation: Evaluation, upper: Mapping[str, UpperResult]) -> int | None:
-    """Trials with which the bound to report could show the smallest valid upper bound."""
+    """Smallest number of trials with which the bound to report could show the upper bound."""
     known = [one.epsilon for one in upper.values() if one.valid and one.epsilon is not None]
     if not known or min(known) > _MAX_EPSILON:
         return None
@@ -206,7 +206,7 @@ def _of_proxy(
 
 
 def _copied(kind: type[_Result], bound: LowerBound, **own: Any) -> _Result:
-    """A part of a report from the attributes of a bound, and from its own fields."""
+    """An object of class `kind` from the attributes of a bound, and from additional fields."""
     shared = {each.name: getattr(bound, each.name) for each in fields(kind) if each.name not in own}
     return kind(**shared, **own)
 

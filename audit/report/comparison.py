@@ -1,8 +1,8 @@
 """Compares finished audits.
 
-From the folders of `python -m audit.run` it makes figures 1 to 4 of Xiang, Wang & Wang 2024, with a
-panel per row of their table 2, and their table 3 of eps_L. Audits of other protocols than random
-search have separate tables, with the upper bounds of their protocol.
+From the folders of `python -m audit.run`, this module draws figures 1 to 4 of Xiang, Wang & Wang
+2024, with a panel per row of their table 2, and writes their table 3 of eps_L. Audits of protocols
+other than random search have separate tables, with the upper bounds of their protocol.
 """
 
 import html
@@ -318,7 +318,7 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
             f"{way}{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} "
             f"% confidence, {report.reported(0).assumes}; {valid}"
         )
-        yield f"{way}{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; {paper}"
+        yield f"{way}{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, not a bound; {paper}"
     yield ", ".join(
         [f"delta {format_exact(config['delta'])}", *_common_tuning(audits), _settings(audits)]
     )

@@ -19,7 +19,7 @@ from audit.upper_bounds.registry import find, row
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
 
 
-# Numbers of runs of each curve, from 2 to 1000.
+# Number of points of each curve, from 2 to 1000 expected runs.
 _POINTS = 7
 
 

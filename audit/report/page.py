@@ -69,7 +69,7 @@ def _answer(report: Report, result: BudgetResult) -> str:
         f"{bound.pooled.trials:,} trials can show at most epsilon {rounded_up(result.ceiling)}"
     )
     if upper is not None and result.games_needed is not None:
-        detectable += f"; to show the upper bound takes at least {result.games_needed:,}"
+        detectable += f"; at least {result.games_needed:,} are needed to show the upper bound"
     return f"{shown}. {detectable}."
 
 

@@ -108,7 +108,7 @@ def _caption(reports: Sequence[Report], lines: int) -> str:
     parts = [
         f"Black edge: the bound to report, {confidence} confidence. Other filled markers: "
         f"{confidence} each, not jointly.",
-        "Hollow markers: no bound.",
+        "Hollow markers: not bounds.",
     ]
     if any(report.config["repeats"] > 1 for report in reports):
         parts.append("Thin bars: the same from single repeats (smallest, mean, largest).")

@@ -19,7 +19,7 @@ VALID, UNCORRECTED = "valid", "paper's, uncorrected"
 ALL_RUNS = "valid, from all runs"
 # Estimators that use all runs, not only the winners; the strongest first.
 _ALL_RUNS = ("pooled-gaussian-curve:rank-sum", "pooled:scan")
-# Estimators for the exact distribution of the score: they assume more and give larger bounds.
+# Estimators for a score of known distribution, which assume more and give larger bounds.
 _OWN_CURVES = {
     "lifted-curve:rank-sum": "valid if monotone",
     "worst-order-curve:fixed": "valid for this order",
@@ -101,8 +101,8 @@ class Contradiction:
     lower: float  # the lower bound from all trials, with its own confidence
     upper_bound: str  # name of the smallest valid upper bound
     upper: float  # the upper bound
-    # whether the lower bound still exceeds the upper bound when the error is shared among all lower
-    # bounds that the report compares. Only then is it announced
+    # whether the lower bound still exceeds the upper bound when all compared lower bounds share the
+    # error; only then does the report announce a contradiction
     beyond_chance: bool
     compared: int = 0  # number of lower bounds that the report compares
 

@@ -78,7 +78,7 @@ def _check(report: Report) -> None:
     for result in report.results:
         for name in result.lower_bounds:
             checks.one_of("proxy of summary.json", name, ALL_PROXIES)
-        # What the text, the page and the figures show.
+        # The bounds that the text, the page and the figures show.
         needed = [(proxy, key) for key, _, proxies in report.highlights for proxy in proxies]
         for proxy, key in [*needed, (report.recommended.proxy, report.recommended.key)]:
             bound = result.lower_bounds.get(proxy, {}).get(key)

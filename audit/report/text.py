@@ -1,4 +1,4 @@
-"""A report as text for the terminal: the answer, then the bounds by who may use them."""
+"""A report as text for the terminal: the answer, then the bounds grouped by their validity."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,8 +85,8 @@ def _answer(report: Report) -> Iterator[str]:
         ("the tuning", "leaks at", "least eps_L"),
         ("the tuning", "leaks at", "most eps_U"),
         ("one run", "leaks at", "most"),
-        ("eps_L could", "have", "reached"),
-        ("trials to", "reach eps_U,", "at least"),
+        ("largest eps_L", "that trials", "could show"),
+        ("trials to", "show eps_U,", "at least"),
     ]
     rows = []
     for budget, result in enumerate(report.results):
@@ -188,7 +188,7 @@ class _Row:
 
 
 def _bounds(report: Report, notes: _Footnotes) -> Iterator[str]:
-    """The bounds in groups by who may use them; many budgets need several tables."""
+    """The bounds, grouped by their validity; many budgets need several tables."""
     groups = [(title, rows) for title, rows in _groups(report) if rows]
     names = [row.name for _, rows in groups for row in rows]
     marks = [[notes.marks(row.conditions) for row in rows] for _, rows in groups]
@@ -230,7 +230,7 @@ def _groups(report: Report) -> Iterator[tuple[str, list[_Row]]]:
         [row for row, kind, is_reported in lower if kind != UNCORRECTED and not is_reported],
     )
     yield (
-        "NO BOUND: the paper's protocol, uncorrected, for comparison",
+        "NOT A BOUND: the paper's uncorrected estimate, for comparison",
         [row for row, kind, _ in lower if kind == UNCORRECTED],
     )
     upper = [_upper_row(report, name) for name in report.results[0].upper_bounds]
@@ -240,10 +240,10 @@ def _groups(report: Report) -> Iterator[tuple[str, list[_Row]]]:
 
 
 _UPPER_GROUPS = {
-    "any score": "UPPER BOUNDS FOR ANYONE who tunes this way, whatever the score",
-    "this score": "UPPER BOUNDS ONLY FOR A SCORE AS IN THIS AUDIT",
+    "any score": "UPPER BOUNDS FOR EVERY SCORE",
+    "this score": "UPPER BOUNDS ONLY FOR THE SCORE OF THIS AUDIT",
     "not valid": "NOT VALID IN THIS AUDIT",
-    "other": "FOR COMPARISON: no upper bounds on the tuning",
+    "other": "FOR COMPARISON: not upper bounds on the tuning",
 }
 
 
@@ -289,9 +289,9 @@ def _remarks(report: Report) -> Iterator[str]:
         counts = [result.lower_bounds["lambda_a"] for result in report.results]
         played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
         yield from _wrapped(
-            f"Stopped once eps_L = {config['stop_at']:g} was shown, or at the last trial: after "
-            f"{', '.join(f'{count:,}' for count in played)} of {config['trials']:,} trials. The "
-            "looks at the results share the error."
+            f"Stopped when eps_L = {config['stop_at']:g} was shown, or at the last trial: after "
+            f"{', '.join(f'{count:,}' for count in played)} of {config['trials']:,} trials. All "
+            "analyses of the results share the error."
         )
     if "lambda_c" in report.proxies:
         yield from _wrapped(
@@ -304,7 +304,7 @@ def _remarks(report: Report) -> Iterator[str]:
     if diverged:
         runs = sum(result.runs for result in report.results)
         yield from _wrapped(
-            f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
+            f"{diverged} of {runs} runs diverged (weights or score not finite) and were not "
             "released."
         )
 

@@ -1,6 +1,7 @@
-"""Protocols at work: simulated on batches of runs for the game, and live. Needs no torch.
+"""Private tuning, the cost of a finished tuning, and simulated tunings for audits.
 
-Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
+In a `Study`, the user's function trains, and the study draws the candidates and releases the best
+run within a privacy budget. This package does not need torch.
 """
 
 from audit import _deprecated

@@ -104,7 +104,7 @@ class GaussianProcessSampler:
 
 
 class AdversarialSampler:
-    """The sampler that reveals as much about the canary as [low, high] allows.
+    """A sampler that reveals whether the canary is included, as far as [low, high] allows.
 
     It sums the earlier runs' evidence for the canary (lambda_c - 1/2). If the sum is positive, the
     second half of the candidates gets the highest density allowed, if negative the first half.
@@ -129,7 +129,7 @@ class AdversarialSampler:
 
 
 def projected(densities: FloatArray, low: float, high: float) -> FloatArray:
-    """Densities [R, n], row by row, as `upper_bounds.published.project_density` projects them."""
+    """Projects densities [R, n] row by row, as `upper_bounds.published.project_density` does."""
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)
     for _ in range(_BISECTION_STEPS):

@@ -1,4 +1,4 @@
-r"""Budgets for tunings that decide by earlier outputs how much more to spend.
+r"""Budgets for tunings in which earlier outputs decide how much more is spent.
 
 A composition theorem needs the number of runs and the budget of each before the first run. A
 privacy filter does not: its cap is fixed in advance, every run is charged before it starts, and a
@@ -7,11 +7,11 @@ depends on earlier outputs. There are three filters, for one neighbouring pair i
 
 - Gaussian runs: if the sum of mu_i^2 is at most mu^2, the runs together are mu-Gaussian DP (Smith &
   Thakurta 2022). The privacy losses are a Brownian motion with drift, observed at the times mu_1^2,
-  mu_1^2 + mu_2^2, and so on. However the times are decided, the observations are a post-processing
-  of N(0, 1) against N(mu, 1).
+  mu_1^2 + mu_2^2, and so on. For any adaptive choice of the times, the observations are a
+  post-processing of N(0, 1) against N(mu, 1).
 - Any runs: at one Renyi order alpha that was fixed in advance, if the sum of the divergences is at
-  most B, that of all runs together is at most B (Feldman & Zrnic 2021; Lecuyer 2021). B is chosen
-  so that its conversion is the cap.
+  most B, the divergence of all runs together is at most B (Feldman & Zrnic 2021; Lecuyer 2021). B
+  is chosen so that it converts to the cap.
 - Runs from a list that was fixed in advance: earlier outputs may decide which of them run, in which
   order, and when to stop. Run i is a post-processing of its own dominating pair and of the earlier
   outputs, so all runs together are a post-processing of the product of all pairs: the cost is that
@@ -64,7 +64,7 @@ from audit.numerics import (
 from audit.tuning.journal import write_durably
 
 _ROUNDING = 1e-14
-"""What sums of squares may exceed their limit by: far within the accuracy of the limit itself."""
+"""Relative excess of a sum of squares that rounding may cause; the limit itself is less exact."""
 
 _MAX_TIMES = 10**12
 
@@ -82,19 +82,19 @@ class BudgetExceeded(AuditError, ValueError):
 
 
 Spent = list[tuple[Mechanism, int]]
-"""Mechanisms that were charged, each with how often."""
+"""Mechanisms that were charged, each with its number of runs."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """How much of a cap is spent: the share of mechanisms, which is 1 at the cap, and why."""
+    """A privacy filter: the share of the cap that mechanisms spend, and its source."""
 
     share: Callable[[Spent], float]
     source: str
 
 
 def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
-    """Filter for runs from the list of which `cap` is the composition; `hint` is for all others."""
+    """Filter for parts of the composition `cap`; `hint` extends the error for other mechanisms."""
     limits = _amounts([(cap, 1)])
 
     def share(spent: Spent) -> float:
@@ -150,18 +150,18 @@ def _parts(mechanism: Mechanism) -> list[Mechanism]:
 
 
 def _name(one: Mechanism) -> Hashable:
-    """What equal mechanisms share, also where one was read from a file."""
+    """A key that equal mechanisms share, even if one of them was read from a file."""
     try:
         return json.dumps(mechanism_to_dict(one))
-    except ValueError:  # of the user's own
+    except ValueError:  # a user's own class
         return one
 
 
 def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
-    """Filter for any runs by their divergences at the order that affords most runs like `first`."""
+    """Filter for any runs, at the Renyi order that allows the most runs like `first`."""
 
     def runs_lost(order: Any) -> Any:
-        """Minus how many runs the order affords."""
+        """Minus the number of runs that the order allows."""
         limits = _limits(order, epsilon, delta)
         cost = np.maximum(first.renyi(order), TINY)
         return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
@@ -169,9 +169,10 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
     order, lost = minimize_over_alpha(runs_lost, refined=COARSE_ORDERS)
     if lost > -1.0:
         raise BudgetExceeded(
-            f"budget must afford one run, got epsilon {format_rounded(epsilon, up=False)} at "
-            f"delta = {format_exact(delta)} for {first.description}, of which "
-            f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} fit; nothing is spent"
+            f"budget must allow one run, got epsilon {format_rounded(epsilon, up=False)} at "
+            f"delta = {format_exact(delta)}, which allows "
+            f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} runs of {first.description}; "
+            "nothing is spent"
         )
     limit = float(_limits(order, epsilon, delta))
 
@@ -184,7 +185,7 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
 
 
 def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
-    """The divergences that convert to epsilon, order by order; a little less, for rounding."""
+    """The divergences [n] that convert to epsilon at orders [n], reduced by a rounding margin."""
     found = epsilon - epsilon_of_order(0.0, order, delta)
     return np.asarray(found - 1e-12 * np.abs(found))
 
@@ -199,28 +200,28 @@ def filter_for(
     if not only_gaussian:
         return _filter_of_order(first, cap, delta)
     mu = calibrate_mu(cap, delta, "exact")
-    hint = "; if runs of both kinds may come, make the budget with expected= the other kind"
+    hint = "; for Gaussian and other runs together, pass expected= a run that is not Gaussian"
     return _filter_of_list(GaussianMechanism(mu), hint)
 
 
 class Budget:
     """A cap on the privacy cost of all runs together, which adaptive tuning cannot exceed.
 
-    For tuning by hand, with TPE, or with any other method that depends on earlier runs: charge each
-    run before it starts. The number of runs, their noise and their steps may depend on everything
-    that was released so far. All runs together, released or not, are (epsilon, delta)-DP.
+    Use it for tuning by hand, with TPE, or with any other method that depends on earlier runs:
+    charge each run before it starts. The number of runs, their noise and their steps may depend on
+    all earlier outputs. All runs together, released or not, are (epsilon, delta)-DP.
 
     The first mechanism, which is chosen before any output is seen, decides how runs are counted:
     Gaussian runs (full batches) by their mu^2, all others by Renyi divergences at the order that
-    affords most runs like the first.
+    allows the most runs like the first.
 
     Args:
         cap: epsilon of all runs together; or a mechanism, such as `DpSgd` with the total number of
             steps, or the `Composition` of all allowed runs. Runs then spend parts of this mechanism
-            and keep its exact epsilon, which affords more if all runs have the same noise.
+            and keep its exact epsilon, which allows more runs if all have the same noise.
         delta: in (0, 1).
         expected: a typical run, which decides instead of the first mechanism how runs are counted:
-            pass a sampled DP-SGD if the first run is Gaussian and later ones are not.
+            pass a sampled DP-SGD if the first run is Gaussian and later runs are not.
         file: a json file with the runs so far. It is written before `spend` returns, so a tuning
             that was killed resumes with the remaining budget. Its cap cannot be changed.
 
@@ -250,9 +251,9 @@ class Budget:
             raise InvalidInput(f"expected must be a mechanism, got {checks.one_line(expected)}")
         if isinstance(cap, Mechanism):
             if expected is not None:
-                raise InvalidInput("expected must not be given where the cap is a mechanism")
+                raise InvalidInput("expected must not be given if the cap is a mechanism")
             self._cap: Mechanism | None = cap
-            # Sums of squares may exceed the cap by rounding; so its epsilon is rounded up.
+            # Rounding may let sums of squares exceed the cap, so its epsilon is rounded up.
             self._epsilon = cap.epsilon(self._delta) * (1.0 + 1e-9)
         else:
             self._cap = None
@@ -279,7 +280,7 @@ class Budget:
 
     @property
     def spent(self) -> tuple[tuple[Mechanism, int], ...]:
-        """The mechanisms that were charged, each with how often."""
+        """The mechanisms that were charged, each with its number of runs."""
         return tuple(self._spent)
 
     @property
@@ -302,7 +303,7 @@ class Budget:
         return True
 
     def runs_left(self, mechanism: Mechanism) -> int:
-        """How many more runs of one mechanism fit, at most a million million.
+        """Number of further runs of a mechanism that fit, at most 10^12.
 
         Raises:
             InvalidInput: this budget does not count such a mechanism.
@@ -313,8 +314,9 @@ class Budget:
         """Charges a run before it starts.
 
         Args:
-            mechanism: of the run, as it will be: the noise, rate and steps that it uses at most.
-            times: how many such runs.
+            mechanism: the mechanism of the run, with at most its noise, and at least its sampling
+                rate and number of steps.
+            times: number of such runs.
 
         Raises:
             BudgetExceeded: the cap would be exceeded. Nothing is spent; a smaller run may still
@@ -339,17 +341,17 @@ class Budget:
         check_protected("budget", [one for one, _ in after])
         share = self._filter(after[0][0]).share(after)
         if not share <= 1.0:
-            so_many = "run" if times == 1 else f"{times} runs"
-            whole = format_rounded(share, up=True, digits=3)
+            runs = "run" if times == 1 else f"{times} runs"
+            total = format_rounded(share, up=True, digits=3)
             left = format_rounded(self.remaining, up=False, digits=3)
             raise BudgetExceeded(
-                f"budget must cover the {so_many}, got {whole} of the cap in total with "
+                f"budget must cover the {runs}, got {total} of the cap in total with "
                 f"{mechanism.description}; {left} of the cap is left, and nothing is spent"
             )
         return after
 
     def _filter(self, first: Mechanism) -> Filter:
-        """How runs are counted: fixed before any output is seen."""
+        """The filter of this budget, which is fixed before any output is seen."""
         like = self._first or first
         cap = self._epsilon if self._cap is None else self._cap
         return filter_for(cap, self._delta, like, like.gaussian_mu is not None)
@@ -374,7 +376,7 @@ class Budget:
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(
-                f"file must be a budget's, got {str(file)!r}, which cannot be read as one: "
+                f"file must hold a budget, got {str(file)!r}, which cannot be read as one: "
                 f"{checks.one_line(error)}"
             ) from error
         mine = json.loads(json.dumps(self._settings()))
@@ -393,7 +395,7 @@ class Budget:
 
 
 def _with(spent: Spent, mechanism: Mechanism, times: int) -> Spent:
-    """What is spent, with one more; equal ones are counted."""
+    """The spent mechanisms with one more; equal mechanisms are counted together."""
     found = list(spent)
     for place, (one, before) in enumerate(found):
         if one is mechanism or one == mechanism:
@@ -405,8 +407,8 @@ def _with(spent: Spent, mechanism: Mechanism, times: int) -> Spent:
 def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
     """Refuses mechanisms of several neighbouring relations or group sizes.
 
-    A run that protects groups costs more than one that protects a record, so the cost of both
-    together would hold for a record only, which is less than the former states.
+    The total cost of a run that protects groups and a run that protects single records would hold
+    for single records only.
     """
     stated = sorted(frozenset().union(*map(relations, mechanisms)))
     if len(stated) > 1:
@@ -418,14 +420,14 @@ def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Keeps other processes from spending out of the same file meanwhile."""
+    """Locks a budget's file against other processes."""
     with contextlib.ExitStack() as stack:
         try:
             lock = file.with_name(file.name + ".lock")
             stack.enter_context(processes.locked(lock, wait=True))
         except OSError as error:
             raise InvalidInput(
-                f"file must be where a file can be written, got {str(file)!r}"
+                f"file must be a path that can be written, got {str(file)!r}"
             ) from error
         yield
 
@@ -438,16 +440,16 @@ def odometer(runs: Iterable[Mechanism], delta: float = 1e-5) -> float:
 
     For each order alpha, exp((alpha - 1) (loss - sum of the divergences)) is a supermartingale
     under the runs' own distribution, and so is the mean over 25 orders that are fixed beforehand.
-    By Ville's inequality it never exceeds 1/delta but with probability delta, whenever one stops
-    (Whitehouse et al. 2023). In either direction of a pair of neighbours.
+    By Ville's inequality, the probability that it ever exceeds 1/delta is at most delta (Whitehouse
+    et al. 2023). This holds in either direction of a pair of neighbours.
 
     Args:
         runs: the mechanisms that were run, each charged at its full divergence.
         delta: in (0, 1).
 
     Returns:
-        The reading, rounded up; infinite where a run has no finite Renyi divergence. It is not
-        (epsilon, delta)-DP: it depends on what was run, and so on the outputs.
+        The reading, rounded up; infinite if a run has no finite Renyi divergence. It is not an
+        (epsilon, delta)-DP guarantee, because it depends on the runs and so on their outputs.
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -20,7 +20,7 @@ def least_noise_multiplier(
 ) -> float:
     """The least noise multiplier, rounded up, at which the whole tuning is (epsilon, delta)-DP.
 
-    It is by the bound that is smallest near the target; `base_of` maps a multiplier to one run.
+    It uses the bound that is smallest near the target; `base_of` maps a multiplier to one run.
     """
     epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
     delta = checks.interval("delta", delta, 0.0, 1.0)
@@ -69,8 +69,8 @@ def least_noise_multiplier(
         if kept > _MAX_NOISE:
             tuning_cost(base_of(kept), protocol, delta)  # raises if no bound applies
             raise InvalidInput(
-                f"epsilon must be one that some noise keeps with {protocol.spec}, got "
-                f"{checks.one_line(epsilon)}; a private score may spend more than that alone"
+                f"epsilon must be reachable with {protocol.spec} at some noise, got "
+                f"{checks.one_line(epsilon)}; a private score alone may cost more"
             )
     missed = 0.5 * kept
     while True:

@@ -47,8 +47,8 @@ WAYS = ("grid", "random", "sequential")
 PLANS = ("planned", "adaptive")
 """Whether the number of trials and their budgets were fixed before the first trial."""
 
-_ALL = "composition of all"
-# Without the bound by composition, which takes long for many different trials and is known already.
+_ALL = "composition of all trials"
+# Without the bound by composition, which takes long for many different trials and is computed here.
 _OF_GRIDS = grid, grid_tight, grid_log_concave
 _WORDS = {
     "grid": (
@@ -57,20 +57,20 @@ _WORDS = {
         "a grid costs less than releasing all its trials, because losing trials stay secret",
     ),
     "random": (
-        "the number of trials was fixed beforehand, each candidate was drawn anew (with "
+        "the number of trials was fixed beforehand, each candidate was drawn independently (with "
         "replacement) from one prior, and every trial ran to its end",
         "a fixed number of trials costs more than a random, secret number",
     ),
     "law": (
         "K was drawn from its distribution beforehand and stayed secret, each candidate was "
-        "drawn anew (with replacement) from one prior, and every trial ran to its end",
+        "drawn independently (with replacement) from one prior, and every trial ran to its end",
         "the number of trials is random and secret",
     ),
     "sequential": (
         "the number of trials and the budget of each (noise, rate, steps) were fixed "
         "beforehand; candidates may depend on the outputs of earlier trials in any way",
         "later candidates depend on earlier outputs, so the winner reveals information "
-        "about the losing trials: only the composition of all is proved",
+        "about the losing trials: only the composition of all trials is proved",
     ),
     "cap": (
         "the cap and its accounting were fixed before the first trial; each trial was charged "
@@ -89,7 +89,7 @@ _WORDS = {
 
 _OF_THE_PRIOR = {
     True: "each trial was drawn from the given prior",
-    False: "no trial of the prior is less private than the least private of these",
+    False: "no candidate of the prior is less private than the least private of these trials",
 }
 
 
@@ -239,12 +239,12 @@ def cost_of_trials(
     else:
         check_protected("trials", different)
     if chosen == "sequential":
-        return _looking_back(runs, delta, cap, budgets)
+        return _cost_of_sequential(runs, delta, cap, budgets)
     everything = _composed(runs, delta)
     best, name, way = everything, _ALL, "law" if protocol is not None else chosen
     alike = _alike(different)
     distinct = list(dict.fromkeys(alike.values()))
-    # Whatever the probability of each budget, no run is less private than the least private.
+    # No run is less private than the least private candidate, whatever their probabilities.
     worst = distinct[0] if len(distinct) == 1 else WorstOf(tuple(distinct))
     readings: list[tuple[UpperBound | None, Protocol]] = []
     if chosen == "random":
@@ -269,7 +269,7 @@ def cost_of_trials(
     return TuningCost(len(runs), chosen, delta, best, name, everything, assumed, why)
 
 
-def _looking_back(
+def _cost_of_sequential(
     runs: list[Mechanism], delta: float, cap: float | Mechanism | None, budgets: str | None
 ) -> TuningCost:
     several, first = kinds(runs), (len(runs), "sequential", delta)
@@ -288,8 +288,8 @@ def _looking_back(
         if not share <= 1.0:
             raise InvalidInput(
                 f"cap must hold all trials, got {len(runs)} that spend "
-                f"{format_rounded(share, up=True, digits=4)} times the cap: what exceeds its cap "
-                "has an odometer reading (budgets adaptive)"
+                f"{format_rounded(share, up=True, digits=4)} times the cap; with budgets adaptive, "
+                "they have an odometer reading"
             )
         return TuningCost(*first, epsilon, source, epsilon, *_WORDS["cap"])
     if budgets == "adaptive" or (budgets is None and len(several) > 1):
@@ -368,7 +368,7 @@ def _dominating(runs: list[Mechanism]) -> Mechanism:
 
 
 def _fewer_drawn(prior: Mechanism) -> Mechanism:
-    """A prior of few different mechanisms that dominates one of many."""
+    """A prior of few different mechanisms that dominates the given one."""
     if not isinstance(prior, Mixture):
         return prior
     alike = _alike(dict.fromkeys(prior.candidates))
@@ -399,7 +399,7 @@ _MAX_PHASES = 100
 
 
 def all_of(runs: Iterable[Mechanism]) -> Mechanism:
-    """All runs, one after the other: equal ones are counted, similar ones of many merged."""
+    """The composition of runs; equal runs are counted, and many similar ones are merged."""
     steps: dict[tuple[str, int], dict[tuple[float, float], int]] = {}
     mus: dict[float, int] = {}
     rest: list[Mechanism] = []
@@ -438,7 +438,7 @@ _KNOWN = ("noise_multiplier", "sampling_rate", "steps", "mu", "rho")
 def trial_of(
     values: Mapping[str, Any], neighbours: str = "add-remove", group_size: int = 1
 ) -> Mechanism | None:
-    """The mechanism of one trial, from the columns of `_KNOWN`; None if they name none."""
+    """The mechanism of one trial, from the columns of `_KNOWN`; None if they describe none."""
     known = {name: value for name, value in values.items() if value not in (None, "")}
     if "noise_multiplier" in known:
         if "steps" not in known:
@@ -469,12 +469,12 @@ def trial_of(
 def read_trials(
     path: str | Path, neighbours: str = "add-remove", group_size: int = 1
 ) -> list[Mechanism]:
-    """Trials from a csv file with a heading of the names of `trial_of` and one row per trial."""
+    """Trials from a csv file: a heading with columns of `_KNOWN`, then one row per trial."""
     return [trial for trial, _ in _rows("trials", path, neighbours, group_size)]
 
 
 def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int = 1) -> Mixture:
-    """The prior from a csv file with the columns of `trial_of`, and `chance` if they differ."""
+    """The prior from a csv file with columns of `_KNOWN`, and `chance` if not equally likely."""
     rows = _rows("prior", path, neighbours, group_size)
     found: dict[Mechanism, float] = {}
     for one, values in rows:
@@ -490,7 +490,7 @@ def _rows(
     """The mechanism of every row of a csv file, and the row. Equal rows are read once."""
     given = f"{name} must be a readable csv file, got {checks.one_line(str(path))}"
     try:
-        # Spreadsheets put a mark of byte order in front.
+        # Spreadsheets write a byte order mark first.
         text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{given}: {checks.reason_of(error)}") from error
@@ -517,7 +517,7 @@ _REASONS = {
     "unexpected end of data": "a quote is not closed",
     "',' expected after '\"'": "a comma is missing after a quote",
 }
-"""What is wrong with a csv file, in place of the words of its reader."""
+"""Plain reasons for an invalid csv file, by the messages of Python's csv reader."""
 
 
 def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
@@ -569,7 +569,7 @@ def _trial_of_row(where: str, row: dict[str, str], neighbours: str, group_size: 
     if more:
         raise InvalidInput(
             f"{where}: row must have one value for each of {len(row) - 1} columns, got "
-            f"{len(row) - 1 + len(more)}: a decimal point is a point"
+            f"{len(row) - 1 + len(more)}: write decimals with a point, not a comma"
         )
     identifying = [one for one in ("noise_multiplier", "mu", "rho") if row.get(one, "") != ""]
     if len(identifying) != 1:

@@ -18,8 +18,8 @@ import numpy as np
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
 
-# Attributes with gradients of single records, or without noise, that Opacus leaves on a model.
-_LEFT = {
+# Attributes that Opacus leaves on a model, with gradients of single records or without noise.
+_GRADIENT_ATTRIBUTES = {
     "_current_grad_sample",
     "_norm_sample",
     "_per_sample_gradient_norms",
@@ -35,11 +35,11 @@ _LEFT = {
 def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Seeds the global generators of Python, numpy and torch for one run, and restores them.
 
-    Many scripts seed them at the top with a constant, and then everyone knows the noise. Of torch's
-    generators, only the one of the processor is restored, and only if torch is loaded. Yields a
-    function that identifies the noise of the run's generators by entries "generator:digest": the
-    seeds that the run gave them, and their present states. Two runs that share an entry drew the
-    same noise.
+    Many scripts seed these generators with a constant, from which anyone can compute the noise. Of
+    torch's generators, only the one of the processor is restored, and only if torch is loaded.
+    Yields a function that identifies the noise of the run by entries "generator:digest": the seeds
+    that the run gave to the generators, and their present states. Two runs that share an entry drew
+    the same noise.
     """
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -127,7 +127,7 @@ def silence() -> Iterator[None]:
         _flush()
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):  # there may be none
-                stack.callback(_put_back, os.dup(descriptor), descriptor)
+                stack.callback(_restore_descriptor, os.dup(descriptor), descriptor)
                 os.dup2(nowhere.fileno(), descriptor)
         stack.callback(_flush)  # discards what is still buffered
         stack.enter_context(contextlib.redirect_stdout(nowhere))
@@ -139,16 +139,16 @@ def silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silent_for_good() -> Iterator[None]:
-    """Silence, which afterwards continues for threads that were started inside and still run.
+    """Silences a block of code, and afterwards every thread that it started and that still runs.
 
-    One line from each finished run would reveal how many there were. Threads have a moment to end;
-    those that continue are muted for good. Not covered: what they write to the descriptors of the
-    process past Python's streams, and threads that they start later.
+    One line from each finished run would reveal the number of runs. Threads have a moment to end;
+    those that continue stay muted. Not covered are writes to the descriptors of the process that
+    bypass Python's streams, and threads that these threads start later.
     """
     before = set(threading.enumerate())
     streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in streams.items():
-        setattr(sys, name, stream and _Unless(stream))
+        setattr(sys, name, stream and _StreamWithoutMuted(stream))
     left: list[threading.Thread] = []
     try:
         with silence():
@@ -170,18 +170,18 @@ def silent_for_good() -> Iterator[None]:
 _muted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def _may_speak(*_: Any) -> bool:
+def _is_not_muted(*_: Any) -> bool:
     return threading.current_thread() not in _muted
 
 
-class _Unless:
-    """A stream that drops what muted threads write."""
+class _StreamWithoutMuted:
+    """A stream that drops the output of muted threads."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return int(self._stream.write(text)) if _may_speak() else len(text)
+        return int(self._stream.write(text)) if _is_not_muted() else len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -198,10 +198,10 @@ def _mute(threads: list[threading.Thread]) -> None:
     loggers = [one for one in logging.root.manager.loggerDict.values() if hasattr(one, "handlers")]
     for logger in (logging.root, *loggers):
         for handler in logger.handlers:
-            handler.addFilter(_may_speak)
+            handler.addFilter(_is_not_muted)
 
 
-def _put_back(saved: int, descriptor: int) -> None:
+def _restore_descriptor(saved: int, descriptor: int) -> None:
     os.dup2(saved, descriptor)
     os.close(saved)
 
@@ -224,7 +224,7 @@ def without_gradients(model: Any) -> Any:
         for part in _parts(model, torch):
             if isinstance(part, torch.Tensor) and part.is_leaf:
                 part.grad = None
-            for name in _LEFT & vars(part).keys():
+            for name in _GRADIENT_ATTRIBUTES & vars(part).keys():
                 delattr(part, name)
     return model
 

@@ -19,8 +19,8 @@ from audit.errors import InvalidInput
 
 _FORMAT = 2
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
-# In the order of deletion. First the key, without which nothing is taken for a study to resume; the
-# lock last, because it marks the folder as that of a study.
+# In the order of deletion: first the state with the key, so that an incomplete folder is not
+# resumed; last the lock, because it marks the folder as that of a study.
 _MODELS, _LOCK = "models", "lock"
 _NAMES = (
     "state.json",
@@ -69,7 +69,7 @@ class Memory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Held while the study runs."""
+        """Does nothing: no other process shares this memory."""
         yield
 
     def state(self) -> dict[str, Any] | None:
@@ -118,7 +118,7 @@ class Journal(Memory):
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
-            # The files of others must be neither hidden nor deleted.
+            # Files that belong to something else must be neither hidden nor deleted.
             if names and not (_LOCK in names and names <= {*_NAMES}):
                 others = sorted(names - {*_NAMES}) or sorted(names)
                 raise InvalidInput(
@@ -128,7 +128,7 @@ class Journal(Memory):
             self.folder.chmod(0o700)
         except OSError as error:
             raise InvalidInput(
-                f"folder must be one that can be made and written, got {str(self.folder)!r}"
+                f"folder must be one that can be created and written, got {str(self.folder)!r}"
             ) from error
         with contextlib.ExitStack() as stack:
             with self._written():
@@ -239,7 +239,7 @@ class Journal(Memory):
         )
 
     def end(self) -> None:
-        """Deletes the folder, but no file of others."""
+        """Deletes the files of the study, and the folder if nothing else is in it."""
         for name in _NAMES:
             if name == _MODELS:
                 shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -65,7 +65,7 @@ def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport
         score = {} if rehearsal.plan.private else {"score": outcome.score}
         return {"model": outcome.model, **score}
 
-    # The rehearsal has shown the function's output already; the test calls it many times.
+    # The rehearsal has already shown the function's output, and the test calls it many times.
     with _quiet():
         return check_premises(
             train, TrainingSet(features, labels), relation=base.neighbours, seconds=seconds
@@ -84,7 +84,7 @@ def _quiet() -> Iterator[None]:
 
 
 def can_test(training: Any, records: Any) -> bool:
-    """Whether `check_loop` supports a base mechanism and a form of records."""
+    """Whether `check_loop` supports a training mechanism and a form of records."""
     try:
         _labelled(records)
     except InvalidInput:
@@ -129,15 +129,15 @@ class _StudyAccountant:
 def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
     """Features, labels, and a function that puts both back into the form of the records."""
     kind: Any = type(records)
-    again: _Rebuild
+    wrap: _Rebuild
     parts: tuple[Any, ...]
     if kind.__name__ == "TensorDataset" and len(records.tensors) == 2:
-        parts, again = records.tensors, kind
+        parts, wrap = records.tensors, kind
     elif isinstance(records, Sequence) and len(records) == 2 and not isinstance(records, str):
         parts = tuple(records)
-        again = kind if hasattr(kind, "_fields") else lambda *pair: kind(pair)
+        wrap = kind if hasattr(kind, "_fields") else lambda *pair: kind(pair)
     elif hasattr(records, "shape"):
-        parts, again = (records,), lambda one: one
+        parts, wrap = (records,), lambda one: one
     else:
         raise InvalidInput(
             "records must be an array, a pair (features, labels) or a TensorDataset of both for "
@@ -152,7 +152,7 @@ def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
 
     def rebuild(changed: Any) -> Any:
         arrays = (changed.features.reshape(-1, *shape[1:]), changed.labels)
-        return again(*(_like(old, new) for old, new in zip(parts, arrays, strict=False)))
+        return wrap(*(_like(old, new) for old, new in zip(parts, arrays, strict=False)))
 
     return features.reshape(len(features), -1) if features.ndim < 2 else features, labels, rebuild
 

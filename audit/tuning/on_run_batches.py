@@ -35,7 +35,7 @@ SHAREABLE: tuple[type[Protocol], ...] = (RandomSearch, Grid)
 def tune(
     protocol: Protocol, context: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
-    """Winners of T simulated tunings in every view; `included`, [T], says which have the canary."""
+    """Winners of T simulated tunings in every view; `included`, [T]: which have the canary."""
     match protocol:
         case RandomSearch():
             run, repetitions, keep = context.run, protocol.repetitions, context.keep_runs

@@ -109,7 +109,7 @@ def _is_accepted(accept: Accept, outcome: Outcome) -> bool:
 
 
 def is_yes(answer: Any) -> bool:
-    """The answer of `accept` as a bool. Others are refused: None would never end the study."""
+    """The answer of `accept` as a bool. Others are refused: with None, a study would never end."""
     if not isinstance(answer, bool | np.bool_):
         raise ProtocolViolation(
             f"accept must return True or False for every outcome, got a {type(answer).__name__}"
@@ -120,8 +120,8 @@ def is_yes(answer: Any) -> bool:
 def seeded_alike(noise: str) -> str:
     """Error message for two runs that drew the same noise from a global generator."""
     return (
-        "train must draw its noise from trial.seed, or leave the seeds of global generators alone "
-        "(for a fixed split of the data, use a generator of its own), got two runs that seeded "
+        "train must draw its noise from trial.seed, or not seed global generators (for a fixed "
+        "split of the data, use a separate generator), got two runs that seeded "
         f"{noise.split(':')[0]} alike"
     )
 

@@ -48,8 +48,8 @@ class Outcome:
             number = math.inf
         except (TypeError, ValueError):
             # The value is an output of a run, so only its type is shown.
-            came = type(self.score).__name__
-            raise ProtocolViolation(f"score must be a number, got a {came}") from None
+            kind = type(self.score).__name__
+            raise ProtocolViolation(f"score must be a number, got a {kind}") from None
         object.__setattr__(self, "score", number)
 
     @property
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Best:
-    """Released result of a study: the best run, or that there was none.
+    """Released result of a study: the best run, or the statement that there was none.
 
     If the protocol has a final run, score and model are those of the final run.
 
@@ -125,10 +125,9 @@ class Trial:
     Attributes:
         candidate: the hyperparameters of the run.
         base: the mechanism that the run must be; it may be more private.
-        seed: for all random draws of the run. It is secret, and so is all that follows from it.
+        seed: the seed of all random draws of the run. It must stay secret.
         part: the records that the run may read, for `records`; None for all.
-        expected_batch_size: the constant that every noisy sum must be divided by; None if the
-            study names none.
+        expected_batch_size: the constant divisor of every noisy sum; None if the study states none.
         watch: call `trial.watch(optimizer, model)` before the first step, so that
             `Study.rehearse` can test the training loop (see `audit.own_training.Watch`). In the
             study itself, it does nothing.
@@ -184,7 +183,7 @@ class Trial:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise standard deviation of every step, in clipping norms."""
+        """Standard deviation of the noise of every step, in units of the clipping norm."""
         return float(self._of_dp_sgd("noise_multiplier"))
 
     @property
@@ -194,7 +193,7 @@ class Trial:
 
     @property
     def sampling_rate(self) -> float:
-        """Probability of a record to be in a batch."""
+        """Probability that a record is in a batch."""
         return float(self._of_dp_sgd("sampling_rate"))
 
     def check(self, accountant: Any, data_loader: Any = None, optimizer: Any = None) -> None:
@@ -204,16 +203,16 @@ class Trial:
         `train` catches is raised again.
 
         With add-remove neighbours the number of records n is private. Then the divisor of the noisy
-        sums, the sampling rate, the noise and the number of steps must be constants of the study,
-        and are compared with them. The certificate lists whatever cannot be compared as on trust.
+        sums, the sampling rate, the noise and the number of steps must be constants of the study.
+        The certificate lists everything that cannot be compared as on trust.
 
         Args:
             accountant: the Opacus accountant of the run, or its PrivacyEngine. The steps of several
                 accountants in one run add up.
             data_loader: the source of the batches, to check that they were Poisson sampled, which
                 an accountant does not record. It must sample like Opacus' `DPDataLoader`.
-            optimizer: Opacus' optimizer, to check the divisor of the noisy sums: int(n * rate),
-                unless `optimizer.expected_batch_size` is set after `make_private`.
+            optimizer: Opacus' optimizer, to check the divisor of the noisy sums, which is
+                int(n * rate) unless `optimizer.expected_batch_size` is set after `make_private`.
 
         Raises:
             ProtocolViolation: the run has more steps, less noise, a higher sampling rate, or
@@ -256,14 +255,14 @@ class Trial:
         steps = sum(phase.steps for phase in phases)
         noise = min(phase.noise_multiplier for phase in phases)
         rate = max(phase.sampling_rate for phase in phases)
-        for name, came, allowed, side in (
+        for name, used, allowed, side in (
             ("steps", steps, self.base.steps, 1.0),
             ("noise_multiplier", noise, self.base.noise_multiplier, -1.0),
             ("sampling_rate", rate, self.base.sampling_rate, 1.0),
         ):
-            if side * came > side * allowed * (1.0 + side * _ROUNDING):
+            if side * used > side * allowed * (1.0 + side * _ROUNDING):
                 word = "at most" if side > 0 else "at least"
-                raise ProtocolViolation(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
+                raise ProtocolViolation(f"{name} must be {word} {allowed!r} in a run, got {used!r}")
         self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
         for loader in self._loaders.values():
             self._check_loader(loader, self.base.sampling_rate)

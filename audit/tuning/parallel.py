@@ -76,5 +76,5 @@ def _begin_worker() -> None:
 
 
 def _attempt(task: Task) -> Attempt:
-    """A function of the module: Dask cannot send a method, and its dashboard shows this name."""
+    """Runs a task. It is a function because Dask cannot send a method and displays its name."""
     return task()

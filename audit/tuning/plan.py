@@ -33,7 +33,7 @@ FINAL = 1 << 62
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study does, decided before its first run; `base_of` maps candidates to mechanisms."""
+    """The choices of a study before its first run; `base_of` maps candidates to mechanisms."""
 
     protocol: Protocol
     space: Space

@@ -161,9 +161,9 @@ class _Tuning:
         same = replace(again.record, noises=released.noises) == released
         if not same or released.model is None:
             raise StudyAborted(
-                "train must give the same run for the same trial.seed, or save and load must be "
-                "given: an earlier process found the winner, and training it again gave another "
-                "result"
+                "train must return the same result for the same trial.seed, or save and load must "
+                "be given: an earlier process found the winner, and repeating its training gave "
+                "another result"
             )
         return again.model
 
@@ -196,7 +196,7 @@ class _Tuning:
         self._memory.add(record)
         self._done[record.index] = record
         if is_kept:
-            # Only now does a process that resumes the study know of the new model.
+            # Older models are deleted only after the new one is recorded for a resumed study.
             self._models.keep(record.index, attempt.model, dropped)
         self._leaders = leaders
 

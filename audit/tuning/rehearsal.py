@@ -34,7 +34,7 @@ class WithRecords:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A training function, the plan of the study, and synthetic or public records, if any."""
+    """Runs of a training function outside of the study, on synthetic or public records if given."""
 
     train: Callable[..., Outcome]
     plan: Plan
@@ -60,7 +60,10 @@ class Rehearsal:
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
     ) -> tuple[list[Outcome], bool]:
-        """Calls `train` twice or more, then the others; whether it called `trial.watch`."""
+        """Outcomes of two or three runs, and whether `train` called `trial.watch`.
+
+        Also calls `accept`, `save` and `load`, so that their errors are raised here.
+        """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
         found, noises, watched = [], set[str](), False

@@ -54,7 +54,10 @@ def adaptive_point(
 def relative_density(
     protocol: Adaptive, space: Space, pool: Sequence[Point], before: Sequence[Record]
 ) -> FloatArray:
-    """The density [n] over a pool: softmax of a Gaussian process's confidence bounds, projected."""
+    """The density [n] over a pool of points, relative to the prior.
+
+    It is the projected softmax of a Gaussian process's upper confidence bounds.
+    """
     known = [one.score for one in before if one.score is not None]
     if len(known) < MIN_RUNS or len({*known}) == 1:
         return np.ones(len(pool))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 _MERSENNE_BYTES = 2496  # the state of numpy's MT19937: 624 words of 32 bits
-_MANTISSA = 11  # bits of 64 that a double in [0, 1) has no room for
+_DROPPED_BITS = 11  # of 64; a double in [0, 1) holds 53
 
 
 def _stream(key: int, *place: int) -> Any:
@@ -46,5 +46,5 @@ class Draws(np.random.Generator):
         count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
         # Every call has its own place, with one coordinate more than any other draw.
         taken = _stream(*self._place, -1, self._calls).digest(8 * count)
-        uniform = (np.frombuffer(taken, dtype="<u8") >> _MANTISSA) * 2.0**-53
+        uniform = (np.frombuffer(taken, dtype="<u8") >> _DROPPED_BITS) * 2.0**-53
         return float(uniform[0]) if size is None else uniform.reshape(size)

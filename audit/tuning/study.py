@@ -59,7 +59,7 @@ _NEIGHBOURS = "zero-out"
 
 
 class Study:
-    """Private tuning: the release of the best run, or runs, is (epsilon, delta)-DP as a whole.
+    """Private tuning: releasing the best run (or the best few) is (epsilon, delta)-DP in total.
 
     The study draws K, the candidates and all seeds from 256 bits of the operating system's entropy,
     through SHAKE-256. It does not show the number of runs, the losing runs or their scores. They
@@ -75,31 +75,31 @@ class Study:
             accounted for in eight groups, each at its largest budget.
         protocol: a distribution of K, which means random search, or another protocol that a study
             can run, as an object or as text. A `Grid` runs the candidates of a finite space.
-        epsilon: of the whole tuning, > 0; of a schedule, the cap of all steps together. It may be
+        epsilon: budget of the whole tuning, > 0; for a schedule, of all steps together. It may be
             omitted if `base` is given.
-        delta: of the whole tuning, in (0, 1).
-        steps: of one run of DP-SGD.
-        sampling_rate: of the batches of one run, in (0, 1]; 1 is full batch.
+        delta: delta of the whole tuning, in (0, 1).
+        steps: number of steps of one run of DP-SGD.
+        sampling_rate: probability that a record is in a batch, in (0, 1]; 1 is full batch.
         neighbours: `zero-out` (the number of records n is public, the default), `add-remove` or
             `replace-one`. The first two have the same numbers. State `add-remove` only if nothing
             in a run depends on n: neither the divisor of the noisy sums nor the sampling rate nor
             the number of steps. `Trial.check` compares them with the constants given here.
-        expected_batch_size: a constant that every run divides its noisy sums by. It must not be
+        expected_batch_size: the constant divisor of the noisy sums of every run. It must not be
             computed from the number of records. Opacus divides by int(n * rate) unless `train` sets
             `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
         group_size: k, the largest number of records of one person. The guarantee then holds for all
-            of them together; in a sampled batch, exactly for the binomial number of them in it.
+            of them together; the accounting uses their binomial number in each sampled batch.
         base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
         scored_on: `public`, or `Private` with the noise of the score.
-        seed: replaces the entropy, to repeat a study. Anyone who knows it knows all random draws,
-            so the certificate is void.
-        folder: where the study is kept for resuming; by default `.tuning-study-` and a hash of the
-            settings in the working directory. `None` keeps it in this process only.
-        keep: whether the folder remains after the end, for its owner; running the study again then
-            returns the same result.
+        seed: replaces the entropy, to repeat a study. Anyone who knows it can compute all random
+            draws, so the certificate is void.
+        folder: folder from which an interrupted study resumes; by default `.tuning-study-` and a
+            hash of the settings, in the working directory. None keeps the study in memory only.
+        keep: whether the folder remains after the end; running the study again then returns the
+            same result.
 
     Raises:
-        InvalidInput: something is out of its range, or no noise keeps the target.
+        InvalidInput: an argument is out of its range, or no noise meets the budget.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -235,8 +235,8 @@ class Study:
         """Ex-post epsilon of the accepted step, at `delta`, for a schedule of budgets.
 
         It is one of the values of `upper_bounds.schedule_ex_post`, which were fixed before the
-        first run. It is no (epsilon, delta)-DP guarantee: `total_epsilon` is. An early step has a
-        smaller value than `total_epsilon`; the last one may have a larger one.
+        first run. It is not an (epsilon, delta)-DP guarantee, unlike `total_epsilon`. The value of
+        an early step is smaller than `total_epsilon`; that of the last step may be larger.
 
         Raises:
             InvalidInput: the protocol is not a schedule, the study has not been run to its end, or
@@ -279,14 +279,14 @@ class Study:
         text = json.dumps(self.settings, sort_keys=True)
         if address := re.search(r"<[^<>]* at 0x[0-9a-f]+>", text):
             raise InvalidInput(
-                "space must hold values that read the same in every process, such as numbers and "
-                f"texts, got {address.group()}"
+                "space must hold values with the same text in every process, such as numbers and "
+                f"strings, got {address.group()}"
             )
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def folder(self) -> Path | None:
-        """The folder in which the study is kept for resuming; None if in this process only."""
+        """The folder from which the study resumes; None if it is kept in memory only."""
         return self._memory.folder
 
     def rehearsal(self) -> Trial:
@@ -438,16 +438,16 @@ class Study:
         differential test of the training loop, which takes about a minute.
 
         Args:
-            train: one run, from a `Trial` to an `Outcome`, or from a `Trial` and `records`. It may
-                use private records through the mechanism of the trial only.
+            train: trains once, given a `Trial`, or a `Trial` and `records`, and returns an
+                `Outcome`. It may use private records only through the mechanism of the trial.
             records: the private records, as arrays, tensors or a collection of them; given to
                 `train` as its second argument.
-            accept: whether an outcome is good enough, True or False, for protocols that run until
-                one is.
+            accept: returns True if an outcome is accepted, else False; for protocols that run until
+                a run is accepted.
             jobs: number of runs at a time, in processes of joblib's active backend (by default
-                loky, on this machine); -1 for one for each of its workers.
-            save: writes a model to a path, so that the best model so far survives an interrupt.
-                Without it, the winner is then trained again from its own seed.
+                loky, on this machine); -1 means one for each of its workers.
+            save: writes a model to a path, so that the best model so far survives an interruption.
+                Without it, the winner is then trained a second time, from its own seed.
             load: reads a model from a path.
             progress: whether to show the elapsed time. A count of runs would reveal K.
             rehearse: whether to rehearse before the study begins, unless it was rehearsed before.
@@ -542,8 +542,8 @@ class Study:
             raise InvalidInput(f"seed must be the one that the study in {self.folder} began with")
         if "void" in state:
             raise StudyAborted(
-                f"{state['void']} (delete {self.folder} to begin anew; the privacy cost of its "
-                "runs remains)"
+                f"{state['void']} (delete {self.folder} to begin a new study; the privacy cost of "
+                "its runs remains)"
             )
         # The result of a test holds only for the function that was tested.
         self._tested = state.get("test", {})

@@ -22,7 +22,7 @@ _Chances = list[tuple[dict[str, Any], float]]
 
 @dataclass(frozen=True)
 class Training:
-    """How one run trains: the mechanism `base`, or DP-SGD whose noise is still to be found."""
+    """How one run trains: the mechanism `base`, or DP-SGD whose noise is calibrated later."""
 
     steps: int | None
     sampling_rate: float
@@ -41,8 +41,8 @@ class Training:
     def budgets(self, space: Space) -> _Chances:
         """The different budgets of the candidates, and the probability of each.
 
-        At most eight: of more, each is replaced by the largest of its group. More steps or a higher
-        sampling rate never cost less, so the cost of the groups is an upper bound.
+        There are at most eight: more are grouped, and each is replaced by the largest budget of its
+        group. More steps or a higher sampling rate never cost less, so the cost is an upper bound.
         """
         budgets = _named(space)
         if self.base is not None and any(budgets):
@@ -94,7 +94,7 @@ class Training:
 
 
 def _named(space: Space) -> list[dict[str, Any]]:
-    """The budget of every candidate; or of every combination of values that name one."""
+    """The budget of every candidate, or of every combination of the values that define it."""
     if "" in space.dimensions:
         candidates = map(space.at, space.points())
         return [{name: one[name] for name in _BUDGET if name in one} for one in candidates]

@@ -1,8 +1,8 @@
 """Upper bounds on the privacy cost of a tuning, as functions of (base, protocol, delta).
 
-`tuning_cost` returns the smallest bound, `all_upper_bounds` all of them. Every result states its
-assumptions: the protocol, any score or a monotone one, and the base. The theorems of the papers are
-in `audit.upper_bounds.published`.
+`tuning_cost` returns the smallest bound that holds for every score, `all_upper_bounds` all bounds.
+Every result states its assumptions about the protocol, the score and the base. The theorems of the
+papers are in `audit.upper_bounds.published`.
 """
 
 from audit import _deprecated

@@ -1,7 +1,8 @@
 """Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023): the simple bound.
 
-The region bound with C phi'(u(1-s)) and c phi'(l(1-s')) as the curve, where [l(x), u(x)] is the
-range of the probability of a set of probability x for one run (proposition 10 of docs/theory.md).
+The region bound with the curve (C phi'(u(1-s)), c phi'(l(1-s'))), where a set of candidates and
+outputs with prior probability x has a probability in [l(x), u(x)] for one run of the search
+(proposition 10 of docs/theory.md).
 """
 
 import math
@@ -44,7 +45,7 @@ class AdaptiveCurve(RegionCurve):
 
     @property
     def _kink(self) -> float:
-        # u(x) has two pieces, C x and 1 - c (1-x), and is no convex function where they meet.
+        # u(x) has two pieces, C x and 1 - c (1-x), and is not convex where they meet.
         if self.low == self.high or self.low == 1.0:
             return 0.0
         return math.log1p(-self.low) - math.log(self.high - self.low)
@@ -71,10 +72,10 @@ _curve = memoize(8)(AdaptiveCurve)  # several bounds use the same curve
 
 def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     """One curve for each direction of the base."""
-    law, low, high = protocol.repetitions, protocol.low, protocol.high
+    low, high = protocol.low, protocol.high
     if low == 1.0 or high == 1.0:
         low = high = 1.0  # a density nowhere above the prior, or nowhere below it, is the prior
-    return [_curve(pair, law, low=low, high=high) for pair in base.pairs]
+    return [_curve(pair, protocol.repetitions, low=low, high=high) for pair in base.pairs]
 
 
 @bound(
@@ -103,12 +104,12 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     title=r"$\varepsilon_U$ adaptive, tight (any score)",
 )
 def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """The tight bound of random search: a density that is nowhere above 1, or below, is 1."""
+    """The tight bound of random search, for C = 1 or c = 1: the density is then the prior."""
     if protocol.low < 1.0 < protocol.high:
         raise NotApplicable("c or C must be 1, so that the density is the prior")
     return find("tight").body(base, protocol.repetitions, delta)
 
 
 def any_fixed(base: Mechanism) -> Mechanism:
-    """One run with any fixed hyperparameter, whatever the probabilities of the candidates."""
+    """One run with any fixed candidate: the worst candidate of a mixture."""
     return WorstOf(base.candidates) if isinstance(base, Mixture) else base

@@ -1,7 +1,7 @@
 """The cost of releasing the best m of K runs, or the runs on a Pareto front of at most m.
 
-The region bound with the m-th derivative of phi, phi^(m)(x) = E[K (K-1) ... (K-m+1) x^(K-m)], and
-the profile of m runs composed (propositions 7 and 19 of docs/theory.md).
+This is the region bound with the m-th derivative of phi, phi^(m)(x) = E[K (K-1) ... (K-m+1)
+x^(K-m)], and the profile of the composition of m runs (propositions 7 and 19 of docs/theory.md).
 """
 
 import math
@@ -28,7 +28,7 @@ from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import RegionCurve, ShiftedProfiles, between
 from audit.upper_bounds.registry import BoundValue, bound
 
-# More than what the logarithm of a derivative rounds to.
+# Larger than the rounding error of the logarithm of a derivative.
 _ROUNDING = 1e-12
 _LARGEST_LOG = 600.0
 
@@ -68,11 +68,11 @@ def _of_power(n: int, order: int, factor: float, log_base: FloatArray) -> FloatA
 
 @dataclass(frozen=True)
 class BestRunsCurve(RegionCurve):
-    """The part of the bound where at least m runs happen, for one direction.
+    """The part of the bound for at least m runs, for one direction.
 
     Attributes:
-        released: m.
-        together: the pair of m runs composed.
+        released: m, the number of released runs.
+        together: the dominating pair of the composition of m runs.
     """
 
     released: int = 1
@@ -86,7 +86,7 @@ class BestRunsCurve(RegionCurve):
         slopes = log_derivative(
             self.repetitions, self.released, np.stack([log_left, log_left_with])
         )
-        # What the closed forms round, on the safe side of both.
+        # A margin for the rounding of the closed forms, on the safe side of both.
         return slopes + np.array([[_ROUNDING], [-_ROUNDING]])
 
     @cached_property
@@ -105,16 +105,16 @@ class BestRunsCurve(RegionCurve):
 
 
 def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]:
-    """One curve for each direction of the base; none where m runs never happen."""
-    law, m = protocol.repetitions, protocol.released
-    most = float(log_derivative(law, m, 0.0))
+    """One curve for each direction of the base; none if K is always below m."""
+    repetitions, m = protocol.repetitions, protocol.released
+    most = float(log_derivative(repetitions, m, 0.0))
     if most == -math.inf:
-        return []  # m runs never happen
+        return []
     if most > _LARGEST_LOG:
         raise NotApplicable(f"E[K (K-1) ... (K-{m - 1})] must be below e^{_LARGEST_LOG:g}")
     together = composed(base, m).pairs if m > 1 else base.pairs
     return [
-        BestRunsCurve(pair, law, released=m, together=all_m)
+        BestRunsCurve(pair, repetitions, released=m, together=all_m)
         for pair, all_m in zip(base.pairs, together, strict=True)
     ]
 
@@ -136,8 +136,8 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         >>> round(best_runs(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 3)
         2.464
     """
-    law, m = protocol.repetitions, protocol.released
-    chances = law.pmf(np.arange(m))
+    m = protocol.released
+    chances = protocol.repetitions.pmf(np.arange(m))
     few = [(float(chances[k]), composed(base, k)) for k in range(1, m) if float(chances[k]) > 0.0]
     curves = best_runs_curves(base, protocol)
 

@@ -11,10 +11,10 @@ def cell_masses(log_worse: FloatArray, repetitions: Repetitions) -> tuple[FloatA
     """Probability that the best of K runs falls between consecutive outputs, and its rounding.
 
     `log_worse` [n] are log probabilities that one run is worse than each output, the best output
-    first. By theorem 2 of Xiang, Wang & Wang 2024, a set of outputs with probability x of being
-    worse than it and x + p of being worse or in it holds the best run with phi(x + p) - phi(x).
-    Differences are taken on the side of the smaller tail, so that a mass of 1e-300 keeps its
-    digits.
+    first. Let x be the probability that one run is worse than all outputs in a cell, and p that of
+    the cell. By theorem 2 of Xiang, Wang & Wang 2024, the best run is in the cell with probability
+    phi(x + p) - phi(x). Differences are taken on the side of the smaller tail, so that a mass of
+    1e-300 keeps its digits.
     """
     beaten = repetitions.one_minus_phi_at(log_worse)
     not_beaten = repetitions.some_phi_at(log_worse)
@@ -25,22 +25,23 @@ def cell_masses(log_worse: FloatArray, repetitions: Repetitions) -> tuple[FloatA
 
 
 def scale(mass: FloatArray, epsilon: float) -> FloatArray:
-    """e^epsilon times masses, without overflow; anything above e is as good as e."""
+    """e^epsilon times masses, without overflow; values above e are replaced by e."""
     return np.exp(np.minimum(epsilon + safe_log(mass), 1.0))
 
 
 def rounded(masses: FloatArray, rounding: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Bounds (lower, upper) on masses, from what `cell_masses` gives."""
+    """Bounds (lower, upper) on masses, from the result of `cell_masses`."""
     return masses - rounding, np.where(masses > 0, masses + rounding, 0.0)
 
 
 def bounded_masses(
     log_worse: FloatArray, one_run: FloatArray, repetitions: Repetitions
 ) -> tuple[FloatArray, FloatArray]:
-    """Bounds (lower, upper) on masses [n-1] of cells that are sums, which round more than tails do.
+    """Bounds (lower, upper) on masses [n-1], if the probabilities of cells are sums.
 
-    phi' grows, so its values at both ends of a cell bound its mass too, without cancellation.
-    `one_run` is the probability [n-1] of one run in every cell.
+    Sums have larger rounding errors than tails. phi' increases, so its values at both ends of a
+    cell also bound the mass, without cancellation. `one_run` [n-1] is the probability of each cell
+    in one run.
     """
     mass, rounding = cell_masses(log_worse, repetitions)
     slope = np.exp(repetitions.log_phi_prime_at(log_worse))
@@ -59,7 +60,7 @@ def divergence_of_cells(
     The masses without and with the canary are bounds (lower, upper).
     """
     (p_low, p_high), (q_low, q_high) = without, with_canary
-    # A cell whose other mass underflows says nothing: its true ratio is unknown.
+    # A cell whose other mass underflows is left out, because its ratio is unknown.
     forward = np.where(q_high > 0, p_low - scale(q_high, epsilon), 0.0)
     backward = np.where(p_high > 0, q_low - scale(p_high, epsilon), 0.0)
     return max(float(np.maximum(side, 0.0).sum()) for side in (forward, backward))

@@ -22,9 +22,9 @@ class ComparedProtocol:
     Attributes:
         title: the protocol in words.
         protocol: the protocol.
-        epsilon: the smallest bound for any score; None where no bound reaches delta.
-        bound: its name, or why there is none.
-        expected_quantile: of the best candidate found, where candidates are drawn from a prior.
+        epsilon: the smallest bound for any score; None if no bound reaches delta.
+        bound: name of this bound, or the reason why there is none.
+        expected_quantile: expected quantile of the best candidate; None except for random search.
 
     Example:
         >>> from audit.protocols import Grid
@@ -64,8 +64,11 @@ def compare_protocols(base: Mechanism, runs: float, delta: float) -> list[Compar
 
     Args:
         base: one run.
-        runs: expected number of runs, at least 2.
+        runs: expected number of runs, in [2, 1e6].
         delta: in (0, 1).
+
+    Raises:
+        InvalidInput: an argument is out of its range.
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -1,4 +1,4 @@
-"""Composition: all runs of a tuning are released, and with them any score and its winner."""
+"""Bounds by composition: all runs of a tuning are released, and so any score and its winner."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ _CELLS = 1 << 15
 
 
 def composed(base: Mechanism, runs: int) -> Mechanism:
-    """A given number of runs, all released."""
+    """The release of a given number of runs."""
     mu = base.gaussian_mu
     if mu is not None:
         together = mu * math.sqrt(runs)
@@ -57,7 +57,7 @@ def composed(base: Mechanism, runs: int) -> Mechanism:
 
 @dataclass(frozen=True)
 class _Together(Mechanism):
-    """A given number of runs, from the pair of one run, whose steps are composed only once."""
+    """The release of several runs, from the pair of one run, whose steps are composed only once."""
 
     base: Mechanism
     runs: int
@@ -74,7 +74,7 @@ class _Together(Mechanism):
 
 @dataclass(frozen=True)
 class AllRuns:
-    r"""All K runs released, and K.
+    r"""The release of all K runs, and so of K.
 
     The profile is :math:`\sum_k P[K = k]\, \delta_k(\varepsilon)`, where :math:`\delta_k` is the
     profile of k runs composed.
@@ -82,7 +82,8 @@ class AllRuns:
     Attributes:
         base: one run.
         repetitions: the distribution of K.
-        negligible: probability that K exceeds the largest composition, which counts as a full leak.
+        negligible: allowed probability that K exceeds the largest computed composition; that event
+            counts as a full leak.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -120,7 +121,7 @@ class AllRuns:
                 most = int(np.flatnonzero(chances)[-1])
                 return most, chances[: most + 1]
             most *= 2
-        raise NotApplicable(f"K must be at most {_MAX_RUNS} but for a negligible chance")
+        raise NotApplicable(f"K must be at most {_MAX_RUNS} except with negligible probability")
 
     def delta(self, epsilon: float) -> float:
         """The profile at epsilon >= 0, rounded up."""
@@ -148,7 +149,7 @@ class AllRuns:
 
 
 def together(runs: Sequence[Mechanism]) -> Mechanism:
-    """Different runs, all released."""
+    """The release of several different runs."""
     return runs[0] if len(runs) == 1 else Composition(tuple(runs))
 
 
@@ -158,7 +159,7 @@ def scheduled_runs(base: Mechanism, protocol: BudgetSchedule) -> list[Mechanism]
 
 
 def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
-    """All runs of a grid, and which candidates were run."""
+    """The release of all runs of a grid, and of the trained candidates."""
 
     def by_chance(one: Mechanism) -> Mechanism:
         return one if protocol.inclusion == 1.0 else Mixture((one,), (protocol.inclusion,))
@@ -166,7 +167,7 @@ def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
     _check_few(protocol.candidates)
     several = kinds_of_candidates(base, protocol)
     if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
-        # One mechanism has one direction in all runs.
+        # All runs of one mechanism have the same direction.
         return composed(by_chance(base), protocol.candidates)
     return Composition(tuple(by_chance(part) for part, count in several for _ in range(count)))
 

@@ -1,8 +1,9 @@
 """The exact cost of repeating a run until its output is acceptable, or until a random stop.
 
-The worst case is two disjoint extreme events, E and the rest of the accepted set, with
-probabilities e and f (proposition 8 of docs/theory.md). The search over (e, f) replaces the curve
-of events by straight pieces, which lie outside it for a bound, and divides the best of them.
+The worst case consists of two disjoint extreme events: the target E, and the rest of the accepted
+set, with probabilities e and f (proposition 8 of docs/theory.md). The search over (e, f) replaces
+the curve of events by straight pieces, outside of the curve for an upper bound, and refines the
+best pieces.
 """
 
 from dataclasses import dataclass
@@ -28,27 +29,27 @@ _ROUNDING = 1e-12
 class Chance:
     """The probability N/D of a set of outputs, both linear in the probabilities (e, f) of one run.
 
-    `sought` and `all` are the constant and the coefficients of e and f in N and in D; `acceptance`
-    is the least that e + f can be.
+    `target` and `all` are the constant and the coefficients of e and f in N and in D; `acceptance`
+    is the smallest allowed e + f.
     """
 
-    sought: tuple[float, float, float]
+    target: tuple[float, float, float]
     all: tuple[float, float, float]
     acceptance: float = 0.0
 
     def parts(self, e: FloatArray, f: FloatArray) -> tuple[FloatArray, FloatArray]:
         """N and D."""
-        (n, n_e, n_f), (d, d_e, d_f) = self.sought, self.all
+        (n, n_e, n_f), (d, d_e, d_f) = self.target, self.all
         return n + n_e * e + n_f * f, d + d_e * e + d_f * f
 
 
 @dataclass(frozen=True)
 class TwoEvents:
-    """The largest epsilon of two disjoint extreme events: the target event, and the rest accepted.
+    """The largest epsilon over two disjoint extreme events: the target, and the rest accepted.
 
     Attributes:
         pair: one direction of the base.
-        chance: of what is sought; grows with e, falls with f.
+        chance: probability of the released target; it grows with e and falls with f.
         delta: in (0, 1).
 
     Example:
@@ -72,7 +73,7 @@ class TwoEvents:
             logs = np.stack(self.pair.events(t))
             attained = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
             best = max(best, float(attained.max()))
-            # Outside the curve run two pieces to every cell, before its corner and after.
+            # Two straight pieces per cell, before and after its corner, lie outside the curve.
             pieces = np.stack([logs[:, :-1], corner_events(*logs), logs[:, 1:]], axis=1)
             halves = [
                 self._best(pieces[:, k : k + 2, e], pieces[:, m : m + 2, f], chords=False)
@@ -111,25 +112,25 @@ class TwoEvents:
         """The largest epsilon [n], or a bound on it, for e and f each on a straight piece.
 
         It is log(N - delta D) - log D + log D' - log N', logarithms of linear functions. Minus a
-        logarithm is convex, and the others are below their tangents in the middle, so that the
-        largest value is in a corner of what is left of the box where acceptance <= e + f <= 1. The
-        pieces are log(1-s) and log(1-s') [2, 2, n] at both ends; e is what is left, f the event.
-        With `chords`, the corners are taken as they are, for what is attained.
+        logarithm is convex, and the others are below their tangents in the middle. So the largest
+        value is at a corner of the part of the box where acceptance <= e + f <= 1. The pieces are
+        log(1-s) and log(1-s') [2, 2, n] at both ends, with e = 1-s and f = s of their events. With
+        `chords`, logarithms are not replaced by tangents, which gives the attained epsilon.
         """
         for_e = self._clipped(for_e)
         (e0, e1), (f0, f1) = np.exp(for_e).swapaxes(0, 1), -np.expm1(for_f).swapaxes(0, 1)
         on_e, on_f, possible = self._corners(e0[0], e1[0], f0[0], f1[0])
         e, f = (v[:, None] + (w - v)[:, None] * on for v, w, on in ((e0, e1, on_e), (f0, f1, on_f)))
         with np.errstate(divide="ignore", invalid="ignore"):
-            sought, every = self.chance.parts(e[0], f[0])
-            sought_with, every_with = self.chance.parts(e[1], f[1])
-            gain = sought * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
-            log_sought_with = np.log(sought_with)
-            if self.chance.sought == _TARGET_EVENT:
-                # e' itself, which may be below what a number holds.
+            target, every = self.chance.parts(e[0], f[0])
+            target_with, every_with = self.chance.parts(e[1], f[1])
+            gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
+            log_target_with = np.log(target_with)
+            if self.chance.target == _TARGET_EVENT:
+                # log e' directly, because e' may underflow.
                 low, high = for_e[1][:, None]
-                log_sought_with = np.logaddexp(np.log1p(-on_e) + low, np.log(on_e) + high)
-            found = np.where(possible, -np.log(every) - log_sought_with, -np.inf)
+                log_target_with = np.logaddexp(np.log1p(-on_e) + low, np.log(on_e) + high)
+            found = np.where(possible, -np.log(every) - log_target_with, -np.inf)
             for linear in (gain, every_with):
                 logs = np.log(np.maximum(linear, 0.0))
                 if not chords:
@@ -142,8 +143,8 @@ class TwoEvents:
         return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
 
     def _clipped(self, for_e: FloatArray) -> FloatArray:
-        """The pieces as far as e, where it is all that is sought, can be above delta D."""
-        if self.chance.sought != _TARGET_EVENT:
+        """The parts of the pieces on which e exceeds delta D, if e alone is the target."""
+        if self.chance.target != _TARGET_EVENT:
             return for_e
         least = self.delta * max(self.chance.acceptance, self.chance.all[0])
         start, end = np.exp(for_e[0])
@@ -156,9 +157,9 @@ class TwoEvents:
     def _corners(
         self, e0: FloatArray, e1: FloatArray, f0: FloatArray, f1: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Corners [12, n]: first those of the boxes, then where their sides cross the two lines.
+        """Corners [12, n] of the boxes, and the points where their sides cross the two lines.
 
-        How far along the pieces of e and of f each is, and whether it is one.
+        Returns the positions of each along the pieces of e and of f, and whether it is a corner.
         """
         zero, full = np.zeros_like(e0), np.ones_like(e0)
         places = [(zero, zero), (zero, full), (full, zero), (full, full)]
@@ -201,7 +202,7 @@ def _within(
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
-    """The largest epsilon of any acceptable set and any part of it, over both directions."""
+    """The largest epsilon over all accepted sets and target events, and both directions."""
     chance = Chance(_TARGET_EVENT, (0.0, 1.0, 1.0), protocol.acceptance)
     return _largest(base, (chance,), delta)
 
@@ -215,7 +216,10 @@ def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> BoundValue:
-    """The largest epsilon of any acceptable set, any part of it, with or without no output."""
+    """The largest epsilon over all accepted sets and target events, and both directions.
+
+    The target may include the case that nothing is released.
+    """
     g = protocol.stop
     if g == 1.0:
         return BoundValue(base.epsilon(delta))
@@ -227,7 +231,7 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
 def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> BoundValue:
     each = [TwoEvents(pair, chance, delta).epsilon() for pair in base.pairs for chance in chances]
     upper, attained = (max(side) for side in zip(*each, strict=True))
-    # Under pure DP what is sought and what it is a share of each change by at most epsilon.
+    # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
         raise DeltaUnreachable(

@@ -1,9 +1,9 @@
-"""The cost of a grid for any base: every candidate of a list runs once, or by chance.
+"""The cost of a grid for any base: every candidate of a list runs once, or with a probability.
 
-The region bound with a curve of products over the other candidates (proposition 3 of
+This is the region bound with a curve of products over the other candidates (proposition 3 of
 docs/theory.md). In logarithms this curve is a sum of sets, so its lower boundary consists of all
-pieces of their hulls, ordered by slope. Where s_j' = 1 is reached before s_j = 1, the curve is cut
-where h(1-s_j) falls below a small probability, and what is below counts as a full leak.
+pieces of their hulls, ordered by slope. If s_j' = 1 is reached before s_j = 1, the curve is cut
+where h(1-s_j) falls below a small probability. Events beyond the cut count as a full leak.
 """
 
 import math
@@ -24,7 +24,8 @@ from audit.upper_bounds.registry import BoundValue, bound
 
 _MAX_POINTS = 1 << 16
 _SHARES = (1e-6, 1e-2, 0.3)
-# Change of log(b/a) beyond which a piece of the curve of products is divided; its most parts.
+# Change of log(b/a) beyond which a piece of the curve of products is divided, and its largest
+# number of parts.
 _LARGEST_BEND, _MAX_PARTS = 0.01, 1024
 
 
@@ -34,9 +35,9 @@ class GridCurve:
 
     Attributes:
         pairs: a dominating pair for every kind of candidate.
-        counts: how many candidates of every kind.
-        inclusion: chance that a candidate is run.
-        negligible: a delta; what is rarer counts as a full leak.
+        counts: number of candidates of every kind.
+        inclusion: probability that a candidate is trained.
+        negligible: a delta; rarer events count as a full leak.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -57,7 +58,7 @@ class GridCurve:
 
     @cached_property
     def lower(self) -> tuple[ShiftedProfiles, ...]:
-        """The same from points of the curve alone: below the bound by the discretisation."""
+        """The same from points of the curve alone, which is smaller by the discretisation error."""
         return self._mixtures(rounded=False)
 
     def delta(self, epsilon: float) -> float:
@@ -82,7 +83,7 @@ class GridCurve:
 
     @property
     def least(self) -> float:
-        """The `cut` of candidates that all data sets have all outputs of."""
+        """The `cut` if every output of every candidate is possible on both data sets."""
         least = self.negligible / (sum(self.counts) * self.inclusion)
         return max(least, sys.float_info.min)  # its logarithm is needed
 
@@ -103,10 +104,10 @@ class GridCurve:
     def _boundary(self, pair: DominatingPair, rounded: bool) -> tuple[FloatArray, FloatArray]:
         """The lower boundary of the hull of (log h(1-s), log h(1-s')) for one candidate.
 
-        Steps [n] of log a and of log b, both negative, the steepest first. It ends where b/a is
-        smallest: beyond, a is smaller and b/a larger, which no winner gains by. Up to there h(1-s')
-        lies above a polygon of lines b = k a - c with c >= 0, concave functions in logarithms: its
-        corners are all that a hull must contain.
+        Returns steps [n] of log a and of log b, both negative, the steepest first. The boundary
+        ends where b/a is smallest: beyond, a is smaller and b/a larger, which cannot increase the
+        bound. Up to there h(1-s') lies above a polygon of lines b = k a - c with c >= 0, which are
+        concave functions in logarithms, so the hull of its corners is enough.
         """
         floor, others = math.log(self.least), sum(self.counts) - 1
 
@@ -131,7 +132,7 @@ class GridCurve:
         x, y = x[:last], y[:last]
         if not np.any(y < 0.0):
             return np.empty(0), np.empty(0)
-        # As a hull from the origin on, -x over -y.
+        # A hull from the origin, of -x over -y.
         down, along = numerics.lower_hull(-y, -x)
         return -np.diff(along, prepend=0.0), -np.diff(down, prepend=0.0)
 
@@ -155,7 +156,7 @@ def _sum_of_boundaries(
 ) -> tuple[FloatArray, FloatArray]:
     """Points [n] of the sum of `counts` times each boundary, from (0, 0) on.
 
-    A long piece above the floor of log a is divided: b is a power of a, and no straight line.
+    Long pieces above the floor of log a are divided, because b is a power of a and not linear.
     """
     dx = np.concatenate([count * x for (x, _), count in zip(steps, counts, strict=True)])
     dy = np.concatenate([count * y for (_, y), count in zip(steps, counts, strict=True)])
@@ -170,9 +171,10 @@ def _sum_of_boundaries(
 
 
 def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatArray, FloatArray]:
-    """Points (a, b) [n] on the curve; rounded, also corners below it.
+    """Points (a, b) [n] on the curve and, if `rounded`, corners below it.
 
-    Between vertices b is a power of a, of exponent g >= 1: convex, above the tangents at both ends.
+    Between vertices b is a power of a with exponent g >= 1, a convex function above the tangents at
+    both ends.
     """
     a, b = np.exp(log_a), np.exp(log_b)
     if not rounded or len(a) == 1:
@@ -182,14 +184,14 @@ def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatA
         g = np.maximum(db / da, 1.0)
         share = (g - 1.0) / g * np.expm1(-g * da) / np.expm1(-(g - 1.0) * da)
         corner = 1.0 + g * (share - 1.0) - numerics.QUANTILE_ACCURACY
-    # Where rounding or a slope near 1 leaves no corner, the box of both ends.
+    # If rounding or a slope near 1 leaves no corner, the box of both ends is used.
     bad = ~((share >= np.exp(-da)) & (share < 1.0) & (corner > 0.0))
     share, corner = np.where(bad, 1.0, share), np.where(bad, np.exp(-db), corner)
     return np.append(a, a[:-1] * share), np.append(b, b[:-1] * corner)
 
 
 def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:
-    """Kinds of candidates and how many there are of each."""
+    """Kinds of candidates, and the number of candidates of each kind."""
     if not isinstance(base, Candidates):
         return [(base, protocol.candidates)]
     if len(base.candidates) != protocol.candidates:
@@ -203,7 +205,7 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
 def _sides(
     base: Mechanism, protocol: Grid
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
-    """Pairs and counts in every arrangement; one mechanism has one direction for all candidates."""
+    """Pairs and counts in every arrangement; candidates of one mechanism share its direction."""
     several = kinds_of_candidates(base, protocol)
     if len(several) == 1 and not isinstance(base, Candidates):
         return [((pair,), (protocol.candidates,)) for pair in base.pairs]
@@ -225,7 +227,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the grid bound gives at delta, over both directions."""
     inclusion = protocol.inclusion
     if protocol.candidates * inclusion <= delta:
-        return BoundValue(0.0)  # with chance 1 - delta nothing is run, whatever the data
+        return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
     epsilon, error = math.inf, math.inf
     sides = _sides(base, protocol)
     for share in _SHARES:

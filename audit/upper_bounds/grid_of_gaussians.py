@@ -1,7 +1,7 @@
-"""The cost of a grid on a Gaussian base: that of as many draws of one distribution.
+"""The cost of a grid on a Gaussian base: that of as many draws from one distribution.
 
-Proposition 4 of docs/theory.md; propositions 5 and 18 cover candidates that are left out by chance,
-and proposition 17 candidates with different noise. None holds for every other base.
+This is proposition 4 of docs/theory.md. Propositions 5 and 18 cover candidates that are left out at
+random, and proposition 17 covers candidates with different noise. None holds for every base.
 """
 
 import math
@@ -28,9 +28,9 @@ _SOURCE = (
 _OF_KINDS = "tight bound within candidates of equal noise, region bound between them"
 _OF_TWO = "tight bound of binomial:2,p, exact for two candidates on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
-# Share of delta for the event that more candidates are run than the bins cover.
+# Share of delta for the event that more candidates are trained than the bins cover.
 _RARE = 0.02
-# Chance to run more than the first bin holds, how many bins, and events of each curve.
+# Probability of more candidates than in the first bin, number of bins, and events of each curve.
 _USUAL, _BINS, _POINTS = 0.7, 12, 500
 _LARGE_EPSILON = 1e6
 
@@ -47,8 +47,8 @@ _LARGE_EPSILON = 1e6
 def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta.
 
-    The base is one run of any candidate, or `Candidates`, one for each; if candidates are left out
-    by chance, all count as the least private one.
+    The base is one run of any candidate, or `Candidates` with one mechanism for each. If candidates
+    are left out at random, all count as the least private one.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -78,12 +78,12 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 
 
 def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
-    """Smallest epsilon where candidates, each dominated by the pair, are left out by chance."""
+    """Smallest epsilon if candidates, each dominated by the pair, are left out at random."""
     runs, chances, beyond = _bins(protocol, delta)
     reveals = float(pair.profile(_LARGE_EPSILON))
     curves = []
     for k, chance in zip(runs, chances, strict=True):
-        # Where every bin adds the same to delta, if the bin can be that small.
+        # The curve is dense where each bin adds the same to delta, if the bin can be that small.
         share = max(delta / (len(runs) * chance), 2.0 * k * reveals)
         curves.append((chance, TightCurve.at(pair, Fixed(k), min(share, 0.5), _POINTS)))
     up = 1.0 + QUANTILE_ACCURACY
@@ -97,15 +97,15 @@ def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
 
 
 def _mu(candidate: Mechanism) -> float:
-    """Of the Gaussian pair that dominates one run, whether the mechanism calls itself so or not."""
+    """The mu of the Gaussian pair that dominates one run, for any class of mechanism."""
     means = [pair.mu for pair in candidate.pairs if isinstance(pair, GaussianPair)]
     if len(means) < len(candidate.pairs):
-        raise NotApplicable("it needs a Gaussian base, such as full batches")
+        raise NotApplicable("the base must be Gaussian, such as DP-SGD with full batches")
     return max(means)
 
 
 def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
-    """Numbers of candidates that are run, the largest of each bin, with chances; and of more."""
+    """Largest number of trained candidates and probability of each bin, and that of more."""
     count, chance = protocol.candidates, protocol.inclusion
 
     def exceeded(k: IntArray) -> FloatArray:

@@ -1,9 +1,9 @@
 """The cost of a grid whose candidates have different Gaussian noise.
 
-Candidates of equal mu form a kind; the bound adds up what each kind contributes if it wins, the
-integral of G_k(e) over e (proposition 17 of docs/theory.md). Numerical errors only raise it. G_k
-decreases, so its value at the smaller end of each cell bounds the integral. In G_k, let X be the
-product of the other candidates under P and X' the one under P'. The smallest X' is a convex
+Candidates of equal mu form a kind. The bound is the sum of the contributions of the kinds if they
+win, the integrals of G_k(e) over e (proposition 17 of docs/theory.md). Numerical errors only raise
+it. G_k decreases, so its value at the smaller end of each cell bounds the integral. In G_k, let X
+be the product of the other candidates under P and X' that under P'. The smallest X' is a convex
 function of X in logarithms. So every slope sigma > 1 gives a line below it,
 log X' >= sigma log X - k(sigma), and the maximum of X - e^eps L' X^sigma e^-k(sigma) bounds G_k.
 Every sigma is safe, and the one of the true maximum is exact.
@@ -27,16 +27,17 @@ from audit.numerics import (
     memoize,
 )
 
-# Events of the first pass, and of the integral: with ten times as many, epsilon falls by 1e-4.
+# Events of the first pass and of the integral; ten times as many reduce epsilon by 1e-4.
 _COARSE, _FINE = 400, 8_000
 # Events of the other kinds between which k(sigma) is bounded by its chord.
 _OTHERS = 4_000
-# Standard deviations beyond which a normal tail is below 1e-300; widths of what is left, in those.
+# Standard deviations beyond which a normal tail is below 1e-300, and the range of log widths of the
+# remaining outputs, in standard deviations.
 _FAR = 37.0
 _WIDTHS = np.log([1e-6, 2.0 * _FAR])
-# Smaller mu count as this one: the slopes of their curves are 1 but for rounding.
+# Smaller mu count as this one: the slopes of their curves differ from 1 by rounding errors only.
 _SMALLEST_MU = 0.01
-# More distinct values of mu than this are rounded up to as many.
+# If there are more distinct values of mu, they are rounded up to this many.
 _MAX_KINDS = 8
 # Kinds are merged where this lowers delta by more than this share.
 _WORTHWHILE = 1e-3
@@ -47,7 +48,7 @@ Kind = tuple[float, int]
 
 @dataclass(frozen=True)
 class OtherKind:
-    """What candidates of another kind can contribute to a line below the curve of products."""
+    """The contribution of candidates of another kind to a line below the curve of products."""
 
     mu: float
     count: int
@@ -60,7 +61,7 @@ class OtherKind:
         x, x_with = special.log_ndtr(b), special.log_ndtr(b - self.mu)
         with np.errstate(over="ignore"):  # lines of infinite slope are left out
             sigma = np.exp(self.mu * (b - 0.5 * self.mu) + x - x_with)
-        # Rounding must not turn the order of slopes around.
+        # Rounding must not reverse the order of the slopes.
         with np.errstate(invalid="ignore"):
             grows = np.append(True, np.diff(np.maximum.accumulate(sigma)) > 1e-12)
         kept = grows & (sigma > 1.0)
@@ -77,7 +78,7 @@ class OtherKind:
         return self.count * np.interp(sigma, slopes, constants, left=np.inf)
 
     def log_ratio(self, sigma: FloatArray) -> FloatArray:
-        """About the log of X'/X of the kind [n] where its curve has the slope sigma."""
+        """Approximate log of X'/X of the kind [n] where its curve has the slope sigma."""
         slopes, constants, x = self._table
         log_x = np.interp(sigma, slopes, x)
         return self.count * ((sigma - 1.0) * log_x - np.interp(sigma, slopes, constants))
@@ -98,7 +99,7 @@ class WinnersOfKind:
         # The error of a cell is its width times the step of G.
         heights = self._heights(z, widths, epsilon)
         errors = np.sqrt(np.diff(special.ndtr(z)) * -np.diff(heights))
-        fine = z  # where all heights underflow or are 1, no finer cells are needed
+        fine = z  # if all heights underflow or are 1, no finer cells are needed
         if errors.any():
             fine = np.unique(equidistribute(z, errors + 1e-4 * errors.sum() / _COARSE, _FINE))
         heights = self._heights(fine, np.interp(fine, z, widths), epsilon)
@@ -120,7 +121,7 @@ class WinnersOfKind:
             return x, x_with, np.exp(self.mu * (end - 0.5 * self.mu) + x - x_with)
 
     def _widths(self, z: FloatArray, epsilon: float) -> FloatArray:
-        """Widths [n] of what is left at the best f, where a derivative vanishes."""
+        """Widths [n] of the remaining outputs at the best f, where a derivative vanishes."""
         slope_at_e = epsilon + self.mu * (z - 0.5 * self.mu)
 
         def wide(width: FloatArray) -> BoolArray:
@@ -184,7 +185,7 @@ def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
 
 
 def _merge(kinds: list[Kind], k: int) -> list[Kind]:
-    """The kinds, where candidates of kind k + 1 count as those of kind k."""
+    """The kinds, with the candidates of kind k + 1 counted as kind k."""
     (mu, count), (_, more) = kinds[k : k + 2]
     return [*kinds[:k], (mu, count + more), *kinds[k + 2 :]]
 

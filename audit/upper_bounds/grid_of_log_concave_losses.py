@@ -1,11 +1,11 @@
 """The cost of a grid on a base whose privacy loss almost has a log-concave density.
 
-If, apart from outputs that reveal the data set, the loss of one run has a log-concave density, a
-grid of m costs what `tight` says of fixed:m (proposition 6 of docs/theory.md). The loss of composed
-sampled batches is log-concave except in far tails, and known on a lattice. So each direction is
-replaced by a pair that meets the condition and dominates it: the right tail is moved to an infinite
-loss, left tails that are not concave are cut off, and the density is shifted to the right until the
-loss is stochastically at least as large as before. This only raises the privacy profile,
+If the loss of one run has a log-concave density, apart from outputs that reveal the data set, the
+cost of a grid of m is that of `tight` for fixed:m (proposition 6 of docs/theory.md). The loss of
+composed sampled batches is log-concave except in far tails, and known on a lattice. So each
+direction is replaced by a pair that meets the condition and dominates it: the right tail is moved
+to an infinite loss, left tails that are not concave are cut off, and the density is shifted to the
+right until the loss is stochastically at least as large as before. This only raises the profile,
 E[(1 - e^(epsilon - loss))_+], and lowers P', whose lost mass gets the loss -inf.
 """
 
@@ -26,19 +26,19 @@ from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.tight import TightCurve
 
-# Shares of delta that runs may reveal the data set with, and left tails that may be cut off.
+# Shares of delta for runs that reveal the data set, and left tails that may be cut off.
 _SHARES = (0.5, 0.1, 0.02, 1e-3, 1e-5, 1e-8)
 _LEFT_TAILS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 _REGION_POINTS = 1 << 11
 # Bins per standard deviation of the loss, and the smallest number of lattice points in a bin.
 _BINS, _POINTS_OF_BIN = 150, 8
-# Beyond, a bin does not resolve the density.
+# Largest width of a bin that resolves the density, in standard deviations of the loss.
 _WIDEST_BIN = 0.1
 _SMALLEST_MASS = 1e-290
-# Where more of P' than this is lost, the density is not smooth; mu of the smoothing, in standard
+# If more of P' than this is lost, the density is not smooth; mu of the smoothing, in standard
 # deviations of the loss.
 _JAGGED, _SMOOTHING = 0.1, 0.12
-# Of the shift, and absolute: far above the rounding of a quantile.
+# Relative and absolute margin of the shift, far above the rounding of a quantile.
 _ROUNDING = 1e-9
 
 
@@ -60,7 +60,7 @@ class _Density:
         return np.exp(self.log[:-1]) * self.widths * _mean_exp(np.diff(self.log))
 
     def cut_to(self, total: float) -> "_Density":
-        """The right part of this total mass, at most that of all."""
+        """The right part that has this total mass, which is at most that of the whole density."""
         above = np.append(np.cumsum(self.masses[::-1])[::-1], 0.0)
         j = int(np.flatnonzero(above >= total)[-1])
         slope = (self.log[j + 1] - self.log[j]) / (self.at[j + 1] - self.at[j])
@@ -80,7 +80,7 @@ class _Density:
 
     @property
     def mirrored(self) -> "_Density":
-        """The density of the opposite number."""
+        """The density of the negated variable."""
         return _Density(-self.at[::-1], self.log[::-1])
 
 
@@ -92,12 +92,12 @@ def _mean_exp(s: FloatArray) -> FloatArray:
 
 
 def _distance(mass: FloatArray, log: FloatArray, slope: FloatArray) -> FloatArray:
-    """How far a mass [n] reaches from a point with this log density and slope."""
+    """Distance [n] over which a density with this log value and slope has this mass."""
     flat = mass * np.exp(-log)
     bend = slope * flat
     small = np.abs(bend) < 1e-8
     safe = np.where(small, 1.0, slope)
-    # A slope that loses more mass than there is has no such distance: the caller clips it.
+    # If the density decreases too fast there is no such distance; the caller clips the result.
     with np.errstate(divide="ignore", invalid="ignore"):
         exact = np.log1p(np.where(small, 0.0, bend)) / safe
     return np.nan_to_num(np.where(small, flat * (1.0 - bend / 2.0), exact), nan=np.inf)
@@ -112,7 +112,7 @@ def log_concave_pair(pair: DominatingPair, spent: float, left_tail: float = 0.0)
         left_tail: the largest probability of losses that are cut off on the left.
 
     Raises:
-        NotApplicable: the lattice is too coarse to see a density.
+        NotApplicable: the lattice is too coarse to resolve a density.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -192,7 +192,7 @@ def _majorant(at: FloatArray, log: FloatArray, first: float, last: float) -> _De
 
 
 def _connected(density: _Density, beyond: float) -> LossPair:
-    """The density with every piece moved to its ends, such that P and P' of it are preserved."""
+    """The density with each piece moved to its ends, which preserves its mass under P and P'."""
     masses, widths = density.masses, density.widths
     # P' of a piece, times e to the loss at its start.
     with_record = np.exp(density.log[:-1]) * widths * _mean_exp(np.diff(density.log) - widths)
@@ -227,7 +227,7 @@ def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValu
     if base.gaussian_mu is not None:
         raise NotApplicable("the base is Gaussian: grid-tight is simpler")
     if not base.is_directed and not base.is_symmetric:
-        raise NotApplicable("it must be known which pair is with the record")
+        raise NotApplicable("it must be known which data set of the pair has the record")
     return BoundValue(max(_epsilon(pair, protocol, delta) for pair in base.pairs))
 
 
@@ -262,7 +262,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
 
 
 def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:
-    """The left tail whose cut loses least of P', and that loss."""
+    """The left tail whose cut loses the least mass of P', and that loss."""
     losses = [
         (log_concave_pair(pair, _SHARES[-1] * share, tail).pmf.q_only, tail) for tail in _LEFT_TAILS
     ]

@@ -1,10 +1,10 @@
 """Upper bound for adaptive search that accounts for how much the earlier runs reveal.
 
 The sampling density is the same function of the earlier runs on both data sets, so it differs only
-as far as those runs do. The most that all following runs can add is a function of the likelihood
-ratio of the earlier ones. It is computed from the last run to the first (proposition 11 of
-docs/theory.md, with its notation). The same event applies to the runs before and after the best, so
-ties must be broken at random or by candidate and output.
+as far as the distributions of those runs differ. The largest contribution of all later runs is a
+function of the likelihood ratio of the earlier runs. It is computed from the last run to the first
+(proposition 11 of docs/theory.md, with its notation). The same event applies to the runs before and
+after the best, so ties must be broken at random or by candidate and output.
 """
 
 import math
@@ -26,8 +26,9 @@ from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixe
 from audit.upper_bounds.region import ShiftedProfiles, mixture
 from audit.upper_bounds.registry import BoundValue, bound
 
-# Events (s, s') and points of the lattice per standard deviation of the loss, the first that need
-# at most `_BUDGET` values (cell, point, run); beyond `_MOST_VALUES`, fewer runs are considered.
+# Numbers of events (s, s') and of lattice points per standard deviation of the loss. The first pair
+# that needs at most `_BUDGET` values (cell, point, run) is used; beyond `_MOST_VALUES`, fewer runs
+# are considered.
 _RESOLUTIONS = ((96, 8), (96, 4), (96, 3), (64, 3), (64, 2), (48, 2), (32, 2), (24, 1))
 _BUDGET, _MOST_VALUES = 4e7, 1.2e8
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
@@ -40,7 +41,7 @@ _SMALLEST = 1e-18
 _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
 # Expected number of winners among later runs, below which these count by the simple bound.
 _NOTHING = 1e-14
-# Share of Psi(0) where the chords begin, not to lose their digits.
+# Share of Psi(0) below which the chords begin, so that they keep their digits.
 _FIRST = 1.0 - 1e-6
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
 _TRANSFORM = 3e-15
@@ -50,9 +51,9 @@ _TRANSFORM = 3e-15
 class _Cells:
     """Cells between extreme events, for winners of every rank."""
 
-    most: FloatArray  # largest chance [m] that a run is worse, decreasing
-    least_with: FloatArray  # smallest chance [m] of this with the record
-    least: FloatArray  # smallest chance [m] of this without it
+    most: FloatArray  # largest probability [m] that a run is worse, decreasing
+    least_with: FloatArray  # smallest probability [m] that it is worse, with the record
+    least: FloatArray  # smallest probability [m] that it is worse, without the record
 
     @staticmethod
     def of(adaptive: AdaptiveCurve, events: int) -> "_Cells":
@@ -64,7 +65,7 @@ class _Cells:
         return _Cells(*(np.exp(end) for end in ends))
 
     def horizon(self, chances: FloatArray) -> FloatArray:
-        """Numbers of runs [m], from P[K = k] [n], beyond which all but nothing is left."""
+        """Numbers of runs [m] beyond which the contribution is negligible, from P[K = k] [n]."""
         k = np.arange(len(chances))
         left = chances * k * self.most[:, None] ** np.maximum(k - 1, 0)
         return np.asarray((np.cumsum(left[:, ::-1], axis=1) > _NOTHING).sum(axis=1))
@@ -80,10 +81,10 @@ class _Run:
 
     @staticmethod
     def of(pair: DominatingPair, spacing: float, reach: int) -> "_Run":
-        """The run on the lattice, which dominates it, from -reach at least to reach at most.
+        """A run on a lattice within [-reach, reach] that dominates the run of the pair.
 
-        The lattice includes 0. A smaller r is the less private one, so far ones are moved down, the
-        smallest to 0.
+        The lattice includes 0. A smaller r is less private, so outputs with far r are moved down,
+        those with the smallest r to r = 0.
         """
         atoms = pair.atoms(spacing)
         if not len(atoms.loss):
@@ -106,7 +107,7 @@ class _Run:
         return self.first + len(self.masses) - 1
 
     def least(self, mass: FloatArray) -> FloatArray:
-        """Masses [n, k] of the outputs with the smallest r, of this probability [n] in all."""
+        """Masses [n, k] of the outputs with the smallest r, with these total probabilities [n]."""
         before = self.never + np.append(0.0, np.cumsum(self.masses)[:-1])
         return np.clip(mass[:, None] - before, 0.0, self.masses)
 
@@ -118,7 +119,7 @@ class HistoryCurve:
     Attributes:
         adaptive: the simple adaptive bound of the same direction; this one is never larger.
         run: this direction of one run with any fixed candidate.
-        reach: the largest epsilon of interest; the bound holds for others, too.
+        reach: the largest epsilon of interest; the bound also holds for others.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -149,7 +150,7 @@ class HistoryCurve:
         keep = psi < _FIRST * most
         keep[-1] = True
         t, psi = t[keep], psi[keep]
-        # (1/t, Psi/t) is convex as well, and ends in the origin: lines stay lines.
+        # (1/t, Psi/t) is also convex and ends in the origin, and lines remain lines.
         inverse, height = numerics.lower_hull(1.0 / t, psi / t)
         slopes = np.diff(height, prepend=0.0) / np.diff(inverse, prepend=0.0)
         # The chords as lines a - b t, the last of them to Psi(0).
@@ -190,8 +191,8 @@ class HistoryCurve:
         most = int(runs.max())
         chances = self.adaptive.repetitions.pmf(np.arange(most + 1))
         worse = _Worse(self.run, t, cells)
-        # The most that can still be added once the winner has run [0] and before [1], over 1 + t,
-        # and lines a - b t above both.
+        # The largest contribution of the remaining runs after the winner [0] and before it [1],
+        # divided by 1 + t, and lines a - b t above both.
         value = np.zeros((2, len(u), len(t)))
         a, b, error = np.zeros((3, 2, len(u)))
         for n in range(most, -1, -1):  # after n runs
@@ -208,7 +209,7 @@ class HistoryCurve:
             # A transform never increases an earlier error: its masses sum to at most 1.
             error[1, :m] += high * error[0, :m]
             error[:, :m] += _TRANSFORM * a[:, :m]
-        # More runs count by the simple bound, and what is rounded down here is rounded up there.
+        # Further runs count by the simple bound, rounded so that their total is an upper bound.
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * most
         worse_than_best = numerics.safe_log([u, u_with])
         slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
@@ -223,9 +224,9 @@ class HistoryCurve:
 class _Worse:
     """One more run that is worse than the winner, for several winners [m] and the best density.
 
-    A value V(t), convex and decreasing, becomes the largest integral of V(t r) dP over an event
-    whose probability is between two limits: the smallest r come first, up to the larger limit where
-    V is positive and up to the smaller one where it is not.
+    A convex and decreasing value V(t) becomes the largest integral of V(t r) dP over an event whose
+    probability is between two limits. The event contains the smallest r: up to the larger limit as
+    long as V is positive, and at least up to the smaller one.
     """
 
     def __init__(self, pair: DominatingPair, t: FloatArray, cells: _Cells) -> None:
@@ -238,7 +239,7 @@ class _Worse:
         self._size = int(fft.next_fast_len(len(t) + 2 * len(run.masses), real=True))
         small, large = run.least(cells.least), run.least(cells.most)
         ratios = ratio ** np.arange(run.first, run.last + 1)
-        # Of the masses under P and P' [2, m, k], up to the smaller limit and between the limits.
+        # Transforms of the masses under P and P', up to the smaller limit and between the limits.
         self._small, self._between = (
             np.conj(fft.rfft(np.stack([one, one * ratios]), self._size))
             for one in (small, large - small)
@@ -250,7 +251,7 @@ class _Worse:
         (_, m, n), t = value.shape, self._t
         below, above = len(self._lower), len(self._upper)
         padded = np.zeros((2, m, self._size))
-        # What is convex is below its chord from t = 0, and what decreases is below its last value.
+        # A convex function is below its chord from t = 0, a decreasing one below its last value.
         chord = (value[..., :1] * (1.0 + t[0]) - a[..., None]) * (self._lower / t[0])
         padded[..., :below] = (a[..., None] + chord) / (1.0 + self._lower)
         padded[..., below : below + n] = value
@@ -270,7 +271,7 @@ class _Worse:
 @bound(
     "adaptive-histories",
     90,
-    "adaptive bound, with densities that depend on what the earlier runs reveal",
+    "adaptive bound, with densities that depend on the information in the earlier runs",
     about=("any base",),
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive, histories (any score)",
@@ -300,7 +301,7 @@ def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
 def _directions(
     base: Mechanism, protocol: Adaptive
 ) -> Iterable[tuple[AdaptiveCurve, DominatingPair]]:
-    """The best run, from the prior, and the others, with any candidate, in each direction."""
+    """The curve of the best run and the pair of any other run, in each direction."""
     curves, runs = adaptive_curves(base, protocol), any_fixed(base).pairs
     # The pairs of a mixture and of its worst candidate need not belong to the same directions.
     return product(curves, runs) if isinstance(base, Mixture) else zip(curves, runs, strict=True)

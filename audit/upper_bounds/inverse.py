@@ -1,4 +1,4 @@
-"""The least noise, the most runs and the best distribution of K within a privacy budget."""
+"""The smallest noise, the most runs and the best distribution of K within a privacy budget."""
 
 import contextlib
 import math
@@ -25,20 +25,18 @@ MIN_NOISE = 0.06
 _MIN_MU, _MAX_MU = 1e-4, 100.0
 _MAX_RUNS = 1e7
 _MAX_TARGET = 1e4
-# Points on the curve of events of the region bound.
-_POINTS = 1 << 14
-# What rounding in the region bound may add to log(delta): ten times `PROFILE_ACCURACY`.
+# Margin of log(delta) for rounding in the region bound: ten times `PROFILE_ACCURACY`.
 _LOG_DELTA_MARGIN = 1e-8
 
 # Tolerances of the searches, on the logarithm of mu, of the noise or of the mean number of runs.
-# Closed forms cost little; reports show fewer digits than this leaves.
+# Closed forms are cheap; reports show fewer digits than this tolerance leaves.
 _MU_TOLERANCE = 1e-7
 # Each evaluation composes many steps.
 _SAMPLED_TOLERANCE = 1e-6
 # Each evaluation computes the tight bound, the most expensive one.
 _TIGHT_TOLERANCE = 1e-5
-# First step of a search that starts at the region bound's answer; the tight bound affords about
-# this much more, as measured.
+# First step of a search that starts at the region bound's answer: the measured distance to the
+# answer of the tight bound.
 _FIRST_STEP = 1e-3
 # The same for the number of runs.
 _FIRST_STEP_RUNS = 0.01
@@ -47,17 +45,16 @@ _FIRST_STEP_RUNS = 0.01
 def excess(
     base: Mechanism, protocol: Protocol, target: float, delta: float, bound: Bound | None = None
 ) -> float:
-    """How far a bound misses (target, delta)-DP: at most 0 where the tuning satisfies it.
+    """Logarithmic distance of a bound from (target, delta)-DP; at most 0 if the tuning meets it.
 
-    For random search without a bound, this is log(delta_A(target) / delta) by the region bound,
-    from few points on its curve of events: as safe as with more, and fast. For the tight bound it
-    is the same by its own curve. For other bounds it is log(epsilon / target). For other protocols
+    For random search it is log(delta_A(target) / delta), by the region bound (the default, which is
+    fast) or by the tight bound. For other bounds it is log(epsilon / target). For other protocols
     the default is their smallest bound.
     """
     if bound in (None, tight) and isinstance(protocol, RandomSearch):
         repetitions = protocol.repetitions
         curves = (
-            region_curve(pair, repetitions, _POINTS)
+            region_curve(pair, repetitions)
             if bound is None
             else TightCurve.at(pair, repetitions, delta)
             for pair in base.pairs
@@ -83,7 +80,7 @@ class _Search:
     target: float
     delta: float
     tolerance: float  # of x
-    refusal: str  # what the target must be, where it is not met at the smallest x
+    refusal: str  # the requirement on the target, for the error if the smallest x misses it
     longest_step: float = 1.0  # the longest first step away from a guess
 
     def by(self, bound: Bound | None, guess: float | None = None) -> float:
@@ -106,9 +103,9 @@ class _Search:
     def by_smallest(self, guess: float) -> float:
         """The largest x by the bound that `tuning_cost` reports.
 
-        For random search `tight` is the smallest bound, unless its numbers fail. For other
-        protocols it is enough to solve for the bound that is smallest near the answer: bounds that
-        are larger there afford less.
+        For random search `tight` is the smallest bound, unless its computation fails. For other
+        protocols it is enough to solve for the bound that is smallest near the answer: larger
+        bounds give a smaller x.
         """
         base, protocol = self.tuning(guess)
         if isinstance(protocol, RandomSearch):
@@ -124,7 +121,7 @@ class _Search:
 
 
 def _only(entry: Entry) -> Bound:
-    """A bound whose reason, where it does not apply, is that it does not reach delta."""
+    """The function of a bound that raises DeltaUnreachable if the bound does not apply."""
 
     def bound(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
         assert isinstance(protocol, Protocol)
@@ -195,7 +192,7 @@ def _search_of_mu(protocol: Protocol, target: float, delta: float) -> _Search:
         target=target,
         delta=delta,
         tolerance=_MU_TOLERANCE,
-        refusal=f"be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives by the bound at "
+        refusal=f"be the cost at some mu in ({_MIN_MU:g}, {_MAX_MU:g}), by the bound, at "
         f"delta={delta:g} with {protocol}",
     )
 
@@ -217,8 +214,8 @@ def calibrate_noise(
         protocol: the protocol, or the distribution of K of a random search; an object or text.
         target_epsilon: epsilon allowed for the tuning, > 0.
         target_delta: delta allowed for the tuning, in (0, 1).
-        steps: of one run.
-        sampling_rate: of one step, in (0, 1].
+        steps: number of steps of one run.
+        sampling_rate: probability that a record is in a batch, in (0, 1].
         neighbours: `add-remove`, `zero-out` or `replace-one`.
         bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
         group_size: number of records of one person, protected together.
@@ -245,7 +242,7 @@ def calibrate_noise(
     if rate == 1.0:
         return root / _largest_mu(protocol, target, delta, bound)
 
-    # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
+    # Many small steps resemble one Gaussian mechanism of mu = q sqrt(T (e^(1/sigma^2) - 1)).
     full_batch = protocol
     if isinstance(protocol, RandomSearch | Adaptive):
         full_batch = RandomSearch(protocol.repetitions)
@@ -259,7 +256,7 @@ def calibrate_noise(
         target=target,
         delta=delta,
         tolerance=_SAMPLED_TOLERANCE,
-        refusal=f"be what some noise multiplier gives at delta={delta:g} with {protocol}",
+        refusal=f"be the cost at some noise multiplier at delta={delta:g} with {protocol}",
     )
     guess = -math.log(noise)
     if isinstance(protocol, RandomSearch):
@@ -275,7 +272,7 @@ def calibrate_runs(
     target_delta: float,
     bound: Bound | None = None,
 ) -> Repetitions:
-    """The distribution of K of a family with the most expected runs that meets the target.
+    """The distribution of K, within a family, with the most expected runs that meets the target.
 
     Args:
         base: one run.
@@ -341,7 +338,8 @@ class AffordableRepetitions:
 
     Attributes:
         repetitions: the distribution of K.
-        expected_quantile: of the best candidate found, 1 - int phi (Papernot & Steinke, sec. 3.6).
+        expected_quantile: expected quantile of the best of K runs, 1 - int phi (Papernot & Steinke
+            2022, section 3.6).
 
     Example:
         >>> from audit.repetitions import parse_repetitions
@@ -367,8 +365,8 @@ def best_repetitions(
     """Distributions of K within the budget, the highest expected quantile first.
 
     The search covers truncated negative binomial distributions over a range of eta, refined around
-    the best, and Poisson. By default the region bound compares them, which is fast; the best one
-    then has as many runs as the bound of `tuning_cost` affords.
+    the best, and the Poisson distribution. By default the region bound compares them, which is
+    fast; the best one then gets as many runs as the bound of `tuning_cost` allows.
 
     Args:
         base: one run.

@@ -16,14 +16,15 @@ class BaseReport:
     """Privacy of a single run of the base mechanism.
 
     Attributes:
-        mu: distance of the two output distributions in standard deviations, where they are normal.
-        noise_multiplier: sigma, where the number of steps is known.
-        steps: iterations, where known.
-        epsilon_rdp: epsilon of one run by Renyi divergences, as the papers count; None if infinite.
-        epsilon_exact: epsilon of one run by its privacy profile; None if delta is out of reach.
-        accounting: which of the two is called epsilon_B.
-        description: the mechanism in words, neighbours included.
-        reason: why there is no exact epsilon; empty where there is one.
+        mu: distance of the two output distributions in standard deviations; None if the base is not
+            Gaussian.
+        noise_multiplier: sigma; None if the base is not DP-SGD.
+        steps: number of iterations; None if the base is not DP-SGD.
+        epsilon_rdp: epsilon of one run by Renyi divergences, as in the papers; None if infinite.
+        epsilon_exact: epsilon of one run by its privacy profile; None if no epsilon reaches delta.
+        accounting: `rdp` or `exact`: the one that is called epsilon_B.
+        description: the mechanism and its neighbouring relation in words.
+        reason: the reason why there is no exact epsilon; empty if there is one.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -72,7 +73,7 @@ def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
     Args:
         base: the base mechanism.
         delta: in (0, 1).
-        method: `rdp` or `exact`, which epsilon is called epsilon_B.
+        method: `rdp` or `exact`: the one that is called epsilon_B.
 
     Example:
         >>> from audit.accounting import DpSgd

@@ -1,8 +1,8 @@
 """The reduced game: the best of K draws of N(0,1) against the best of K draws of N(mu,1).
 
-Where the score is an increasing function of the sufficient statistic, the tuned output is exactly
-the largest of K draws (Xiang, Wang & Wang 2024, sec. 5.2): its distribution function is
-phi(Phi(x)), its density phi'(Phi(x)) pdf(x), and under the neighbour both are shifted by mu.
+If the score is an increasing function of the sufficient statistic, the tuned output is exactly the
+largest of K draws (Xiang, Wang & Wang 2024, sec. 5.2): its distribution function is phi(Phi(x)),
+its density phi'(Phi(x)) pdf(x), and under the neighbour both are shifted by mu.
 """
 
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ _MONOTONE = (Assumption.MONOTONE_SCORE,)
 _EXACT_SOURCE = (
     "hockey-stick divergence of the best run for a monotone score, by numerical integration"
 )
-# Where one side has e^-loss of the other's mass, and that is lost, a cell says nothing.
+# Beyond this loss, the smaller of the two masses of a cell underflows.
 _LARGEST_LOSS = 600.0
-# Cells of the exact game: with more, larger mu would take memory without end, and gain nothing.
+# Cells of the exact game; more would need much memory for large mu without a better result.
 _MAX_CELLS = 1 << 18
 _LOG_ROOT_TWO_PI = 0.5 * float(np.log(2.0 * np.pi))
 
@@ -43,7 +43,7 @@ class ReducedGame:
     """The pair of distributions of the tuned output for an increasing score.
 
     Attributes:
-        mu: the base's mu.
+        mu: mu of the base mechanism.
         repetitions: the distribution of K.
 
     Example:
@@ -63,15 +63,14 @@ class ReducedGame:
     @cached_property
     def _masses(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Masses and their rounding, of every cell between edges, without and with the canary."""
-        means = (0.0, self.mu)
-        laws = [
+        without, with_canary = (
             cell_masses(
                 np.concatenate([[0.0], special.log_ndtr(self._edges - mean), [-np.inf]]),
                 self.repetitions,
             )
-            for mean in means
-        ]
-        return laws[0], laws[1]
+            for mean in (0.0, self.mu)
+        )
+        return without, with_canary
 
     @cached_property
     def _ratios(self) -> tuple[FloatArray, FloatArray]:
@@ -79,8 +78,8 @@ class ReducedGame:
         edges = self._edges
         ratio = log_density(edges, self.repetitions)
         ratio = ratio - log_density(edges - self.mu, self.repetitions)
-        # Between its ends a smooth function leaves their interval by h^2/8 |f''| at most; |f''| is
-        # taken from second differences around, doubled.
+        # Between two points a smooth function leaves the interval of their values by at most
+        # h^2/8 |f''|; |f''| is estimated by neighbouring second differences, doubled.
         bend = np.abs(np.diff(ratio, 2, prepend=ratio[:1], append=ratio[-1:]))
         slack = 0.25 * np.maximum(bend[1:], bend[:-1])
         low, high = np.minimum(ratio[1:], ratio[:-1]), np.maximum(ratio[1:], ratio[:-1])
@@ -89,8 +88,9 @@ class ReducedGame:
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' hockey-stick divergences, rounded up.
 
-        In a cell where the ratio exceeds e^eps throughout, mass minus e^eps times mass is exact; a
-        cell where it may cross adds mass (1 - e^(eps - largest ratio)) at most; others add nothing.
+        If the density ratio exceeds e^eps in all of a cell, its mass minus e^eps times the other
+        mass is exact. If the ratio may cross e^eps, the cell adds at most mass (1 - e^(eps - log of
+        the largest ratio)). Other cells add nothing.
         """
         (p, p_error), (q, q_error) = self._masses
         low, high = self._ratios
@@ -105,7 +105,7 @@ class ReducedGame:
     @cached_property
     def _bounded(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Bounds (lower, upper) on the masses, without and with the canary."""
-        without, with_canary = (rounded(*law) for law in self._masses)
+        without, with_canary = (rounded(*masses) for masses in self._masses)
         return without, with_canary
 
 
@@ -121,13 +121,13 @@ def _hockey_stick(
 
 @dataclass(frozen=True)
 class LikelihoodOrder:
-    """The tuned output when the run with the largest likelihood ratio P/P' is released.
+    """The tuned output if the run with the largest likelihood ratio P/P' is released.
 
     The statistic of a subsampled base is its log likelihood ratio L (Xiang, Wang & Wang 2024, eq.
     19, approximate it by a normal one). The best of K is at most l with probability phi(P[L <= l]).
 
     Attributes:
-        pair: the base's pair, as a discretised distribution of the privacy loss.
+        pair: the pair of the base, with a discrete distribution of the privacy loss.
         repetitions: the distribution of K.
 
     Example:
@@ -143,7 +143,7 @@ class LikelihoodOrder:
 
     @cached_property
     def masses(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
-        """Bounds on the mass of every loss from the largest on, under P and under P'."""
+        """Bounds on the mass of every loss under P and under P', the largest loss first."""
         log_p, log_q = self.pair.ranked()
         under_p, under_q = (cell_masses(log, self.repetitions) for log in (log_p, log_q))
         return rounded(*under_p), rounded(*under_q)
@@ -161,12 +161,12 @@ class LikelihoodOrder:
     title=r"$\varepsilon_U$ reduced (monotone score)",
 )
 def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """Epsilon of the reduced game by its hockey-stick divergence: tight, and never above 3.15's.
+    """Exact epsilon of the reduced game, by its hockey-stick divergence.
 
-    A Gaussian base is integrated directly. Any other base, whose pair must be attained by
-    neighbouring data sets, is played in the order of its likelihood ratio, increasing or
-    decreasing, whichever leaks more, on the grid of its privacy loss; the error is what a grid
-    twice as coarse changes.
+    A Gaussian base is integrated directly. The pair of any other base must be attained by
+    neighbouring data sets; its runs are then ordered by their likelihood ratio, increasing or
+    decreasing, whichever leaks more, on the grid of the privacy loss. The error is the change of
+    epsilon on a grid that is twice as coarse.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -177,9 +177,9 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
         game = ReducedGame(base.gaussian_mu, repetitions)
         return replace(between(game.delta, game.attained_delta, delta), about=("Gaussian base",))
     if not base.attained:
-        raise NotApplicable("the base must have known outputs")
+        raise NotApplicable("the base must have known output distributions")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
-        raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must not decide: they underflow")
+        raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must be negligible at this delta")
     (pair, count), *others = base.loss_terms
     if isinstance(pair, LossPair) and count == 1 and not others:
         epsilon, error = _by_likelihood(pair, repetitions, delta), 0.0

@@ -1,9 +1,9 @@
 """The region bound: valid for every score and every distribution of K, and nearly attained.
 
-A sum of shifted profiles of one run, sum_j (a_j - a_{j-1}) delta_base(eps + u_j), where (a_j, b_j)
-are the vertices of the lower convex hull of the origin and the curve (phi'(1-s), phi'(1-s')) over
-all events (s, s'), and u_j the logarithms of its slopes (proposition 1 of docs/theory.md). The hull
-does not depend on epsilon. The weights sum to E[K].
+It is a sum of shifted profiles of one run, sum_j (a_j - a_{j-1}) delta_base(eps + u_j). Here (a_j,
+b_j) are the vertices of the lower convex hull of the origin and the curve (phi'(1-s), phi'(1-s'))
+over all events (s, s'), and u_j the logarithms of its slopes (proposition 1 of docs/theory.md). The
+hull does not depend on epsilon. The weights sum to E[K].
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from audit.upper_bounds.registry import BoundValue, bound
 _SOURCE = (
     "region bound: Koskela, Redberg & Wang 2024, theorem 4.1, maximised over achievable events"
 )
-# Points on the curve of events: with four times as many, the bound falls by a relative 1e-7; and
-# points of the first passes, which locate where the curve moves.
+# Points on the curve of events (four times as many reduce the bound by a relative 1e-7), and points
+# of the first passes, which find where the curve changes.
 _POINTS = 1 << 14
 _FIRST_POINTS = 1 << 12
 # Smallest share of the points that each part of the curve gets.
@@ -49,7 +49,7 @@ class RegionCurve:
     Attributes:
         pair: the base's dominating pair.
         repetitions: the distribution of K.
-        points: points on the curve of events; fewer are faster and no less safe.
+        points: points on the curve of events; fewer are faster and give a larger bound.
     """
 
     pair: DominatingPair
@@ -62,18 +62,18 @@ class RegionCurve:
 
         Both a = phi'(1-s) and b = phi'(1-s') are convex and decreasing along the curve as functions
         of s: phi' is convex and increasing, and s' is a concave function of s (a trade-off curve).
-        So between two points a is below its chord, and b is above the lines that prolong the chords
-        on either side. The corner of those lines joins the points; nothing else is assumed, of
-        smooth curves or of curves with a kink at every atom.
+        So between two points a is below its chord, and b is above the lines that extend the
+        neighbouring chords. The hull contains the corner of these lines. This holds for smooth
+        curves and for curves with a kink at every atom.
         """
         log_left, widths, a, b = self._curve
-        # Moved towards the worse by rounding.
+        # Rounded towards a larger bound.
         a, b = a * (1.0 + numerics.FLOAT_ROUNDING), b * (1.0 - numerics.FLOAT_ROUNDING)
-        # A last piece that ends in the certain event is a straight line, where b/a only grows (log
-        # phi' is convex in log x): it needs no corner.
+        # A last piece that ends in the certain event is a straight line on which b/a grows (log
+        # phi' is convex in log x), so it needs no corner.
         inner = (a[1:] > 0.0) | (b[1:] > 0.0)
         share, corner_b = corners(widths, b)
-        # Where a has a kink within a piece, the box of its ends.
+        # If a has a kink within a piece, the box of its ends is used.
         kink = (log_left[1:] < self._kink) & (log_left[:-1] > self._kink)
         share, corner_b = np.where(kink, 0.0, share)[inner], np.where(kink, b[1:], corner_b)[inner]
         corner_a = a[:-1][inner] + np.diff(a)[inner] * share
@@ -88,13 +88,13 @@ class RegionCurve:
 
     @cached_property
     def vertices(self) -> tuple[FloatArray, FloatArray]:
-        """Points (a, b) [n] of the hull: every event has a point of it with more a and less b."""
+        """Vertices (a, b) [n] of the hull: each event has a hull point with larger a, smaller b."""
         weights, shifts = self.upper.weights, self.upper.shifts
         return np.cumsum(weights), np.cumsum(weights * np.exp(shifts))
 
     @cached_property
     def lower(self) -> ShiftedProfiles:
-        """The envelope of finitely many of the bound's lines: below it by the discretisation."""
+        """The same from points of the curve alone, which is smaller by the discretisation error."""
         _, _, a, b = self._curve
         return mixture(self.pair, a, b)
 
@@ -109,7 +109,7 @@ class RegionCurve:
 
     @property
     def _kink(self) -> float:
-        """log(1-s) where a is no convex function of s; 0 if there is no such event."""
+        """log(1-s) of the event at which a is not convex in s; 0 if there is none."""
         return 0.0
 
     def _log_slopes(self, log_left: FloatArray, log_left_with: FloatArray) -> FloatArray:
@@ -118,7 +118,7 @@ class RegionCurve:
 
     @cached_property
     def events(self) -> FloatArray:
-        """Parameters t [n] of extreme events, dense where a or b moves."""
+        """Parameters t [n] of extreme events, dense where a or b changes."""
 
         def heights(
             log_left: FloatArray, log_left_with: FloatArray
@@ -147,11 +147,11 @@ region_curve = numerics.memoize(8)(RegionCurve)
 
 
 def mixture(pair: DominatingPair, a: FloatArray, b: FloatArray) -> ShiftedProfiles:
-    """The mixture of a curve of points (a, b) [n], by its lower hull with the origin."""
+    """Shifted profiles of the lower hull of the origin and points (a, b) [n]."""
     a, b = numerics.lower_hull(a, b)
     weights = np.diff(a, prepend=0.0)
     shifts = numerics.safe_log(np.diff(b, prepend=0.0)) - numerics.safe_log(weights)
-    # Where b is 0 the output reveals the data set: any very negative shift represents it.
+    # If b is 0 the output reveals the data set, which any very negative shift represents.
     return ShiftedProfiles(pair, weights, np.maximum(shifts, -1e6))
 
 
@@ -160,9 +160,9 @@ def dense_events(
     heights: Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]],
     points: int,
 ) -> FloatArray:
-    """Parameters of about `points` events, dense where two pairs of curves [2, n] move."""
+    """Parameters of about `points` events, dense where two pairs of curves [2, n] change."""
     t = np.linspace(*pair.event_range, _FIRST_POINTS)
-    # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
+    # Each pass resolves the steepest cell of the previous one; events of 1e-15 need a few passes.
     for most in (*[_FIRST_POINTS] * 6, points, points):
         moves = [np.abs(np.diff(v)).sum(axis=0) + _MIN_SHARE for v in heights(*pair.events(t))]
         moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
@@ -178,11 +178,11 @@ def distances(log_left: FloatArray) -> FloatArray:
 
 
 def corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Between every two points: where the neighbouring chords of b, prolonged, meet.
+    """The corners at which the neighbouring chords of b, extended, meet between every two points.
 
     `widths` are the distances [n-1] of the points in s; b [..., n] is convex and decreasing in s.
-    Returns how far between its points each corner is, from 0 to 1, and b there, [..., n-1]: no
-    convex function through the points is below the chords from the points to the corners.
+    Returns the relative position of each corner between its points, from 0 to 1, and b there,
+    [..., n-1]. No convex function through the points is below the chords to the corners.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         slopes = np.diff(b) / widths
@@ -195,7 +195,7 @@ def corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
         # b + before x = b' + after (x - width), in shares of the width.
         share = (slopes - after) / (before - after)
         corner = b[..., :-1] + before * share * widths
-    # Where rounding or an end leaves no corner, the box of the two points.
+    # If rounding or an end leaves no corner, the box of the two points is used.
     bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
     corner = np.where(bad, b[..., 1:], np.maximum(corner, b[..., 1:]))
     return np.where(bad, 0.0, share), corner
@@ -204,8 +204,8 @@ def corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
 def corner_events(left: FloatArray, left_with: FloatArray) -> FloatArray:
     """log(1-s) and log(1-s') [2, n-1] of corners below the curve, one between any two events.
 
-    A corner is where neighbouring chords of s', a concave function of s, meet, prolonged: found
-    from s' or from 1-s', whichever keeps its digits.
+    A corner is the intersection of the extended neighbouring chords of s', a concave function of s.
+    It is computed from s' or from 1-s', whichever keeps its digits.
     """
     widths = distances(left)
     small = left_with[:-1] > np.log(0.5)
@@ -220,7 +220,7 @@ def corner_events(left: FloatArray, left_with: FloatArray) -> FloatArray:
 
 
 def _safe_corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """`corners`, and on a straight line, where chords do not meet, the middle less rounding."""
+    """`corners`; on straight lines, whose chords do not meet, the middle minus a margin."""
     share, corner = corners(widths, b)
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = np.diff(b) / widths
@@ -236,7 +236,7 @@ def _safe_corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatA
 def between(
     upper: Callable[[float], float], lower: Callable[[float], float], delta: float
 ) -> BoundValue:
-    """The value of a bound whose exact profile lies between two, with its error."""
+    """The value of a bound whose exact profile lies between two others, with its error."""
     epsilon = solve_epsilon(upper, delta)
     return BoundValue(epsilon, error=max(epsilon - solve_epsilon(lower, delta), 0.0))
 

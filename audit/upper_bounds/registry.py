@@ -31,10 +31,10 @@ class BoundValue:
     """The result of the body of a bound."""
 
     epsilon: float  # rounded to the safe side
-    error: float = 0.0  # how far rounding and discretisation may have moved epsilon
-    source: str | None = None  # the theorem that was used, where it depends on the setting
-    about: tuple[str, ...] = ()  # notes for the reader besides the claim
-    attains: float = 0.0  # an epsilon that some score was found to attain on the way; 0 if none
+    error: float = 0.0  # largest effect of rounding and discretisation on epsilon
+    source: str | None = None  # the theorem that was used, if it depends on the setting
+    about: tuple[str, ...] = ()  # further remarks for the reader
+    attains: float = 0.0  # an epsilon that some score is known to attain; 0 if none is known
 
 
 Body = Callable[[Mechanism, Any, float], BoundValue]
@@ -46,30 +46,28 @@ Bound = Callable[[Mechanism, ProtocolLike, float], UpperBound]
 class Entry:
     """A registered bound."""
 
-    name: str  # in tables and settings
+    name: str  # name in tables and settings
     # computes the value; it takes the distribution of K for random search, else the protocol
     body: Body
     function: Bound  # the public function; it accepts text for the base and the protocol
     claim: Claim  # the assumptions of its values
     protocol: type[Protocol]  # the protocol that it applies to
     place: float  # position of its row in tables; the loosest bounds come first
-    is_special: bool  # whether tables leave out its row where it does not apply
+    is_special: bool  # whether tables omit its row if it does not apply
     title: str  # its name in figures; empty if figures leave it out
 
     def evaluate(self, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
-        """The bound for objects that were already parsed, with a reason where it does not apply."""
+        """The bound for parsed arguments; it has a reason if it does not apply."""
         try:
             if not isinstance(protocol, self.protocol):
-                raise NotApplicable(f"it needs {self.protocol.assumption}, got {protocol.spec}")
+                raise NotApplicable(f"it requires {self.protocol.assumption}, got {protocol.spec}")
             argument = protocol.repetitions if isinstance(protocol, RandomSearch) else protocol
             found = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
         if not math.isfinite(found.epsilon):
-            failed = (
-                "its numbers fail here" if math.isnan(found.epsilon) else "no epsilon reaches delta"
-            )
-            return UpperBound(self.name, math.inf, self.claim, reason=failed)
+            reason = _FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
+            return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
             self.claim,
             source=found.source or self.claim.source,
@@ -81,8 +79,9 @@ class Entry:
 
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
+_FAILED = "its computation failed numerically"
 
-# Relative accuracy of an attained epsilon where the losses of many steps are composed on a grid.
+# Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6
 
 
@@ -102,9 +101,9 @@ def bound(
 
     The decorated function takes (base, repetitions, delta) for random search, else (base, protocol,
     delta), and returns a `BoundValue` or raises `NotApplicable`. The function that users call takes
-    a protocol or a distribution of K, as an object or as text, and returns an `UpperBound`, also
-    where the bound does not apply. Each name is used once for a protocol. The arguments are those
-    of the `Entry` and of its `Claim`; `needs` are the assumptions besides the protocol.
+    a protocol or a distribution of K, as an object or as text. It returns an `UpperBound` even if
+    the bound does not apply. Each name is used once for a protocol. The arguments are those of the
+    `Entry` and of its `Claim`; `needs` are the assumptions other than the protocol.
     """
     claim = Claim(kind, source, (protocol,), needs, about, is_upper=True)
 
@@ -209,28 +208,27 @@ def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> Uppe
 
 
 def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> UpperBound:
-    """The row that `answer` returns, or one with a reason: it does not affect the others."""
+    """The row that `answer` returns, or a row with the reason of its failure."""
     try:
-        with np.errstate(all="ignore"):  # the result is checked, not the steps towards it
+        with np.errstate(all="ignore"):  # only the result is checked
             return answer()
     except DeltaUnreachable as error:
         reason = str(error)
     except (ArithmeticError, MemoryError, ValueError, IndexError) as error:
-        reason = f"its numbers fail here: {' '.join(str(error).split()) or type(error).__name__}"
+        reason = f"{_FAILED}: {' '.join(str(error).split()) or type(error).__name__}"
     return UpperBound(name, math.inf, claim, reason=reason)
 
 
 def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
-    """The rows, where bounds below an epsilon that some score attains give way to a reason.
+    """The rows; a bound below an epsilon that some score attains is replaced by a reason.
 
-    There should be none. At parameters so extreme that the numbers of a bound fail, its value
-    cannot be trusted, and its row says so.
+    This happens only at extreme parameters, at which the computation of a bound fails numerically.
     """
     attained = max((one.attains for one in rows), default=0.0)
     least = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (
-        f"its numbers fail here: it came out below {format_rounded(attained, up=False, digits=6)}, "
-        "which an attack attains"
+        f"{_FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
+        "attack attains"
     )
     return [
         replace(one, epsilon=math.inf, reason=reason)

@@ -17,19 +17,19 @@ class UpperBound:
 
     Attributes:
         name: the bound's name.
-        epsilon: the value, rounded to the safe side; infinite where the bound does not apply.
-        claim: the assumptions of the value, and what it is under them.
+        epsilon: the value, rounded to the safe side; infinite if the bound does not apply.
+        claim: the kind of the number, its assumptions and its source.
         error: the exact value of the bound lies in [epsilon - error, epsilon] (for an attained
             value, in [epsilon, epsilon + error]).
-        reason: why the bound does not apply; empty where it does.
-        attains: an epsilon that some score was found to attain on the way; 0 if none was.
+        reason: the reason why the bound does not apply; empty if it applies.
+        attains: an epsilon that some score is known to attain; 0 if none is known.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> from audit.upper_bounds import region
         >>> bound = region(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5)
         >>> bound.name, round(bound.epsilon, 4), bound.assumes
-        ('region', 1.1911, 'any score; K independent runs, each candidate drawn anew')
+        ('region', 1.1911, 'any score; K independent runs, each candidate drawn independently')
     """
 
     name: str
@@ -46,7 +46,7 @@ class UpperBound:
 
     @property
     def assumes(self) -> str:
-        """The assumptions of the value in one line; the reason where the bound does not apply."""
+        """The assumptions of the value in one line, or the reason why the bound does not apply."""
         return f"does not apply: {self.reason}" if self.reason else self.claim.words
 
     @property
@@ -56,12 +56,12 @@ class UpperBound:
 
     @property
     def attained(self) -> bool:
-        """Whether the value is attained by an attack, and is not an upper bound."""
+        """Whether the value is attained by an attack, and so is not an upper bound."""
         return self.claim.kind is Kind.ATTAINED
 
     @property
     def approximate(self) -> bool:
-        """Whether the value is an approximation, and not a bound."""
+        """Whether the value is an approximation, and so is not a bound."""
         return self.claim.kind is Kind.APPROXIMATION
 
     def as_dict(self) -> dict[str, Any]:

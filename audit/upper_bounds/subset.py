@@ -1,7 +1,7 @@
 """Tuning on a random subset, then a final run (Koskela & Kulkarni 2023).
 
 The cost is a mean, over the losses of the tuning, of the exact profile of the final run at another
-epsilon (proposition 12 of docs/theory.md). The tuning's pair is made from its region bound.
+epsilon (proposition 12 of docs/theory.md). The pair of the tuning follows from its region bound.
 """
 
 import math
@@ -31,11 +31,11 @@ class SubsetCurve:
     """The cost of tuning on a subset and a final run, as a function of epsilon.
 
     Attributes:
-        tuning: a pair that dominates the tuning, with the record against without.
-        final: the same of the final run.
-        final_mirrored: of the final run, without the record against with it.
-        sampling_rate: q in [0, 1], the share of records used for tuning.
-        on_all: whether the final run takes all records, else the rest.
+        tuning: a pair that dominates the tuning; P has the record, P' does not.
+        final: the same for the final run.
+        final_mirrored: the same for the final run, with P and P' exchanged.
+        sampling_rate: q in [0, 1], the probability that a record is used for tuning.
+        on_all: whether the final run uses all records, instead of the rest.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -111,7 +111,7 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
 
 
 def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
-    """The cost where runs of the tuning and the final one differ, for each possible direction."""
+    """The curve of each possible direction, with different mechanisms for tuning and final run."""
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]
@@ -122,7 +122,7 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
 
 
 def check_add_remove(base: Mechanism) -> None:
-    """Refuses relations and groups for which the record is not in one of the two parts alone."""
+    """Refuses relations and groups that may change both parts of the data."""
     if "replace-one" in relations(base):
         raise NotApplicable("neighbours must be add-remove or zero-out")
     if group_size(base) > 1:

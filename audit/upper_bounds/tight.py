@@ -1,6 +1,6 @@
 """The tight bound: valid for every score and distribution of K, and attained by folded orders.
 
-An integral over the probability e of the event, maximised over the probability f of the other
+It is an integral over the probability e of the event, maximised over the probability f of the other
 preferred outputs (proposition 2 of docs/theory.md):
 
     int_0^1 max_{0 <= f <= 1-e} [phi'(1-e-f) - e^eps L'(e) phi'(1-L(e)-U(f))]_+ de,
@@ -38,15 +38,15 @@ from audit.upper_bounds.registry import BoundValue, bound
 Masses = tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
 
 _SOURCE = "tight bound: no order of the outputs costs more than the best folded order"
-# Number of first events, and the number that ends the refinement. Time grows with its square; with
-# 700 the bound is mostly within 1e-4 of the epsilon that an order attains.
+# Number of first events, and the number that ends the refinement. Time grows with its square. With
+# 700 events, the bound is mostly within 1e-4 of the epsilon that an order attains.
 _FIRST_EVENTS, _MAX_EVENTS = 96, 700
 # Refinement also ends when delta is within 0.1 % of an attained one: about 1e-4 of epsilon.
 _SUFFICIENT_RATIO = 1.001
-# log of the smallest probability, 1e-20, of an event that first events resolve; rarer ones matter
-# only for larger E[K] than that, and are found by refinement.
+# log of the smallest probability, 1e-20, that the first events resolve. Rarer events matter only if
+# E[K] is above 1e20, and are found by refinement.
 _MIN_LOG_PROBABILITY = -45.0
-# Cells before f = 1 - e that are bounded by its limit, since rounding errors would dominate there.
+# Cells before f = 1 - e that are bounded by the limit there, because rounding errors dominate.
 _LIMIT_CELLS = 8
 # Rows per block, so that a block fits into the processor cache.
 _BLOCK_ROWS = 32
@@ -62,14 +62,15 @@ _MAX_DOUBT = 1e-8
 class FoldedGame:
     """The tuned output under a folded order of the likelihood ratio, distinguished by cells.
 
-    The extreme events (f, U(f)) cut the outputs into cells, those likelier under P' in front. Cells
-    from the front, f, and from the back, e, take turns.
+    The extreme events (f, U(f)) divide the outputs into cells, ordered from those likelier under P'
+    to those likelier under P. The order prefers cells alternately from the front (f) and from the
+    back (e).
 
     Attributes:
         left: log(1-f) and log(1-U(f)) [n] of the events, decreasing from 0 to -inf.
         repetitions: the distribution of K.
-        before: for every cell [n-1] how many from the front are preferred to it when its turn comes
-            from the back; at most its own place, not increasing.
+        before: for every cell [n-1], the number of front cells that are preferred to it if it comes
+            from the back; at most its own index, not increasing.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -84,7 +85,7 @@ class FoldedGame:
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
-        """The cells that come from the back [m], in the order of their turns."""
+        """The cells that come from the back [m], the most preferred first."""
         cells = np.arange(len(self.before))[::-1]
         return cells[self.before[cells] <= cells]
 
@@ -92,7 +93,8 @@ class FoldedGame:
     def masses(self) -> Masses:
         """Bounds (lower, upper) [2m+1] on masses under P and under P', the best outputs first.
 
-        Before every cell are the cells from the front since the last one; the rest is the end.
+        Between consecutive back cells are the front cells that are preferred to the second; the
+        remaining front cells come last.
         """
         cells, front = self.cells, self.before[self.cells]
         done = np.concatenate([[0], np.repeat(front, 2), cells[-1:]])
@@ -111,7 +113,7 @@ class FoldedGame:
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence of P and P' over the cells, rounded down."""
         (mass, _), (_, mass_with) = self.masses
-        # Where the other mass underflows the true ratio is unknown.
+        # If the other mass underflows, the ratio is unknown.
         gains = np.where(mass_with > 0.0, mass - scale(mass_with, epsilon), 0.0)
         return float(np.maximum(gains, 0.0).sum())
 
@@ -123,10 +125,10 @@ class FoldedGame:
 class _Envelope:
     """The contribution of cells (rows) to delta at their best f (columns), for several epsilons.
 
-    In every row the largest of gains - e^epsilon weights slopes: convex in e^epsilon, so that the
-    column which is best at two epsilons is best between them, and few rows are gone through again.
-    Gains [n, m] are under P, the slope times the weight of e; weights [n] are those of L(e), and
-    slopes [n, m] are under P'.
+    It is the largest value of gains - e^epsilon weights slopes in every row, which is convex in
+    e^epsilon. So a column that is best at two epsilons is best between them, and few rows must be
+    searched again. Gains [n, m] are under P, the slope times the weight of e; weights [n] are those
+    of L(e), and slopes [n, m] are under P'.
     """
 
     def __init__(self, gains: FloatArray, weights: FloatArray, slopes: FloatArray) -> None:
@@ -169,9 +171,9 @@ class TightCurve:
     Attributes:
         pair: the base's dominating pair.
         repetitions: the distribution of K.
-        t: parameters [n] of extreme events of the pair, increasing; the bound is safe for any, and
-            sharp where they are dense.
-        guess: what epsilon an order of these events may attain, where it is known.
+        t: parameters [n] of extreme events of the pair, increasing. The bound is valid for any
+            events, and sharper if they are denser.
+        guess: an approximate epsilon that an order of these events attains; None if unknown.
 
     Example:
         >>> import numpy as np
@@ -207,17 +209,19 @@ class TightCurve:
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
 
-        It is never above the region bound, whose discretisation is finer where little is gained.
+        It is never above the region bound, which has a finer discretisation.
         """
         return min(self._by_lines(epsilon), self._region.delta(epsilon))
 
     def epsilon(self, delta: float, guess: float | None = None) -> float:
-        """The smallest epsilon at which `delta` is at most that, rounded up; `guess` saves time.
+        """The smallest epsilon at which the bound is at most delta, rounded up.
+
+        `guess`, an approximate epsilon, saves time.
 
         Raises:
             DeltaUnreachable: no epsilon reaches delta.
         """
-        enough = solve_epsilon(self._region.delta, delta)  # exactly what `region` reports
+        enough = solve_epsilon(self._region.delta, delta)  # the same value as `region`
         if self._by_lines(enough) > delta * (1.0 - PROFILE_ACCURACY):
             return enough
         return min(solve_epsilon(self._by_lines, delta, guess), enough)
@@ -252,7 +256,7 @@ class TightCurve:
         found = [halves.best(epsilon) for halves in self._halves]
         columns, gains = map(np.concatenate, zip(*found, strict=True))
         before = np.where(gains > 0.0, columns, 0)
-        # From the back on, the front is used up.
+        # Front cells that are preferred to a back cell are preferred to all later back cells.
         before = np.maximum.accumulate(before[::-1])[::-1]
         return FoldedGame(self.left, self.repetitions, before)
 
@@ -266,7 +270,7 @@ class TightCurve:
     def _slopes(self) -> tuple[FloatArray, FloatArray]:
         """phi'(1-e-f) and phi'(1-L(e)-U(f)) for every e (rows) and f (columns), [n, n].
 
-        Where f is too large for e, phi'(0): they remain convex functions of each.
+        They are phi'(0) if f is too large for e, which keeps them convex in each variable.
         """
         sides = []
         for log_left in self.left:
@@ -314,15 +318,15 @@ class TightCurve:
     def _lines(self) -> list[_Envelope]:
         """Four lines for every cell, stacked in blocks of cells, whose sum is twice the bound.
 
-        In every cell: phi'(1-e-f) is a convex function of e, below its chord; L is above the chords
-        of both neighbours prolonged, a line to a corner and one from it; phi'(1-L-U) is a convex
-        function of L, above the chord of the next larger L prolonged. What is left is linear in e
-        on both sides of the corner, so its maximum over f is convex there, and its mean at most
-        half the sum over both ends. Both slopes are convex functions of f, too: a chord for the
-        one, a corner for the other.
+        In every cell, phi'(1-e-f) is a convex function of e, below its chord. L is above the
+        extended chords of both neighbours, which meet in a corner. phi'(1-L-U) is a convex function
+        of L, above the extended chord of the next larger L. The resulting integrand is linear in e
+        on both sides of the corner, so its maximum over f is convex there, and its mean is at most
+        half the sum over both ends. Both slopes are also convex functions of f: the first is below
+        a chord, the second above a corner.
 
-        Columns are the events f, then what lies between any two, then all from `_LIMIT_CELLS` cells
-        before f = 1 - e on.
+        The columns are the events f, then the intervals between them, then all f from
+        `_LIMIT_CELLS` cells before f = 1 - e on.
         """
         widths, widths_with = self._widths
         near, near_with, chord_before, growth = self._chords
@@ -334,7 +338,7 @@ class TightCurve:
         for rows in _blocks(len(cells)):
             ends = last[rows, None]
             inner = (cells[: rows.stop] <= ends) & (ends > 0)
-            kept = max(rows.stop - _LIMIT_CELLS, 1)  # further columns are inner nowhere
+            kept = max(rows.stop - _LIMIT_CELLS, 1)  # no further column is inner in any row
             a_start, a_end, b_start, b_end = (
                 np.hstack(
                     [
@@ -365,14 +369,14 @@ class TightCurve:
     def _chords(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """The chords of L, each [n-1]; cell i is between the events i + 1, of smaller e, and i.
 
-        Shares of the cell, in e and in L, before the corner; the slope of the next chord; and how
-        far b is prolonged, relative to its change over the previous cell.
+        Returns the shares of the cell, in e and in L, before the corner; the slope of the next
+        chord; and the length by which b is extended, relative to its change over the previous cell.
         """
         widths, widths_with = self._widths
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
             chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
-            # A slope of 0 is safe where no slope exists, as before a step of L alone.
+            # A slope of 0 is safe if no slope exists, as before a step of L alone.
             usable = (chord_before > 0.0) & (chord_before < np.inf)
             chord_before = np.where(usable, chord_before, 0.0)
             chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
@@ -389,8 +393,8 @@ class TightCurve:
     def _limits(self, chord_before: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
         """Per cell, the last f of its own columns, and both slopes from there to f = 1 - e.
 
-        1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, so that the gain, where
-        positive, falls with f.
+        Since 1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, a positive gain
+        decreases with f.
         """
         p, _ = self.left
         cells = np.arange(len(chord_before))
@@ -422,7 +426,10 @@ class TightCurve:
         return [(a_far, a_start), (a_here, a_end), (b_points, b_start), (b_here, b_end)]
 
     def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> FloatArray:
-        """The events and new ones where the bound exceeds a game most; none if by little."""
+        """The events, with new ones in the cells where the bound most exceeds the game's delta.
+
+        No event is added if the bound exceeds delta by little.
+        """
         cells = np.arange(len(self.t) + 1)
         excess = np.zeros(len(cells))
         at_points, total = np.zeros(len(cells)), 0.0
@@ -434,7 +441,7 @@ class TightCurve:
             best = between.argmax(axis=1)
             point = np.maximum(points.max(axis=1), 0.0)
             more = np.maximum(between[np.arange(len(here)), best] - point, 0.0)
-            # What lies between two f is the fault of their distance, the rest of that of the e.
+            # An excess between two f is due to their distance, the rest to the distance of the e.
             where = np.where(best < width - 1, best, np.maximum(here - 1, 0))
             excess += 0.5 * np.bincount(where, more, len(cells))
             at_points += 0.5 * np.bincount(here, point, len(cells))
@@ -455,7 +462,7 @@ class TightCurve:
 
 
 def _blocks(rows: int) -> list[slice]:
-    """A few rows at a time of a lower triangle."""
+    """Blocks of consecutive rows of a lower triangle."""
     return [slice(first, min(first + _BLOCK_ROWS, rows)) for first in range(0, rows, _BLOCK_ROWS)]
 
 
@@ -465,7 +472,7 @@ def _exp_scaled(log_weights: FloatArray, epsilon: float) -> FloatArray:
 
 
 def _first_events(pair: DominatingPair, repetitions: Repetitions) -> FloatArray:
-    """Parameters of a few events, dense where e or phi' move."""
+    """Parameters of a few events, dense where e or phi' change."""
     low, high = pair.event_range
     t = np.linspace(low, high, 8 * _FIRST_EVENTS)
     for _ in range(8):
@@ -486,7 +493,7 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> FloatArray:
     if high - low < 0.25 * _FIRST_EVENTS:  # a few straight pieces: three parts of each
         t = np.union1d(t, np.arange(3.0 * low, 3.0 * high + 1.0) / 3.0)
     log_left, _ = pair.events(t)
-    # Of events of the same probability the one next to the others, where there is more to resolve.
+    # Of events of equal probability, only the one next to events of other probabilities is kept.
     new = log_left[1:] != log_left[:-1]
     return t[np.where(log_left == 0.0, np.append(new, True), np.append(True, new))]
 
@@ -510,7 +517,8 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
     attained = max(curve.best_order(epsilon).epsilon(delta) for curve in curves)
     if attained > epsilon:
         raise NotApplicable(
-            f"its numbers fail here: it came out at {epsilon:.6g}, an order attains {attained:.6g}"
+            f"its computation failed numerically: the value is {epsilon:.6g}, but an order attains "
+            f"{attained:.6g}"
         )
     return BoundValue(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)
 
@@ -527,7 +535,7 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
     The pair of the base must be attained by neighbouring data sets. The losses of many sampled
-    steps are composed on a grid, whose error is taken to be what a grid twice as coarse changes.
+    steps are composed on a grid; its error is estimated by the change on a grid twice as coarse.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -535,10 +543,10 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
         1.449
     """
     if not base.attained:
-        raise NotApplicable("the base must have known outputs")
-    (law, count), *others = base.loss_terms
+        raise NotApplicable("the base must have known output distributions")
+    (loss, count), *others = base.loss_terms
     if base.gaussian_mu is not None or (
-        isinstance(law, DominatingPair) and count == 1 and not others
+        isinstance(loss, DominatingPair) and count == 1 and not others
     ):
         found, error = _attained(base.pairs, repetitions, delta), 0.0
     else:

@@ -1,4 +1,4 @@
-"""The tuning as a mechanism: to be composed with itself or with a final training run."""
+"""A tuning as a mechanism, which can be composed with other tunings or with a final run."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +14,20 @@ from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.region import region_curve
 
 _GRID = 1025
-# Points on the curve of events: with four times as many epsilon falls by less than 1e-6 of itself.
+# Points on the curve of events; four times as many reduce epsilon by less than a relative 1e-6.
 _POINTS = 1 << 12
 
 
 @dataclass(frozen=True)
 class TunedMechanism(Mechanism):
-    """The best of K runs of a base, released: by the region bound and by lemma 7.
+    """The release of the best of K runs of a base.
 
-    Put it in a `Composition` to tune several times, or to tune and then train once more.
+    Its privacy profile is the region bound, its Renyi divergences are those of lemma 7. Use it in a
+    `Composition` of several tunings, or of a tuning and a final run.
 
     Attributes:
         base: one run.
-        repetitions: the distribution of K, also as text.
+        repetitions: the distribution of K; text is parsed.
 
     Example:
         >>> from audit.accounting import GaussianMechanism

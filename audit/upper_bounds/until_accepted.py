@@ -33,7 +33,7 @@ _REFINEMENTS = 2
 _NEGLIGIBLE = 1e-7
 """Share of delta that losses beyond the grid may have; they count as a full leak."""
 _SMALLEST_MU, _LARGEST_MU = 1e-4, 25.0
-"""Beyond this range e^loss, or its distance from 1, loses its digits in double precision."""
+"""Outside this range, e^loss or its distance from 1 is inaccurate in double precision."""
 
 
 def until_accepted(steps: Sequence[float], delta: float) -> float:
@@ -80,9 +80,9 @@ def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) ->
 
     With the results eps_1, ..., eps_k, every event E of released models (with their steps) has
     P(E) <= sum_i e^eps_i Q(E and the schedule ends at step i) + delta on neighbouring data sets.
-    Every step gets the same share delta / k. A Gaussian step is exact for this share, or costs the
-    composition of the runs up to it, where this is smaller. This is no (epsilon, delta)-DP
-    guarantee for an epsilon that depends on the outcome.
+    Every step gets the same share delta / k. The epsilon of a step is that of the composition of
+    the runs up to it; for Gaussian steps it is the exact value for this share, if smaller. This is
+    not an (epsilon, delta)-DP guarantee, because the epsilon depends on the outcome.
 
     Args:
         base: one run, whose noise the schedule scales.
@@ -114,7 +114,7 @@ def _gaussian_budgets(runs: Sequence[Mechanism]) -> list[float] | None:
 
 
 def _schedule(steps: Sequence[float], delta: float) -> tuple[list[GaussianPair], float]:
-    """The pair of each step, and a loss that matters for no remaining part of the schedule."""
+    """The pair of each step, and a loss that is negligible in every remaining part."""
     delta = checks.interval("delta", delta, 0.0, 1.0)
     budgets = [
         checks.interval("mu of steps", mu, _SMALLEST_MU, _LARGEST_MU)
@@ -135,8 +135,8 @@ class _Events:
 
     p: FloatArray  # P-probabilities [n]
     q: FloatArray  # Q-probabilities [n]
-    p_rest: FloatArray  # 1 - p, with all its digits
-    q_rest: FloatArray  # 1 - q, with all its digits
+    p_rest: FloatArray  # 1 - p, without cancellation
+    q_rest: FloatArray  # 1 - q, without cancellation
 
     @classmethod
     def around(cls, losses: FloatArray, profile: FloatArray, mirrored: FloatArray) -> "_Events":
@@ -175,7 +175,7 @@ def _values(
     """sup P(E) - e^loss Q(E) from a step on [m, n], for losses [m] and each later event [n].
 
     The pair of the step is its own mirror image. If an accepted model of this step is not released,
-    the procedure ends there without an output, which counts for no event (but for its complement).
+    the procedure ends there without an output, which belongs to no event, but to its complement.
     `is_mirror` exchanges P and Q.
     """
     side = later.mirrored if is_mirror else later
@@ -192,8 +192,8 @@ def _smallest_epsilon(
 ) -> float:
     """The smallest epsilon at delta, rounded up, of a schedule of self-mirrored pairs.
 
-    `reach` is the largest loss on the grids. The accepted models of all steps are released, or
-    those of the last alone.
+    `reach` is the largest loss on the grids. If `released`, the accepted models of all steps are
+    released, otherwise those of the last step alone.
     """
     # Relative errors add over the steps, because every V_i is at most proportional to V_{i+1}.
     margin = (1.0 + PROFILE_ACCURACY) ** len(pairs)

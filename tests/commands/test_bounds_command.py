@@ -336,7 +336,7 @@ def test_one_row_that_fails_takes_no_other_with_it(error: Any) -> None:
 
     row = answered(entry.name, entry.claim, fails)
     assert not row.applies
-    assert row.reason.startswith("its numbers fail here: ")
+    assert row.reason.startswith("its computation failed numerically: ")
     assert "\n" not in row.reason
 
 

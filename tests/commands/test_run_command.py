@@ -128,7 +128,7 @@ def test_shared_runs_have_a_report_for_each_threat_model(
     options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", str(out)]
     code, text, _ = audit(capsys, *options)
     assert code == 0
-    assert "share runs: results are correlated" in text
+    assert "shared runs, so results are correlated" in text
     for threat, score in (("ntnv", "validation-loss"), ("ntcv", "first-coordinate")):
         assert summary.read(out / threat / "summary.json").config["score"] == score
         assert (out / threat / "figure.png").exists()
@@ -147,7 +147,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     options += ["--out", str(tmp_path)]
     code, text, _ = audit(capsys, *options)
     assert code == 0
-    assert "NTCV, canary input+dirac, share runs: results are correlated" in text
+    assert "NTCV, canary input+dirac: shared runs, so results are correlated" in text
     views = {"ntcv-input", "ntcv-dirac"}
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == views | {"shards"}
     for view in views:

@@ -227,10 +227,10 @@ def test_text_starts_with_the_answer_and_fits_the_terminal(report: Report) -> No
         "eps_U is the smallest upper bound that is valid for this audit: reduced-exact.",
         "LOWER BOUND TO REPORT (95 % confidence)",
         "OTHER LOWER BOUNDS (95 % confidence each, not jointly: do not pick the largest)",
-        "NO BOUND: the paper's protocol, uncorrected, for comparison",
-        "UPPER BOUNDS FOR ANYONE who tunes this way, whatever the score",
-        "UPPER BOUNDS ONLY FOR A SCORE AS IN THIS AUDIT",
-        "FOR COMPARISON: no upper bounds on the tuning",
+        "NOT A BOUND: the paper's uncorrected estimate, for comparison",
+        "UPPER BOUNDS FOR EVERY SCORE",
+        "UPPER BOUNDS ONLY FOR THE SCORE OF THIS AUDIT",
+        "FOR COMPARISON: not upper bounds on the tuning",
         "Conditions:",
         "Engine reduced:",
     ]
@@ -252,7 +252,7 @@ def test_every_condition_has_one_footnote(report: Report) -> None:
     words = {
         line.split()[0]: line.split(maxsplit=1)[1] for line in notes.splitlines() if line[:1] == " "
     }
-    assert words[marks[0]] == "K independent runs, each candidate drawn anew"
+    assert words[marks[0]] == "K independent runs, each candidate drawn independently"
     assert "independent runs" not in table
 
 

@@ -180,7 +180,7 @@ def test_what_a_budget_does_not_count_is_refused_in_one_line() -> None:
     budget = tuning.Budget(3.0)
     budget.spend(GaussianMechanism(0.1))
     for wrong, words in (
-        (SAMPLED, "make the budget with expected="),
+        (SAMPLED, "for Gaussian and other runs together, pass expected="),
         (0.5, "mechanism must be a mechanism, got 0.5"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -191,13 +191,13 @@ def test_what_a_budget_does_not_count_is_refused_in_one_line() -> None:
     budget.spend(DpSgd(2.0, 10, 0.1))
     with pytest.raises(ValueError, match="budget must have one neighbouring relation"):
         budget.spend(DpSgd(2.0, 10, 0.1, "replace-one"))
-    with pytest.raises(tuning.BudgetExceeded, match="budget must afford one run"):
+    with pytest.raises(tuning.BudgetExceeded, match="budget must allow one run"):
         tuning.Budget(0.5).spend(DpSgd(0.5, 1000, 0.1))
-    with pytest.raises(tuning.BudgetExceeded, match="budget must afford one run"):
+    with pytest.raises(tuning.BudgetExceeded, match="budget must allow one run"):
         tuning.Budget(3.0).spend(ApproximateDp(0.1, 1e-9))  # no finite divergence
     with pytest.raises(ValueError, match=r"cap must be in \(0, 1e\+06\), got -1"):
         tuning.Budget(-1.0)
-    with pytest.raises(ValueError, match="expected must not be given where the cap is a mechanism"):
+    with pytest.raises(ValueError, match="expected must not be given if the cap is a mechanism"):
         tuning.Budget(SAMPLED, expected=SAMPLED)
 
 
@@ -238,7 +238,7 @@ def test_a_file_survives_a_kill_and_its_cap_cannot_be_changed(
 def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "budget.json"
     file.write_text(text)
-    with pytest.raises(ValueError, match="file must be a budget's") as caught:
+    with pytest.raises(ValueError, match="file must hold a budget") as caught:
         tuning.Budget(3.0, file=file)
     assert "\n" not in str(caught.value)
     assert file.read_text() == text

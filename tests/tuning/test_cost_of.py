@@ -59,7 +59,7 @@ def test_random_trials_with_a_law_cost_the_law() -> None:
     # One run came, and many might have: the composition of one is no bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
-    assert "no trial of the prior is less private" in found.assumed
+    assert "no candidate of the prior is less private" in found.assumed
 
 
 @pytest.mark.parametrize("law", ["fixed:2", "fixed:4", "binomial:2,0.5", "tnb:0,0.2@2"])
@@ -158,7 +158,7 @@ def test_random_trials_assume_that_no_less_private_one_was_possible() -> None:
     # Draws of both are quiet in one of eight tunings, but leak more than is stated of them.
     either = Mixture((quiet, loud), (0.5, 0.5))
     assert most_leaked(either, repetitions.Fixed(3), found.best_only) > 0.4
-    assert "no trial of the prior is less private" in found.assumed
+    assert "no candidate of the prior is less private" in found.assumed
 
 
 def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(
@@ -590,7 +590,7 @@ def test_an_objective_is_told_its_noise() -> None:
 
 def test_protocols_that_need_a_space_are_refused() -> None:
     for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
-        with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
+        with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw every"):
             integration.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
 
 

@@ -50,7 +50,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         study(folder=tmp_path).run(noisy)
     assert (tmp_path / ".gitignore").read_text() == "mine"
     assert tmp_path.stat().st_mode & 0o777 == 0o755
-    with pytest.raises(ValueError, match="folder must be one that can be made and written"):
+    with pytest.raises(ValueError, match="folder must be one that can be created and written"):
         study(folder=tmp_path / ".gitignore" / "study").run(noisy)
 
 

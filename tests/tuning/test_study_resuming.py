@@ -75,7 +75,7 @@ def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path: Path) 
         return tuning.Outcome(trial.candidate["level"], os.urandom(8))
 
     with pytest.raises(
-        tuning.StudyAborted, match=r"train must give the same run for the same trial.seed"
+        tuning.StudyAborted, match=r"train must return the same result for the same trial.seed"
     ):
         list(interrupted(tmp_path, 3, protocol="fixed:9", seed=1, train=fresh))
 

@@ -28,7 +28,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
 
     Args:
         base: one run with any fixed hyperparameter.
-        repetitions: truncated negative binomial.
+        repetitions: the distribution of K, truncated negative binomial.
         ratio: C/c, at least 1.
 
     Example:
@@ -85,7 +85,7 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     protocol=Adaptive,
 )
 def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Theorem 2, (2 + theta) (epsilon_0 + log(C/c)), whatever delta.
+    """Theorem 2: (2 + theta) (epsilon_0 + log(C/c)) at every delta.
 
     Example:
         >>> from audit.accounting import PureDp
@@ -95,7 +95,7 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     """
     eta = power_law(protocol.repetitions).eta
     if not math.isfinite(base.pure_epsilon):
-        raise NotApplicable("the base must be of pure DP")
+        raise NotApplicable("the base must satisfy pure DP")
     return BoundValue((2.0 + eta) * (base.pure_epsilon + math.log(protocol.high / protocol.low)))
 
 

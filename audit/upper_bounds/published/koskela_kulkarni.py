@@ -22,9 +22,9 @@ def subset_divergences(
 ) -> tuple[FloatArray, FloatArray]:
     """Renyi divergences of (tuned on a Poisson subset, final run on the rest), both directions.
 
-    The extra record is in the subset with chance q and in the rest with 1-q, so the density ratio
-    is q r1 + (1-q) r2: expanded by the binomial theorem in one direction, bounded by convexity of
-    x^-(alpha-1) in the other.
+    The extra record is in the subset with probability q and in the rest with probability 1-q, so
+    the density ratio is q r1 + (1-q) r2. One direction is expanded by the binomial theorem, the
+    other is bounded by the convexity of x^-(alpha-1).
 
     Args:
         tuned: divergence of the tuning by order.
@@ -73,7 +73,7 @@ def subset_divergences(
     title=r"$\varepsilon_U$ Koskela & Kulkarni (any score)",
 )
 def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
-    """Their theorem, with runs while tuning as private as the final one.
+    """The bound of Koskela & Kulkarni 2023, if all runs and the final run have the same privacy.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -83,7 +83,7 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
     """
     check_add_remove(base)
     if protocol.final != "rest":
-        raise NotApplicable("the final run must take the rest of the records")
+        raise NotApplicable("the final run must use the rest of the records")
     orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
     tuned = lemma_7_curve(base, protocol.repetitions)
     both = subset_divergences(tuned, base.renyi, protocol.sampling_rate, orders)

@@ -77,7 +77,7 @@ def _smallest_penalty(
 def corollary_6_2(
     epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: str | Repetitions
 ) -> float:
-    """Epsilon of tuning over candidates that all keep two points of a privacy profile.
+    """Epsilon of tuning over candidates that all satisfy two points of a privacy profile.
 
     If each is (epsilon_1, delta_1)- and (epsilon_hat, d)-DP, tuning is (epsilon, E[K] d)-DP with
     epsilon = epsilon_hat + (eta+1) log(e^epsilon_1 + ((1-gamma)/gamma) delta_1) (Koskela, Redberg
@@ -106,10 +106,10 @@ def propose_test_release(
     Wang 2024, theorem 6.1, after Redberg et al. 2023).
 
     Args:
-        released: what is released when the test passes, as private as the test promises.
+        released: the mechanism that runs if the test passes.
         test_epsilon: epsilon of the test, >= 0.
         test_delta: delta of the test, in [0, 1).
-        failure: chance that the test passes wrongly, in [0, 1).
+        failure: probability that the test passes wrongly, in [0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -133,7 +133,7 @@ def propose_test_release(
     protocol=NoisyMax,
 )
 def noisy_max(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
-    """m^k times the profile of k noisy values at sensitivity 2, or 1 if all move in one direction.
+    """m^k times the profile of k noisy values at sensitivity 2, or 1 if they are monotone.
 
     The base is one noisy value of sensitivity 1.
 
@@ -155,7 +155,7 @@ def noisy_max(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
     log_factor = protocol.rounds * math.log(protocol.candidates)
 
     def reached(epsilon: float) -> float:
-        # As logarithms: a million candidates, sixty times over, overflow.
+        # In logarithms, because m^k overflows for large m and k.
         return math.exp(min(float(safe_log(together.delta(epsilon))) + log_factor, 1.0))
 
     return BoundValue(solve_epsilon(reached, delta))

@@ -16,11 +16,11 @@ _SOURCE = (
 
 @bound("liu-talwar", 10, _SOURCE, about=("any base",))
 def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """(2 + eta) epsilon_0 for TNB(eta, gamma) repetitions; 3 epsilon_0 when they are geometric.
+    """(2 + eta) epsilon_0 if K is TNB(eta, gamma); 3 epsilon_0 if K is geometric.
 
-    A base that is (epsilon_0, delta_0)-DP is pure but for an event of probability delta_0, and some
-    run fails with probability 1 - phi(1 - delta_0). Given that none does, K is again truncated
-    negative binomial with the same eta. So delta_0 is the one with 1 - phi(1 - delta_0) = delta.
+    An (epsilon_0, delta_0)-DP base is epsilon_0-DP except for an event of probability delta_0, and
+    some run fails with probability 1 - phi(1 - delta_0). Given that no run fails, K is again
+    truncated negative binomial with the same eta. delta_0 solves 1 - phi(1 - delta_0) = delta.
 
     Example:
         >>> from audit.accounting import GaussianMechanism

@@ -93,7 +93,7 @@ def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
 
 
 def check_finite(base: Mechanism) -> None:
-    """Refuses a base that no Renyi bound applies to."""
+    """Refuses a base without finite Renyi divergences, to which no Renyi bound applies."""
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
 
@@ -101,7 +101,7 @@ def check_finite(base: Mechanism) -> None:
 def _converted(curve: Curve, delta: float, source: str | None = None) -> BoundValue:
     epsilon = renyi_to_epsilon(curve, delta, refined=COARSE_ORDERS)
     if not math.isfinite(epsilon):
-        raise NotApplicable("the divergence is too large for a number")
+        raise NotApplicable("the divergence is too large for a floating-point number")
     return BoundValue(epsilon, source=source)
 
 
@@ -137,13 +137,13 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
 
 
 def _log_none(repetitions: Repetitions) -> float:
-    """log P[K = 0]: having no run at all adds its own term to a Renyi sum."""
+    """log P[K = 0], the logarithm of the term that K = 0 adds to a Renyi sum."""
     none = repetitions.probability_of_none
     return math.log(none) if none > 0.0 else -math.inf
 
 
 def _monotone(curve: Curve) -> Curve:
-    """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
+    """A bound for every order: D_alpha grows with alpha, so its minimum covers smaller orders."""
     flat_until, lowest = minimize_over_alpha(curve, refined=COARSE_ORDERS)
 
     def monotone(alpha: FloatArray) -> FloatArray:
@@ -166,7 +166,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
     Args:
         base: the base mechanism.
         repetitions: the distribution of K, any.
-        points: points on the curve of events; fewer are faster and no less safe.
+        points: points on the curve of events; fewer are faster and give a larger bound.
 
     Example:
         >>> import numpy as np
@@ -194,8 +194,8 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
 
 
 def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArray:
-    """Largest a (a/b)^rest [n] over the vertices; infinite if it may lie below those kept."""
-    # a / b falls along the hull: the larger the power, the earlier the vertex.
+    """Largest a (a/b)^rest [n] over the vertices; infinite if it may be at a dropped vertex."""
+    # a / b decreases along the hull, so a larger power selects an earlier vertex.
     log_ratio = log_a - log_b
     first, last = (int(np.argmax(log_a + end * log_ratio)) for end in (rest.max(), rest.min()))
     some = slice(min(first, last), max(first, last) + 1)
@@ -206,7 +206,7 @@ def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArr
 
 
 def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
-    r"""Lemma 7 for K before truncation, and the most that truncation adds.
+    r"""Lemma 7 for K before truncation, plus the largest effect of the truncation.
 
     The addition is
     :math:`\log(1 / P[K \le m]) / (\alpha - 1) + \log(1 + T / (\mathbb{E}[K] - T))` with
@@ -228,7 +228,7 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
 
 
 def power_law(repetitions: Repetitions) -> PowerLaw:
-    """The parameters of a truncated negative binomial distribution; no other K has them."""
+    """The parameters of a truncated negative binomial distribution; refuses any other."""
     law = repetitions.power_law
     if law is None:
         raise NotApplicable("K must be truncated negative binomial")
@@ -280,7 +280,7 @@ _SHARES = (0.01, 0.3, 0.7, 0.99)
 def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Lemma 20: lemma 7 for the pure part of the base, and the probability that some run fails.
 
-    delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
+    Failures spend a share of delta, the Renyi conversion the rest; the best of four shares is used.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -326,7 +326,7 @@ def corollary_21(
     """
     growth = math.expm1(checks.interval("epsilon_0", epsilon_0, 0.0))
     delta_0 = checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
-    # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
+    # As in theorem 6, K = 0 adds a term, which matters if E[K] is small.
     mu = repetitions.mu * (1.0 - delta_0)
     log_sum = float(np.logaddexp(-mu, epsilon_0 / growth + math.log(mu)))
     return 1.0 + 1.0 / growth, growth * log_sum, float(repetitions.phi_survival(delta_0))

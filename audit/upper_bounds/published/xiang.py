@@ -20,20 +20,20 @@ from audit.upper_bounds.registry import BoundValue, bound
 
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
-# Orders above shift / mu are never best, and their integrand peaks that far from the origin.
+# Orders above this value / mu are never best; their integrand peaks this far from the origin.
 _LARGEST_SHIFT = 200.0
 _RULES = tuple(np.polynomial.legendre.leggauss(nodes) for nodes in (8, 6))
 _SHORT_RULE = np.polynomial.legendre.leggauss(3)
 _FIRST_CELLS = 8001
-# How often cells are cut for the chords of one order, into how many more each time; and what of
-# delta is given up for outputs beyond them.
+# Number of passes that refine the cells for the chords of one order, cells added in each pass, and
+# share of delta for the outputs beyond the cells.
 _PASSES = 8
 _NEW_CELLS = 1 << 12
 _NEGLIGIBLE, _MIN_MASS = 1e-30, 1e-305
 _FURTHEST = 1e3
-# Log densities below it are of outputs that no double gives a mass.
+# At smaller log densities, a mass underflows.
 _MIN_DENSITY = -800.0
-# Cells are not made for larger orders: the best are below, and what is missed is added as error.
+# Cells are not refined for larger orders: the best orders are smaller, and the error is added.
 _LARGEST_ORDER = 1e3
 
 
@@ -57,15 +57,15 @@ class ReducedGameRenyi:
     repetitions: Repetitions
 
     def renyi(self, alpha: FloatArray, sign: float = 1.0) -> FloatArray:
-        """Renyi divergence of orders [n], by quadrature: what to search the best order with.
+        """Renyi divergence of orders [n] by quadrature, to search for the best order.
 
-        Gauss and Legendre's rule on cells that are short where the density bends; what the rule of
-        fewer nodes, much less exact, differs by is added. Orders with (alpha - 1) mu > 200 give
-        infinity. What is proved to be on the safe side is `renyi_epsilon`.
+        It uses Gauss-Legendre quadrature on cells that are short where the density bends, and adds
+        the difference to a rule with fewer nodes. It is infinite for orders with (alpha - 1) mu >
+        200. Only `renyi_epsilon` is proved to be rounded up.
 
         Args:
             alpha: orders [n] > 1.
-            sign: 1: without || with the canary, -1: the reverse.
+            sign: 1 for D(without || with the canary), -1 for the reverse.
         """
         edges = self._cells(float(np.max(alpha)))
         best, other = (self._log_integral(alpha, sign, edges, rule) for rule in _RULES)
@@ -74,13 +74,13 @@ class ReducedGameRenyi:
         return self._divergence(alpha, log_integral)
 
     def _rough_renyi(self, alpha: FloatArray, sign: float) -> FloatArray:
-        """The same to four digits or so, several times faster."""
+        """The same to about four digits, several times faster."""
         edges = self._cells(float(np.max(alpha)))
         return self._divergence(alpha, self._log_integral(alpha, sign, edges, _SHORT_RULE))
 
     def _divergence(self, alpha: FloatArray, log_integral: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):
-            # No run leaves the same nothing on both sides: it adds P[K=0] to the sum.
+            # Without a run, the output is the same on both sides, which adds P[K=0] to the sum.
             none = self.repetitions.probability_of_none
             log_sum = np.logaddexp(log_integral, np.log(none)) if none > 0 else log_integral
         divergence = np.maximum(log_sum, 0.0) / (alpha - 1.0)
@@ -89,21 +89,21 @@ class ReducedGameRenyi:
     def renyi_epsilon(self, order: float, delta: float, sign: float = 1.0) -> float:
         """Epsilon at delta by the Renyi divergence of one order, proved to be rounded up.
 
-        Outputs that P gives with less than a negligible share of delta are taken off delta. The
-        others are cut into cells whose masses P_i and Q_i are known. phi' increases, so in a cell r
-        = p/q is between lo and hi, which the slopes and the normal densities at its ends give. A
-        convex function is below its chord, and Q_i and P_i are the means of 1 and of r under q, so
-        that the integral of q r^alpha over the cell is at most the chord's,
+        The outer outputs, which have a negligible probability under P, are subtracted from delta.
+        The others are divided into cells whose masses P_i and Q_i are known. phi' increases, so in
+        a cell r = p/q is between lo and hi, which follow from the slopes and the normal densities
+        at its ends. A convex function is below its chord, and Q_i and P_i are the integrals of 1
+        and of r under q. So the integral of q r^alpha over the cell is at most that of the chord,
 
             Q_i lo^alpha + (P_i - Q_i lo) (hi^alpha - lo^alpha) / (hi - lo),
 
-        which grows with P_i and falls with Q_i: one is rounded up, the other down. What is too much
-        shrinks with the square of the cells, however the density bends.
+        which grows with P_i and falls with Q_i: one is rounded up, the other down. The excess
+        decreases with the square of the width of the cells.
 
         Args:
             order: alpha > 1.
             delta: in (0, 1).
-            sign: 1: without || with the canary, -1: the reverse.
+            sign: 1 for D(without || with the canary), -1 for the reverse.
         """
         means = (0.0, self.mu) if sign > 0 else (self.mu, 0.0)
         edges, beyond = self._where_p_is(means[0], max(delta * _NEGLIGIBLE, _MIN_MASS))
@@ -114,14 +114,14 @@ class ReducedGameRenyi:
             ends = np.append(0.0, np.cumsum(pieces))
             edges = np.interp(np.arange(ends[-1] + 1.0), ends, edges)
         log_terms, _ = self._chords(order, edges, *means)
-        # No run leaves the same nothing on both sides: it adds P[K=0] to the sum.
+        # Without a run, the output is the same on both sides, which adds P[K=0] to the sum.
         none = float(safe_log(self.repetitions.probability_of_none))
         log_sum = float(special.logsumexp(np.append(log_terms, none)))
         divergence = max(log_sum + SUM_ROUNDING, 0.0) / (order - 1.0)
         return float(epsilon_of_order(divergence, order, delta - beyond))
 
     def _where_p_is(self, mean: float, negligible: float) -> tuple[FloatArray, float]:
-        """Outputs [n] outside of which P has little mass on either side, and how much it has."""
+        """Edges [n] of outputs beyond which P has negligible mass, and this mass."""
         law = self.repetitions
 
         def below(x: float) -> float:
@@ -142,7 +142,7 @@ class ReducedGameRenyi:
     def _chords(
         self, order: float, edges: FloatArray, mean: float, other: float
     ) -> tuple[FloatArray, FloatArray]:
-        """log of what every cell [n-1] adds to the integral at most, and how far log r may move."""
+        """Log of the largest contribution of each cell [n-1], and the range of log r in it."""
         law, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
         slopes = self._slope_ratios(edges)
         normal = (mean - other) * (edges - 0.5 * (mean + other))
@@ -163,23 +163,24 @@ class ReducedGameRenyi:
         with np.errstate(over="ignore", invalid="ignore"):
             above = safe_log(np.maximum(np.expm1(log_p - low - log_q), 0.0))
             terms = order * low + log_q + np.logaddexp(0.0, log_slope + above)
-        # Where Q_i is lost to rounding or underflow it is taken to be 0.
+        # If Q_i is lost to rounding or underflow, it counts as 0.
         lost = ~(np.isfinite(log_q) & np.isfinite(terms))
         return np.where(lost, (order - 1.0) * low + log_slope + log_p, terms), width
 
     def _slope_ratios(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Bounds on g(x) - g(x - mu), g = log phi'(Phi(x)), in every cell [n-1] between edges [n].
 
-        As g grows: by its values at the ends. For small mu: by mu times the smallest and the
-        largest g'(t), t from the first end less mu to the last end. g' is the slope of log phi' in
-        log x, which grows, for phi' is a power series with coefficients >= 0, times the slope of
-        log Phi, which falls. The first is bounded by chords just outside, the second by its ends.
+        g increases, so its values at the ends bound the difference. For small mu, the bounds are mu
+        times the smallest and the largest g'(t), with t from the first end minus mu to the last
+        end. g' is the slope of log phi' in log x, which increases (phi' is a power series with
+        coefficients >= 0), times the slope of log Phi, which decreases. The first is bounded by
+        chords just outside of the cell, the second by its values at the ends.
         """
 
         def g(x: FloatArray) -> tuple[FloatArray, FloatArray]:
             log_x = special.log_ndtr(x)
             found = self.repetitions.log_phi_prime_at(log_x)
-            # And log of the slope of log Phi, but for a constant.
+            # The second value is the log of the slope of log Phi, up to a constant.
             return np.maximum(found, -1e300), -0.5 * x * x - log_x
 
         start, end = edges[:-1], edges[1:]
@@ -201,10 +202,10 @@ class ReducedGameRenyi:
     def _cells(self, largest_order: float) -> FloatArray:
         """Edges [n] of cells over which the integrand of an order is smooth.
 
-        log phi'(Phi(x)) may turn within a hundredth of a standard deviation, where two numbers of
-        runs weigh the same. A cell is at most 0.25 wide, and where the exponent has curvature c
-        some 1/(4 sqrt(c)): what turns by a slope of any height then gets the same few cells. Bends
-        where neither side has mass are passed over: orders that see them are never best.
+        log phi'(Phi(x)) may bend within a hundredth of a standard deviation, where two numbers of
+        runs have equal weight. A cell is at most 0.25 wide, and about 1/(4 sqrt(c)) where the
+        exponent has curvature c. Bends where neither side has mass are ignored, because orders that
+        depend on them are never best.
         """
         reach = 40.0 + min(largest_order * self.mu, 1.001 * _LARGEST_SHIFT + self.mu)
         x = np.linspace(-reach, reach + self.mu, _FIRST_CELLS)
@@ -253,9 +254,9 @@ class ReducedGameRenyi:
 def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon of the reduced game by Renyi divergence.
 
-    Each direction is converted to (epsilon, delta) on its own and the larger epsilon is taken;
-    taking the larger divergence at each order first is looser. Given mu "O" or "G" of a subsampled
-    base this is the paper's eps_U-O or eps_U-G.
+    Each direction is converted to (epsilon, delta) separately, and the larger epsilon is returned;
+    taking the larger divergence at each order first would be looser. For mu "O" or "G" of a
+    subsampled base, this is the paper's eps_U-O or eps_U-G.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
