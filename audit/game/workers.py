@@ -131,11 +131,12 @@ def _played(
             # A worker holds its device until it ends.
             get_reusable_executor().shutdown()
         return
-    with _cluster(place), joblib.parallel_config(place.backend, n_jobs=-1):
+    # In one context of `Parallel`: for each call by itself, Ray would start new processes.
+    with _cluster(place), joblib.parallel_config(place.backend, n_jobs=-1), joblib.Parallel() as go:
         # Some backends cannot return results one by one, so each call has a few blocks per worker.
         share = max(4 * place.workers, 16)
         for start in range(0, len(calls), share):
-            yield from joblib.Parallel()(calls[start : start + share])
+            yield from go(calls[start : start + share])
 
 
 @contextlib.contextmanager

@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import joblib
 import light_runs
 import pytest
 import torch
 from fake_cuda import FakeCuda
+from joblib.parallel import SequentialBackend
 
 from audit import run
 from audit.game import setup, workers
@@ -69,6 +71,25 @@ def test_any_workers_give_the_same_bytes(tmp_path: Path, expected: Any, options:
     done = audit(tmp_path / "audit", *options)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "audit" / "results.csv").read_bytes() == expected
+
+
+def test_an_audit_starts_the_processes_of_its_backend_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    class Counting(SequentialBackend):
+        def configure(self, *args: Any, **settings: Any) -> Any:
+            starts.append(1)
+            return super().configure(*args, **settings)
+
+    monkeypatch.setattr(workers, "_cluster", lambda place: contextlib.nullcontext())
+    monkeypatch.setitem(joblib.parallel.BACKENDS, "counting", Counting)
+    place = Place(tmp_path, 2, ("cpu",), "counting", "")
+    blocks: Any = range(50)
+    played = list(workers._played(place, lambda block, device: (block,), blocks))
+    assert played == [(block, (block,)) for block in blocks]
+    assert len(starts) == 1
 
 
 def test_dead_workers_are_replaced_and_reported(
