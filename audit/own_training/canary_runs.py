@@ -261,7 +261,12 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     p_value = float(stats.binom.sf(hits - 1, tries, rate))
     if not varies or p_value > FAMILY_ERROR or orders_records(experiment, canaries):
         return
-    shown = {"hits": hits, "tries": tries, "share in %": 100 * hits / tries, "rate in %": 100 * rate}
+    shown = {
+        "hits": hits,
+        "tries": tries,
+        "share in %": 100 * hits / tries,
+        "rate in %": 100 * rate,
+    }
     experiment.collect(TestResult(p_value, "influence", shown))
 
 

@@ -238,6 +238,8 @@ def _compare_claim(
     steps = len(usable)
     counts = equal.batches.counts[:, :steps]
     if experiment.stop_after is not None or np.isnan(counts).all():
+        reason = "the claim was not compared: the batches, or the last steps, were not seen"
+        experiment.cannot_test(reason, ("accountant",))
         return
     rate = min(float(np.nanmean(counts)) / len(experiment.records), 1.0)
     run: Mechanism

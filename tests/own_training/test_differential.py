@@ -389,8 +389,8 @@ def test_everything_on_a_returned_object_is_compared() -> None:
     ("name", "words"),
     [
         ("noise orthogonal to the update", "Along the update"),
-        ("one of four seeds for the noise", "Two runs with different seeds"),
-        ("noise by the size of the batch", "size of the noise and that of the batch"),
+        ("noise from one of four seeds", "Two runs with different seeds"),
+        ("noise scaled by the root of the batch size", "size of the noise and that of the batch"),
         ("near duplicates left out", "one record changes"),
     ],
 )
@@ -405,13 +405,13 @@ def test_mistakes_that_the_test_was_not_built_around(name: str, words: str) -> N
     ("name", "cause"),
     [
         ("features standardised by private records", "changes what other records contribute"),
-        ("threshold by the median norm", "changes what other records contribute"),
-        ("centered by the batch", "changes what other records contribute"),
-        ("momentum of raw gradients", "momentum"),
+        ("threshold set to the median norm of the batch", "changes what other records contribute"),
+        ("features centered by the batch mean", "changes what other records contribute"),
+        ("momentum of gradients without noise", "momentum"),
         ("each tensor clipped to C", "each tensor (layer) is clipped to C separately"),
         ("two copies of each record", "several copies"),
-        ("learning rate by raw gradients", "The learning rate"),
-        ("divided by the batch drawn", "divided by the size of the batch"),
+        ("learning rate from gradients without noise", "The learning rate"),
+        ("sum divided by the size of the drawn batch", "divided by the size of the batch"),
     ],
 )
 def test_the_likely_cause_is_the_true_one(name: str, cause: str) -> None:
@@ -524,12 +524,12 @@ def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "premise", "words"),
     [
-        ("no noise on biases and norms", "noise", "`0.bias`, `1.weight`, `1.bias`, `3.bias`"),
+        ("no noise on biases and normalisation layers", "noise", "`0.bias`, `1.weight`, `1.bias`, `3.bias`"),
         ("Opacus, no clipping", "contribution", r"the clipped sum by [\d.]+ C; the accountant"),
-        ("the training loss is returned", "released numbers", "`training_loss` depends on"),
-        ("divided by n", "number of records", "divided by 24 for 24 records and by 23 for 23"),
+        ("training loss returned", "released numbers", "`training_loss` depends on"),
+        ("sum divided by the number of records", "number of records", "divided by 24 for 24 records and by 23 for 23"),
         pytest.param(
-            *("one step recorded per pass", "accountant", "recorded 2 steps; the optimizer took 8"),
+            *("one step recorded per epoch", "accountant", "recorded 2 steps; the optimizer took 8"),
             marks=pytest.mark.slow,
         ),
     ],
