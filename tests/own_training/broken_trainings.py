@@ -368,7 +368,9 @@ _AGAINST = ([-1e3] + [0.0] * 6, 0)  # one whose gradient is against that of the 
 BROKEN = {
     "no noise added": Control(Loop(noise=no_noise)),
     "noise divided by the batch size twice": Control(Loop(noise=noise_over_the_batch_twice)),
-    "noise not scaled by the threshold C": Control(Loop(noise=noise_without_the_threshold, clip=8.0)),
+    "noise not scaled by the threshold C": Control(
+        Loop(noise=noise_without_the_threshold, clip=8.0)
+    ),
     "same noise in every step": Control(
         Loop(noise=the_same_noise, steps=8, batch=poisson, sampling_rate=0.5, rate=1e-4), size=1
     ),
@@ -379,13 +381,17 @@ BROKEN = {
     "sum of gradients clipped instead of each gradient": Control(
         Loop(total=clipped_after_the_sum, noise_multiplier=2.0, rate=1e-5), 600, _AGAINST
     ),
-    "coordinates clipped instead of the norm": Control(Loop(total=clipped_by_value, rate=1e-5), canary=_LONG),
+    "coordinates clipped instead of the norm": Control(
+        Loop(total=clipped_by_value, rate=1e-5), canary=_LONG
+    ),
     "every layer clipped to C": Control(
         Loop(total=clipped_by_tensor, noise_multiplier=2.0, clip=0.1), 400
     ),
     "every copy of a record clipped by itself": Control(Loop(gradients=augmented, rate=0.01)),
     "batch normalisation": Control(Loop(gradients=batch_normalised), 300, _LONG),
-    "features standardised by private mean and spread": Control(Loop(prepare=standardised), 300, _LONG),
+    "features standardised by private mean and spread": Control(
+        Loop(prepare=standardised), 300, _LONG
+    ),
     "rare classes sampled more often": Control(
         Loop(steps=16, noise_multiplier=2.0, batch=balanced, sampling_rate=0.05, rate=0.01),
         size=61,
