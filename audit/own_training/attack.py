@@ -218,9 +218,7 @@ def detectable_noise(
     return low / 20
 
 
-def detectable_chance(
-    claim: float | None, delta: float, trials: int, error: float
-) -> float | None:
+def detectable_chance(claim: float | None, delta: float, trials: int, error: float) -> float | None:
     """The smallest chance of a revealing output that trials find with 80 % probability.
 
     The output never occurs without the record, and the attack sees it.

@@ -251,7 +251,8 @@ def _sizes(
                 {**numbers, "correlation": correlation},
                 abs(correlation) > 0.5,
             )
-    empty = (1 - chances) ** n
+    # Larger batches than accounted are another finding, and are seldom empty.
+    empty = (1 - np.maximum(chances, min(mean / n, 1.0))) ** n
     if not np.any(sizes == 0):
         yield TestResult(
             float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers

@@ -36,7 +36,7 @@ _FEWEST = 12
 _MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
 # Chance that an exchange of places in sampled batches stays unseen, and seeds that are tried.
 _SURE, _MAX_ORDER_SEEDS = 1e-4, 64
-# Seeds whose steps without the record are compared, and a difference of two contributions, relative.
+# Seeds whose steps are compared, and the relative difference of two contributions.
 _SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
 # Steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
@@ -261,7 +261,12 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     p_value = float(stats.binom.sf(hits - 1, tries, rate))
     if not varies or p_value > FAMILY_ERROR or orders_records(experiment, canaries):
         return
-    shown = {"hits": hits, "tries": tries, "share in %": 100 * hits / tries, "rate in %": 100 * rate}
+    shown = {
+        "hits": hits,
+        "tries": tries,
+        "share in %": 100 * hits / tries,
+        "rate in %": 100 * rate,
+    }
     experiment.collect(TestResult(p_value, "influence", shown))
 
 

@@ -133,6 +133,7 @@ class Trace:
         claimed: epsilon by `watch.claim`, or None.
         accountant: the accountant itself.
         watched: whether an optimizer was watched.
+        has_equal_steps: whether every step has a gradient of the same parameters.
         complete: whether the run came to its end.
         error: what the function raised, in one line, or None.
         epsilon_of_type: spacing of the parameters' floating-point type.
@@ -155,6 +156,7 @@ class Trace:
     claimed: float | None = None
     accountant: Any = None
     watched: bool = False
+    has_equal_steps: bool = True
     complete: bool = False
     error: str | None = None
     epsilon_of_type: float = 0.0
@@ -169,11 +171,6 @@ class Trace:
     def gradients(self) -> Vector:
         """[T, D], everything that was released."""
         return np.stack([step.gradient for step in self.steps])
-
-    @property
-    def has_equal_steps(self) -> bool:
-        """Whether every step has a gradient of the same parameters."""
-        return len({len(step.gradient) for step in self.steps}) <= 1
 
     @property
     def slices(self) -> list[slice]:
@@ -266,6 +263,7 @@ class RecordingWatch(Watch):
         self._like, self._stop_after, self._digests = like, stop_after, digests
         self._hooks: list[Any] = []
         self._clip: Any = None
+        self._described: list[int] = []
         self.recorded = Trace()
 
     def _attach(self) -> None:
@@ -302,6 +300,7 @@ class RecordingWatch(Watch):
         import torch
 
         parameters = self._parameters()
+        self._described = [id(p) for p in parameters]
         known = {}
         if self._model is not None:
             known = {id(p): name for name, p in self._model.named_parameters()}
@@ -346,9 +345,10 @@ class RecordingWatch(Watch):
 
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
-        if [p.numel() for p in parameters] != trace.sizes:
-            self._describe_parameters()
         number = len(trace.steps)
+        if [id(p) for p in parameters] != self._described:
+            trace.has_equal_steps = number == 0
+            self._describe_parameters()
         with torch.no_grad():
             parts = [_flat_gradient(p) for p in parameters]
             gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)

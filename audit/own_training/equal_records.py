@@ -291,7 +291,11 @@ def _measured(
     np.maximum(top, among_equal, out=top)
     counts = None if runs.full else found.proportional
     noise = estimate_noise(same, counts, base.slices, base.epsilon_of_type)
-    experiment.tested += ["noise", "batches"] if accounted is not None else ["noise"]
+    experiment.tested.append("noise")
+    if accounted is not None or runs.full:
+        experiment.tested.append("batches")
+    else:
+        experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
     experiment.measured["runs of the noise test"] = float(len(same))
     numbers = float((noise.degrees * noise.sizes.sum()).sum())
     if numbers > 0:

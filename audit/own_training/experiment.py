@@ -300,7 +300,7 @@ class Experiment:
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
-        # The surest and most specific first: the number of records changes with other mistakes, too.
+        # The surest first, and last what other mistakes change, too: the number of records.
         first = [kept.pop(kind) for kind in ("influence",) if kind in kept]
         self.findings = [*first, *self.findings, *kept.values()]
         self.findings.sort(key=lambda each: each.premise == "number of records")

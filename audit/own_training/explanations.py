@@ -42,12 +42,12 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "influence": (
         "contribution",
-        "One record changes {hits} of {tries} steps ({share in %:.3g} %), by different amounts for "
-        "different seeds; the accountant assumes that it changes the {rate in %:.3g} % of the steps "
-        "whose batch holds it.",
+        "One record changes {hits} of {tries} steps ({share in %:.3g} %), by different amounts "
+        "for different seeds; the accountant assumes that it is in {rate in %:.3g} % of the "
+        "batches, and changes no other step.",
         "Something that is computed from more records than the batch enters each step without "
-        "noise: a statistic, a label, a weight, a norm, or gradients of an earlier batch (momentum, "
-        "a stale sum, a replay). Otherwise, the record is drawn more often than accounted.",
+        "noise: a statistic, a label, a weight, a norm, or gradients of an earlier batch "
+        "(momentum, a stale sum, a replay). Otherwise, the record is drawn too often.",
         "Compute every step from its own batch and from released numbers only.",
     ),
     # --- noise ---
@@ -239,7 +239,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "The number of records that contribute to a step ({least:.4g} to {most:.4g} in {batches} "
         "steps) varies less than Poisson sampling at the accounted rate {rate:.3g} makes it vary.",
         "Batches of a fixed or a largest size (shuffled, in order, or cut) are accounted for as "
-        "Poisson sampled, or a layer takes a limited number of records (the capacity of an expert).",
+        "Poisson sampled, or a layer takes a limited number of records (an expert's capacity).",
         _POISSON,
     ),
     "limited batches": (
@@ -296,8 +296,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "inclusion without the seed": (
         "batches",
-        "The record changes the same steps for every seed; the accountant assumes that no one knows "
-        "its batches.",
+        "The record changes the same steps for every seed; the accountant assumes that no one "
+        "knows its batches.",
         "Batches are taken in order, or the sampler has a constant seed.",
         _POISSON,
     ),
@@ -339,8 +339,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "first weights": (
         "released numbers",
-        "The weights before the first step depend on the record, although nothing has been released "
-        "yet.",
+        "The weights before the first step depend on the record, although nothing has been "
+        "released yet.",
         "A forward pass on records sets weights or buffers (ActNorm or another initialisation that "
         "depends on the data, a normalisation of the weights).",
         "Initialize on public records, or account for what was computed from the private ones.",

@@ -16,7 +16,7 @@ PREMISES = (
 """The premises that a training's epsilon rests on, by name."""
 
 # Without these, nothing is known about a watched function.
-_ESSENTIAL = {"contribution", "noise", "batches", "released numbers"}
+_ESSENTIAL = {"contribution", "noise", "batches", "accountant", "released numbers"}
 
 
 @dataclass(frozen=True)

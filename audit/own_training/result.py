@@ -33,8 +33,8 @@ class CheckResult:
         premises: the differential test; None if it was not made.
         detectable: the largest noise, as a share of the claimed one, that this many trials find
             with 80 % probability; None if it is unknown.
-        detectable_chance: the smallest chance of an output that only runs with the record have, that
-            this many trials find with 80 % probability; None if it is unknown.
+        detectable_chance: the smallest chance of an output that no run without the record has,
+            which this many trials find with 80 % probability; None if it is unknown.
         attack_skipped: why no trial was played; empty if trials were.
 
     Example:

@@ -238,6 +238,8 @@ def _compare_claim(
     steps = len(usable)
     counts = equal.batches.counts[:, :steps]
     if experiment.stop_after is not None or np.isnan(counts).all():
+        reason = "the claim was not compared: the batches, or the last steps, were not seen"
+        experiment.cannot_test(reason, ("accountant",))
         return
     rate = min(float(np.nanmean(counts)) / len(experiment.records), 1.0)
     run: Mechanism
@@ -382,8 +384,8 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
         f"{scales[low]:.3g}, that of `{names[high]}` {scales[high]:.3g}; for the contribution of "
         f"one record this is an effective noise multiplier of {effective:.3g}; the accountant "
         f"assumes {float(case.sigma[step]):.3g}.",
-        "Random factors multiply the sum after it is clipped (a mask, coordinates that are left out), "
-        "or some tensors get less noise than their share of the threshold allows."
+        "Random factors multiply the sum after it is clipped (a mask, a choice of coordinates), or "
+        "some tensors get less noise than their share of the threshold allows."
         if case.equal.random_gradients
         else "Some tensors get less noise than their share of the threshold allows.",
         "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",

@@ -103,6 +103,7 @@ class WhiteBox:
         self._noises: list[tuple[float, float]] = []  # sigma and tau of every step
         self._by_tensor: list[FloatArray] = []  # [tensors], the products of the first canary
         self._energies: list[FloatArray] = []  # [tensors], mean square of p_i / C_i
+        self._updated: set[tuple[int, ...]] = set()  # the parameters of each kind of step
         self._clip = thresholds_of(optimizer)
         released = getattr(optimizer, "original_optimizer", optimizer)
         self._hooks = [released.register_step_pre_hook(lambda *_: self._before_step())]
@@ -145,7 +146,7 @@ class WhiteBox:
             one = products[:, 0]
             parts = np.array_split(one, min(steps, _STRETCHES))
             details = np.array([np.ptp(one), *(part.sum() for part in parts)])
-            if len({len(products) for products in self._by_tensor}) == 1:  # the same tensors
+            if len(self._updated) == 1:
                 energies = np.sum(self._energies, axis=0).reshape(-1) / steps
                 details = np.concatenate([details, np.sum(self._by_tensor, axis=0), energies])
         return WhiteBoxTrace(steps, lambda_a, lambda_c, details)
@@ -225,6 +226,7 @@ class WhiteBox:
         self._products.append(products)
         self._squares.append(squares)
         self._by_tensor.append(by_tensor)
+        self._updated.add(tuple(id(parameter) for parameter in parameters))
         if clip is not None:
             # On the scale of sums alone: what divides by their number shows how many records are.
             squares_of_sums = [float(p.square().mean(dtype=torch.float64)) for p in released]

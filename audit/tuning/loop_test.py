@@ -106,7 +106,7 @@ def fingerprint(train: Any) -> str:
 
 def conditions_tested(report: "PremiseReport | None", public_score: bool) -> tuple[str, ...]:
     """Names of the certificate's conditions that a test without findings supports."""
-    if report is None or report.broken or not report.watched:
+    if report is None or report.broken or "contribution" not in report.tested:
         return ()
     found = [name for premise, name in _CONDITION_OF.items() if premise in report.tested]
     return (*found, "score") if public_score and "released" in found else tuple(found)

@@ -28,6 +28,7 @@ from benchmarks.training_loops.correct import CORRECT, Control
 from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
 from benchmarks.training_loops.independent import INDEPENDENT, INDEPENDENT_CORRECT
 from benchmarks.training_loops.reported import REPORTED
+from benchmarks.training_loops.second_tester import SECOND_TESTER, SECOND_TESTER_CORRECT
 from benchmarks.training_loops.unseen import UNSEEN, UNSEEN_CORRECT
 
 CONFIDENCE = 0.95
@@ -164,9 +165,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return {n: c for n, c in table.items() if not words or any(w in n for w in words)}
 
     if options.correct:
-        loops = chosen({**CORRECT, **FURTHER_CORRECT, **INDEPENDENT_CORRECT, **UNSEEN_CORRECT})
+        tables = (
+            CORRECT,
+            FURTHER_CORRECT,
+            INDEPENDENT_CORRECT,
+            SECOND_TESTER_CORRECT,
+            UNSEEN_CORRECT,
+        )
+        loops = chosen({k: v for table in tables for k, v in table.items()})
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
-    tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT, UNSEEN)
+    tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT, SECOND_TESTER, UNSEEN)
     print_table(chosen({k: v for table in tables for k, v in table.items()}), options.out)
     return 0
 

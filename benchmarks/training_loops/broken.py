@@ -411,15 +411,15 @@ def half_sensitivity(records: Any, candidate: Any, seed: int, watch: Any) -> Any
 RECORDER = "https://arxiv.org/abs/2602.17454"
 
 BROKEN: dict[str, Control] = {
-    "one key for all tensors": Control(
+    "same random key for all tensors": Control(
         Loop(noise=one_key), source="https://github.com/jax-ml/jax/pull/3646"
     ),
-    "small batches without noise": Control(
+    "no noise in small batches": Control(
         Loop(model=convnet, noise=none_for_small_batches, sampling_rate=0.4, steps=6),
         loops.images,
         "https://github.com/DPBayes/ADADP/pull/3",
     ),
-    "the threshold squared": Control(
+    "noise scaled by C squared": Control(
         Loop(noise=clip_squared), source="https://github.com/greenelab/SPRINT_gan/issues/5"
     ),
     "uniform noise": Control(
@@ -427,102 +427,116 @@ BROKEN: dict[str, Control] = {
         loops.images,
         "https://github.com/fedbiomed/fedbiomed/issues/1443",
     ),
-    "noise rounded to whole numbers": Control(Loop(noise=rounded)),
-    "noise first, then clipping": Control(
+    "noise rounded to multiples of its scale": Control(Loop(noise=rounded)),
+    "noise added before clipping": Control(
         Loop(noise=then_clipped), source="https://github.com/illidanlab/dpgan/issues/4"
     ),
-    "no noise on biases and norms": Control(Loop(model=normalised, noise=not_on_vectors)),
-    "LoRA: noise on A alone": Control(
+    "no noise on biases and normalisation layers": Control(
+        Loop(model=normalised, noise=not_on_vectors)
+    ),
+    "LoRA, noise on matrix A only": Control(
         Loop(model=LoraTransformer, noise=on_lora_a, sampling_rate=0.4, steps=6), loops.tokens
     ),
-    "one number for each row": Control(Loop(noise=broadcast)),
-    "truncated noise": Control(Loop(noise=truncated, sampling_rate=0.5, steps=6)),
-    "noise cut off at three deviations": Control(
+    "one noise number for each row": Control(Loop(noise=broadcast)),
+    "noise truncated at one standard deviation": Control(
+        Loop(noise=truncated, sampling_rate=0.5, steps=6)
+    ),
+    "noise truncated at three standard deviations": Control(
         Loop(noise=cut_at_three, sampling_rate=0.3, steps=8)
     ),
-    "half of the noise used twice": Control(Loop(noise=in_halves, sampling_rate=0.3, steps=8)),
-    "five percent less noise": Control(
+    "half of the noise drawn, and used twice": Control(
+        Loop(noise=in_halves, sampling_rate=0.3, steps=8)
+    ),
+    "5 % less noise than recorded": Control(
         Loop(noise=five_percent_less, sampling_rate=0.3, steps=8, noise_multiplier=1.2)
     ),
-    "the last of 120 steps without noise": Control(
+    "no noise in the last of 120 steps": Control(
         Loop(noise=none_at_the_end, sampling_rate=0.3, steps=120)
     ),
-    "the noise before is taken back": Control(Loop(noise=taken_back)),
-    "noise drawn once": Control(Loop(model=normalised, noise=cached)),
-    "noise on used rows of the embedding": Control(
+    "noise of the previous step subtracted": Control(Loop(noise=taken_back)),
+    "noise drawn once for all steps": Control(Loop(model=normalised, noise=cached)),
+    "noise on used rows of the embedding only": Control(
         Loop(model=Lstm, noise=used_rows, steps=3), loops.tokens
     ),
-    "a schedule that the accountant does not know": Control(
+    "noise schedule not recorded": Control(
         Loop(noise=by_real, before=fading, steps=6, sampling_rate=0.5)
     ),
-    "noise scaled by the data": Control(Loop(noise=by_the_data, clip=3.0), source=RECORDER),
+    "noise scaled by the largest gradient": Control(
+        Loop(noise=by_the_data, clip=3.0), source=RECORDER
+    ),
     "each tensor clipped to C": Control(
         Loop(model=Lstm, total=by_parameter, steps=3, clip=0.2),
         loops.tokens,
         "https://github.com/fedbiomed/fedbiomed/issues/1443",
     ),
-    "the batch's gradient clipped": Control(
+    "batch gradient clipped tensor by tensor": Control(
         Loop(total=batch_by_parameter), source="https://github.com/ooples/AiDotNet/pull/1318"
     ),
-    "the threshold is ignored": Control(
+    "threshold argument ignored": Control(
         Loop(model=convnet, total=other_threshold, clip=0.2),
         loops.images,
         "https://github.com/meta-pytorch/opacus/pull/664",
     ),
-    "threshold by the median norm": Control(Loop(total=median_threshold)),
-    "momentum of raw gradients": Control(Loop(total=raw_momentum)),
-    "error feedback": Control(Loop(model=normalised, total=error_feedback, clip=0.2)),
-    "the head left out of the norm": Control(
+    "threshold set to the median norm of the batch": Control(Loop(total=median_threshold)),
+    "momentum of gradients without noise": Control(Loop(total=raw_momentum)),
+    "clipped part added in the next step (error feedback)": Control(
+        Loop(model=normalised, total=error_feedback, clip=0.2)
+    ),
+    "head left out of the norm": Control(
         Loop(model=LoraTransformer, total=without_the_head, clip=0.2), loops.tokens
     ),
     "two copies of each record": Control(Loop(gradients=twice)),
-    "centered by the batch": Control(Loop(gradients=contrastive)),
+    "features centered by the batch mean": Control(Loop(gradients=contrastive)),
     "class weights after clipping": Control(Loop(total=class_weights)),
     "features standardised by private records": Control(
         Loop(prepare=standardised), source=RECORDER
     ),
     "rare classes repeated": Control(Loop(prepare=oversampled)),
-    "divided by the batch drawn": Control(
+    "sum divided by the size of the drawn batch": Control(
         Loop(divide=by_batch, sampling_rate=0.4, steps=6),
         source="https://github.com/meta-pytorch/opacus/issues/571",
     ),
-    "divided by n": Control(
+    "sum divided by the number of records": Control(
         Loop(divide=by_n), source="https://github.com/meta-pytorch/opacus/issues/819"
     ),
-    "one batch for all steps": Control(
+    "same batch in all steps": Control(
         Loop(batch=drawn_once, sampling_rate=0.3, steps=6, model=normalised)
     ),
     "sampler with a constant seed": Control(
         Loop(batch=constant_sampler, sampling_rate=0.3, steps=6)
     ),
-    "twice the accounted rate": Control(Loop(batch=larger_rate, sampling_rate=0.2, steps=6)),
-    "a fixed number of records": Control(
+    "sampling at twice the recorded rate": Control(
+        Loop(batch=larger_rate, sampling_rate=0.2, steps=6)
+    ),
+    "batches of a fixed size": Control(
         Loop(model=LoraTransformer, batch=fixed_size, sampling_rate=0.25, steps=6), loops.tokens
     ),
-    "all records or none": Control(Loop(batch=in_blocks, sampling_rate=0.3, steps=6)),
-    "the last record in every batch": Control(Loop(batch=last_always, sampling_rate=0.3, steps=6)),
-    "one step recorded per pass": Control(
+    "batch of all records or none": Control(Loop(batch=in_blocks, sampling_rate=0.3, steps=6)),
+    "last record in every batch": Control(Loop(batch=last_always, sampling_rate=0.3, steps=6)),
+    "one step recorded per epoch": Control(
         Loop(history=per_epoch, steps=8, sampling_rate=0.25),
         source="https://github.com/google-deepmind/jax_privacy/issues/288",
     ),
-    "half of the rate recorded": Control(
+    "half of the sampling rate recorded": Control(
         Loop(history=half_rate, steps=8, sampling_rate=0.4, model=Lstm),
         loops.tokens,
         "https://github.com/meta-pytorch/opacus/issues/813",
     ),
-    "the training loss is returned": Control(Loop(result=with_accuracy)),
-    "the number of records is returned": Control(
+    "training loss returned": Control(Loop(result=with_accuracy)),
+    "number of records returned": Control(
         Loop(result=lambda state, x, y: (state.model, len(y)), sampling_rate=0.3, steps=8)
     ),
-    "early stop by the training loss": Control(
+    "early stopping by the training loss": Control(
         Loop(after=stops_early, steps=12, noise_multiplier=0.5)
     ),
-    "the head trained without noise": Control(
+    "head also trained without noise": Control(
         Loop(model=LoraTransformer, after=second_update), loops.tokens
     ),
-    "bias by label frequencies": Control(Loop(start=initial_bias)),
-    "learning rate by raw gradients": Control(Loop(before=rate_by_norm)),
-    "running mean of the records": Control(Loop(model=BatchNormed, before=update_statistics)),
+    "first bias from private label frequencies": Control(Loop(start=initial_bias)),
+    "learning rate from gradients without noise": Control(Loop(before=rate_by_norm)),
+    "running mean of the records without noise": Control(
+        Loop(model=BatchNormed, before=update_statistics)
+    ),
     "Opacus, half of the noise": Control(OpacusLoop(optimizer_class=HalfNoise)),
     "Opacus, no clipping": Control(OpacusLoop(optimizer_class=NoClipping)),
     "Opacus, accountant records more noise": Control(OpacusLoop(recorded=1.3)),
@@ -538,10 +552,10 @@ BROKEN: dict[str, Control] = {
     "make_private, add-remove": Control(
         Private(), source="https://github.com/meta-pytorch/opacus/issues/571"
     ),
-    "noise by the data's largest value (black box)": Control(exact_bounds, source=RECORDER),
-    "a loop counter from private data (black box)": Control(
-        private_count_of_steps, source=RECORDER
+    "noise scaled by the largest private value (black box)": Control(exact_bounds, source=RECORDER),
+    "output length from private data (black box)": Control(private_count_of_steps, source=RECORDER),
+    "exact mean beside noisy coefficients (black box)": Control(
+        scaler_without_noise, source=RECORDER
     ),
-    "an exact mean in addition (black box)": Control(scaler_without_noise, source=RECORDER),
     "declared sensitivity too small (black box)": Control(half_sensitivity, source=RECORDER),
 }

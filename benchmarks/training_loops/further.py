@@ -467,61 +467,71 @@ FURTHER_CORRECT: dict[str, Control] = {
 
 FURTHER: dict[str, Control] = {
     "noise orthogonal to the update": Control(Loop(noise=orthogonal)),
-    "noise of half the rank": Control(Loop(model=normalised, noise=low_rank)),
-    "one of four seeds for the noise": Control(Loop(model=convnet, noise=few_seeds), loops.images),
-    "noise of opposite signs in turn": Control(
+    "noise from half as many random numbers": Control(Loop(model=normalised, noise=low_rank)),
+    "noise from one of four seeds": Control(Loop(model=convnet, noise=few_seeds), loops.images),
+    "noise of every second step is minus the previous one": Control(
         Loop(model=LoraTransformer, noise=opposite_steps, sampling_rate=0.4, steps=6), loops.tokens
     ),
-    "three uniform numbers summed": Control(Loop(noise=three_uniform, sampling_rate=0.3, steps=8)),
-    "symmetric noise of kernels": Control(Loop(model=convnet, noise=symmetric), loops.images),
+    "noise as a sum of three uniform numbers": Control(
+        Loop(noise=three_uniform, sampling_rate=0.3, steps=8)
+    ),
+    "symmetric noise for kernels": Control(Loop(model=convnet, noise=symmetric), loops.images),
     "two workers with half of the noise each": Control(
         Loop(model=Lstm, noise=two_workers), loops.tokens
     ),
-    "noise by the size of the batch": Control(
+    "noise scaled by the root of the batch size": Control(
         Loop(noise=by_batch_size, sampling_rate=0.4, steps=6)
     ),
-    "no noise where nothing was clipped": Control(
+    "no noise if no gradient is clipped": Control(
         Loop(noise=if_clipped, clip=3.0, sampling_rate=0.3, steps=6)
     ),
     "clipped by the squared norm": Control(Loop(model=normalised, total=squared_norm)),
-    "clipped by the largest entry": Control(
+    "clipped by the largest coordinate": Control(
         Loop(model=convnet, total=largest_entry, sampling_rate=0.4, steps=6), loops.images
     ),
-    "clipping factors of the first step": Control(Loop(total=first_factors, rate=1.0, clip=0.1)),
-    "tokens clipped one by one": Control(
+    "clipping factors of the first step used again": Control(
+        Loop(total=first_factors, rate=1.0, clip=0.1)
+    ),
+    "each token clipped to C, not each record": Control(
         Loop(model=Lstm, gradients=each_token, total=summed), loops.tokens
     ),
     "embedding not clipped": Control(Loop(model=Lstm, total=embedding_unclipped), loops.tokens),
     "records mixed within the batch": Control(Loop(gradients=mixed, sampling_rate=0.4, steps=6)),
-    "the hardest half of the batch": Control(Loop(total=hardest)),
+    "only the half of the batch with the longest gradients": Control(Loop(total=hardest)),
     "label of the nearest record as a feature": Control(Loop(prepare=nearest_label)),
     "clipped gradients rounded up": Control(Loop(model=normalised, total=on_a_grid)),
-    "scaled by the longest gradient": Control(Loop(model=convnet, total=relative), loops.images),
-    "a penalty on the batch without noise": Control(Loop(noise=penalty_of_the_batch)),
-    "far records left out": Control(Loop(prepare=far_left_out)),
-    "far records left out, Poisson": Control(
+    "all gradients scaled by the longest one": Control(
+        Loop(model=convnet, total=relative), loops.images
+    ),
+    "penalty on the batch added without noise": Control(Loop(noise=penalty_of_the_batch)),
+    "records far from the mean left out": Control(Loop(prepare=far_left_out)),
+    "records far from the mean left out, Poisson": Control(
         Loop(prepare=far_left_out, sampling_rate=0.3, steps=8)
     ),
     "near duplicates left out": Control(Loop(prepare=near_duplicates_left_out)),
-    "replay of the batch before": Control(Loop(batch=with_replay, sampling_rate=0.2, steps=6)),
-    "binomial batches with replacement": Control(
+    "previous batch used again": Control(Loop(batch=with_replay, sampling_rate=0.2, steps=6)),
+    "records drawn with replacement": Control(
         Loop(model=Lstm, batch=with_replacement, sampling_rate=0.3, steps=6), loops.tokens
     ),
-    "a rate that grows": Control(Loop(batch=growing_rate, sampling_rate=0.1, steps=4)),
-    "never two neighbours in a batch": Control(
+    "sampling rate grows, the first one recorded": Control(
+        Loop(batch=growing_rate, sampling_rate=0.1, steps=4)
+    ),
+    "neighbouring records never in one batch": Control(
         Loop(batch=never_neighbours, sampling_rate=0.3, steps=8)
     ),
-    "drawn by their loss": Control(Loop(batch=by_loss, sampling_rate=0.3, steps=6)),
+    "records drawn by their loss": Control(Loop(batch=by_loss, sampling_rate=0.3, steps=6)),
     "steps with empty batches skipped": Control(skips_empty),
-    "a dictionary of losses on the model": Control(Loop(result=log_on_the_model)),
-    "a buffer that is not saved": Control(Loop(result=hidden_buffer)),
-    "a private attribute of the model": Control(Loop(result=underscore)),
-    "a result with slots": Control(Loop(model=convnet, result=in_slots), loops.images),
-    "clipped shares as text": Control(
+    "losses in a dictionary on the model": Control(Loop(result=log_on_the_model)),
+    "mean of the records in an unsaved buffer": Control(Loop(result=hidden_buffer)),
+    "largest feature in an attribute of the model": Control(Loop(result=underscore)),
+    "training loss in a result with slots": Control(
+        Loop(model=convnet, result=in_slots), loops.images
+    ),
+    "share of clipped gradients logged as text": Control(
         Loop(model=Lstm, after=clipped_share, result=shares_as_text, clip=0.8), loops.tokens
     ),
-    "starts at principal directions": Control(Loop(start=principal_start)),
-    "average weighted by batch sizes": Control(
+    "first weights from private principal directions": Control(Loop(start=principal_start)),
+    "averaged weights weighted by batch sizes": Control(
         Loop(
             after=weighted_average,
             sampling_rate=0.4,
@@ -532,10 +542,14 @@ FURTHER: dict[str, Control] = {
     "Opacus, half of the tensors without noise in odd steps": Control(
         OpacusLoop(optimizer_class=EverySecondTensor, model=convnet), loops.images
     ),
-    "Opacus, generator seeded again": Control(OpacusLoop(after=constant_generator)),
-    "Opacus, raw averages on the model": Control(OpacusLoop(after=raw_average)),
-    "ghost clipping, add-remove": Control(Private(options={"grad_sample_mode": "ghost"})),
-    "functorch, ConvNet, no Poisson": Control(
+    "Opacus, noise generator seeded again in each step": Control(
+        OpacusLoop(after=constant_generator)
+    ),
+    "Opacus, mean gradients without noise on the model": Control(OpacusLoop(after=raw_average)),
+    "Opacus, ghost clipping under add-remove": Control(
+        Private(options={"grad_sample_mode": "ghost"})
+    ),
+    "Opacus, functorch, shuffled batches": Control(
         Private(
             model=convnet, options={"grad_sample_mode": "functorch", "poisson_sampling": False}
         ),
@@ -544,5 +558,5 @@ FURTHER: dict[str, Control] = {
     ),
     "noisy counts of the values that occur (black box)": Control(nonzero_bins),
     "noise seeded by the data (black box)": Control(seeded_by_data),
-    "output perturbation, regularised tenfold (black box)": Control(output_perturbation),
+    "noise for ten times the regularisation (black box)": Control(output_perturbation),
 }

@@ -634,31 +634,37 @@ INDEPENDENT_CORRECT: dict[str, Control] = {
 }
 
 INDEPENDENT: dict[str, Control] = {
-    "sequences cut to the longest": Control(
+    "sequences cut to the longest private one": Control(
         Loop(model=Lstm, prepare=to_the_longest), padded_tokens
     ),
     "vocabulary of the private records": Control(
         Loop(model=Lstm, prepare=own_vocabulary), few_tokens
     ),
     "features clamped at private quantiles": Control(Loop(prepare=at_quantiles)),
-    "features of largest variance": Control(Loop(prepare=largest_variance)),
-    "sorted, and centered": Control(Loop(prepare=sorted_and_centered, sampling_rate=0.4, steps=6)),
-    "neighbours' features added": Control(Loop(prepare=with_neighbours)),
-    "Adam's moments of a warm-up": Control(Loop(start=warm_state, optimizer=_adam)),
-    "learning rate by a range test": Control(Loop(start=rate_by_range_test)),
-    "class weights in the loss": Control(Loop(gradients=weighted_loss, clip=2.0)),
-    "padding counts as records": Control(Loop(gradients=with_padding, sampling_rate=0.4, steps=6)),
-    "ghost clipping: repeated tokens": Control(
+    "features selected by private variance": Control(Loop(prepare=largest_variance)),
+    "records sorted, and centered by the batch": Control(
+        Loop(prepare=sorted_and_centered, sampling_rate=0.4, steps=6)
+    ),
+    "features of neighbouring records added": Control(Loop(prepare=with_neighbours)),
+    "Adam's moments from a warm-up without noise": Control(Loop(start=warm_state, optimizer=_adam)),
+    "learning rate from a range test without noise": Control(Loop(start=rate_by_range_test)),
+    "private class weights in the loss": Control(Loop(gradients=weighted_loss, clip=2.0)),
+    "padding counted as records": Control(Loop(gradients=with_padding, sampling_rate=0.4, steps=6)),
+    "ghost clipping, repeated tokens not counted": Control(
         Loop(model=Bag, total=repeated_tokens), loops.tokens
     ),
-    "scaled to norm 1, the noise is not": Control(
+    "clipped gradients scaled to norm 1, noise unchanged": Control(
         Loop(model=convnet, total=unit_norm, sampling_rate=0.4, steps=6), loops.images
     ),
-    "the threshold grows, the noise does not": Control(
+    "growing threshold, constant noise": Control(
         Loop(before=growing_threshold, noise=by_first_threshold)
     ),
-    "a dynamic loss scale": Control(Loop(model=convnet, noise=overflows), loops.images),
-    "divided by the root of raw squares": Control(Loop(model=normalised, noise=by_raw_moments)),
+    "step skipped when a loss scale overflows": Control(
+        Loop(model=convnet, noise=overflows), loops.images
+    ),
+    "divided by second moments without noise": Control(
+        Loop(model=normalised, noise=by_raw_moments)
+    ),
     "noise in bfloat16": Control(Loop(noise=half_precision)),
     "two microbatches share their noise": Control(
         Loop(model=LoraTransformer, noise=for_two_microbatches, sampling_rate=0.4, steps=6),
@@ -670,17 +676,17 @@ INDEPENDENT: dict[str, Control] = {
     "half of the noise for even seeds": Control(Loop(noise=by_parity)),
     "noise seeded by the loss": Control(Loop(noise=seeded_by_loss)),
     "unused tensors without noise": Control(Loop(model=Experts, noise=used_tensors)),
-    "an incomplete microbatch dropped": Control(
+    "incomplete microbatch dropped": Control(
         Loop(batch=whole_microbatches, sampling_rate=0.4, steps=6)
     ),
     "drop_last, another rate recorded": Control(
         Loop(sampling_rate=0.5, steps=8, history=of_the_loader), lambda: loops.dense(23)
     ),
-    "LBFGS, three evaluations in a step": Control(LineSearch(3)),
+    "LBFGS, three evaluations in a step, one recorded": Control(LineSearch(3)),
     "two optimizers, one without noise": Control(two_optimizers),
-    "a GAN with feature matching": Control(Gan(matching=True)),
-    "Opacus's optimizer unwrapped": Control(Bypassed(recorded=1.0)),
-    "an average of weights without noise": Control(
+    "GAN with private feature matching": Control(Gan(matching=True)),
+    "Opacus's inner optimizer called directly": Control(Bypassed(recorded=1.0)),
+    "averaged weights without noise": Control(
         Loop(
             model=convnet,
             noise=raw_sums,
@@ -689,9 +695,9 @@ INDEPENDENT: dict[str, Control] = {
         ),
         loops.images,
     ),
-    "learning rate halved on a plateau": Control(Loop(after=on_plateau, steps=6)),
-    "an exact mean in principal components (black box)": Control(components(exact_mean=True)),
-    "noisy leaves, exact splits (black box)": Control(noisy_leaves),
-    "counts in bins of the private range (black box)": Control(own_range),
+    "learning rate halved when the training loss stalls": Control(Loop(after=on_plateau, steps=6)),
+    "exact mean in noisy principal components (black box)": Control(components(exact_mean=True)),
+    "decision tree with noisy leaves, exact splits (black box)": Control(noisy_leaves),
+    "histogram over the private range (black box)": Control(own_range),
     "sparse vector with an exact count (black box)": Control(exact_above),
 }

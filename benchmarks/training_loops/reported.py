@@ -226,21 +226,21 @@ def rounded_accuracy(state: Any, x: Any, y: Any) -> Any:
 
 
 REPORTED: dict[str, Control] = {
-    "the raw mean remains in p.grad": Control(
+    "mean gradient without noise left in p.grad": Control(
         Loop(noise=raw_mean_remains),
         source="https://github.com/dayu11/Differentially-Private-Deep-Learning/issues/7",
     ),
-    "ghost clipping: norm of a bias by tokens": Control(
+    "ghost clipping, wrong norm of a bias": Control(
         Loop(model=TokenClassifier, total=norm_of_bias_from_tokens, clip=0.2),
         loops.tokens,
         "https://github.com/meta-pytorch/opacus/pull/751",
     ),
-    "shared weights count once in the norm": Control(
+    "shared weights counted once in the norm": Control(
         Loop(model=Tied, total=norm_of_one_use, clip=0.1),
         loops.tokens,
         "https://github.com/meta-pytorch/opacus/issues/413",
     ),
-    "a random part of the coordinates without noise": Control(
+    "no noise on random coordinates": Control(
         Loop(noise=on_a_random_part), source="https://github.com/NVIDIA/NVFlare/issues/343"
     ),
     "microbatches clipped to their size times C": Control(
@@ -249,45 +249,45 @@ REPORTED: dict[str, Control] = {
     "microbatches clipped to C": Control(
         Loop(total=micro_batches(1.0)), source="https://github.com/tensorflow/privacy/issues/620"
     ),
-    "gradients of the step before not cleared": Control(
+    "gradients of the previous step not cleared": Control(
         Loop(model=normalised, total=gradients_not_cleared, steps=6),
         source="https://github.com/meta-pytorch/opacus/pull/219",
     ),
-    "the largest coordinates are selected without noise": Control(
+    "largest coordinates selected before the noise": Control(
         Loop(model=convnet, noise=largest_coordinates),
         loops.images,
         "https://github.com/KatherLab/MediSwarm/issues/530",
     ),
-    "a checkpoint repeats the noise of each pass": Control(
+    "noise repeated in each epoch by a checkpoint": Control(
         Loop(noise=repeated_every_pass, steps=36)
     ),
-    "one key for the batch and the noise": Control(
+    "same random key for batch and noise": Control(
         Loop(batch=keyed_batch, noise=keyed_noise, sampling_rate=0.3, steps=6),
         source="https://github.com/jax-ml/jax/issues/2009",
     ),
-    "training ends at a large loss": Control(
+    "training ends at a large training loss": Control(
         Loop(model=convnet, after=stopped_by_a_large_loss, steps=6), loops.images
     ),
-    "a layer that is unfrozen later has no noise": Control(Loop(noise=unfrozen_later, steps=6)),
-    "a contrastive loss over the batch": Control(Loop(gradients=negatives_of_the_batch)),
-    "features relative to means by class": Control(Loop(prepare=centers_of_clusters)),
-    "noise chosen from the share of clipped records": Control(
+    "no noise on a layer that is unfrozen later": Control(Loop(noise=unfrozen_later, steps=6)),
+    "contrastive loss over the batch": Control(Loop(gradients=negatives_of_the_batch)),
+    "private class means subtracted from features": Control(Loop(prepare=centers_of_clusters)),
+    "noise level from the share of clipped records": Control(
         Loop(before=noise_by_the_clipped_share, noise=by_real, clip=2.0)
     ),
-    "features divided by their largest value": Control(Loop(prepare=largest_feature)),
-    "LSTM: microbatches clipped to C, Poisson": Control(
+    "features divided by their largest private value": Control(Loop(prepare=largest_feature)),
+    "LSTM, microbatches clipped to C, Poisson": Control(
         Loop(model=Lstm, total=micro_batches(1.0), sampling_rate=0.5, steps=6),
         loops.tokens,
         "https://github.com/tensorflow/privacy/issues/81",
     ),
-    "batches cut at a largest size": Control(Loop(batch=cut_at_nine, sampling_rate=0.3, steps=8)),
+    "batches cut to a maximum size": Control(Loop(batch=cut_at_nine, sampling_rate=0.3, steps=8)),
     "noise clamped at three standard deviations": Control(Loop(noise=clamped)),
-    "the last of 120 steps without noise": Control(Loop(noise=silent_at_the_end, steps=120)),
-    "a gradient that overflows": Control(
+    "no noise in the last of 120 steps": Control(Loop(noise=silent_at_the_end, steps=120)),
+    "gradient of one record overflows": Control(
         Loop(model=lambda: nn.Sequential(nn.Linear(8, 6), Exponential(), nn.Linear(6, CLASSES)))
     ),
-    "the best checkpoint by held-out private records": Control(held_out),
-    "a rounded training accuracy": Control(Loop(result=rounded_accuracy)),
+    "best checkpoint by held-out private records": Control(held_out),
+    "rounded training accuracy returned": Control(Loop(result=rounded_accuracy)),
     "Opacus, mean loss with loss_reduction=sum, Poisson": Control(
         OpacusLoop(declared="sum", sampling_rate=0.3, steps=8)
     ),

@@ -366,42 +366,48 @@ _AGAINST = ([-1e3] + [0.0] * 6, 0)  # one whose gradient is against that of the 
 
 
 BROKEN = {
-    "noise forgotten": Control(Loop(noise=no_noise)),
+    "no noise added": Control(Loop(noise=no_noise)),
     "noise divided by the batch size twice": Control(Loop(noise=noise_over_the_batch_twice)),
-    "noise without the threshold": Control(Loop(noise=noise_without_the_threshold, clip=8.0)),
-    "the same noise every step": Control(
+    "noise not scaled by the threshold C": Control(
+        Loop(noise=noise_without_the_threshold, clip=8.0)
+    ),
+    "same noise in every step": Control(
         Loop(noise=the_same_noise, steps=8, batch=poisson, sampling_rate=0.5, rate=1e-4), size=1
     ),
-    "noise by a constant seed": Control(Loop(noise=noise_by_a_constant_seed)),
-    "noise on weights only": Control(Loop(noise=noise_on_weights_only), size=1),
-    "noise every second step": Control(Loop(noise=noise_every_second_step)),
-    "the mean is clipped": Control(Loop(total=clipped_mean)),
-    "clipped after the sum": Control(
+    "noise from a constant seed": Control(Loop(noise=noise_by_a_constant_seed)),
+    "noise on weights, none on biases": Control(Loop(noise=noise_on_weights_only), size=1),
+    "noise in every second step only": Control(Loop(noise=noise_every_second_step)),
+    "mean gradient clipped instead of each gradient": Control(Loop(total=clipped_mean)),
+    "sum of gradients clipped instead of each gradient": Control(
         Loop(total=clipped_after_the_sum, noise_multiplier=2.0, rate=1e-5), 600, _AGAINST
     ),
-    "clipped by value": Control(Loop(total=clipped_by_value, rate=1e-5), canary=_LONG),
-    "C for every layer": Control(
+    "coordinates clipped instead of the norm": Control(
+        Loop(total=clipped_by_value, rate=1e-5), canary=_LONG
+    ),
+    "every layer clipped to C": Control(
         Loop(total=clipped_by_tensor, noise_multiplier=2.0, clip=0.1), 400
     ),
-    "every copy is clipped for itself": Control(Loop(gradients=augmented, rate=0.01)),
+    "every copy of a record clipped by itself": Control(Loop(gradients=augmented, rate=0.01)),
     "batch normalisation": Control(Loop(gradients=batch_normalised), 300, _LONG),
-    "standardised by private records": Control(Loop(prepare=standardised), 300, _LONG),
-    "rare classes are sampled more": Control(
+    "features standardised by private mean and spread": Control(
+        Loop(prepare=standardised), 300, _LONG
+    ),
+    "rare classes sampled more often": Control(
         Loop(steps=16, noise_multiplier=2.0, batch=balanced, sampling_rate=0.05, rate=0.01),
         size=61,
         rare=True,
     ),
-    "empty batches are drawn again": Control(
+    "empty batches drawn again": Control(
         Loop(steps=8, noise_multiplier=2.0, batch=not_empty, sampling_rate=0.05), size=1
     ),
-    "too few steps accounted for": Control(
+    "fewer steps recorded than taken": Control(
         Loop(steps=16, accounted_steps=1, noise_multiplier=2.0, rate=0.01)
     ),
-    "best by the training loss": Control(best_by_training_loss, 100),
-    "a fixed number of runs": Control(fixed_number_of_runs, 3000),
-    "the exact loss in the log": Control(exact_loss_in_the_log, 400, _LONG),
-    "Opacus, noise on the first layer": Control(with_opacus(NoiseOnTheFirstLayer), size=1),
-    "Opacus, noise for the mean": Control(with_opacus(NoiseForTheMean)),
+    "best of several runs by the training loss": Control(best_by_training_loss, 100),
+    "fixed number of runs, accounted for as random": Control(fixed_number_of_runs, 3000),
+    "exact loss in the log": Control(exact_loss_in_the_log, 400, _LONG),
+    "Opacus, noise on the first layer only": Control(with_opacus(NoiseOnTheFirstLayer), size=1),
+    "Opacus, noise divided by the batch size": Control(with_opacus(NoiseForTheMean)),
 }
 
 # Too few trials detect these: the exact cost is only slightly above the claim.

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
 import audit
 from audit.own_training import PrivacyLeak, TrainingSet, coupled_runs
@@ -45,6 +46,7 @@ from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT
 from benchmarks.training_loops.further import FURTHER
 from benchmarks.training_loops.loops import Loop
+from benchmarks.training_loops.second_tester import SECOND_TESTER
 
 torch.set_num_threads(1)
 DATA = TrainingSet.of(loops.dense())
@@ -389,8 +391,8 @@ def test_everything_on_a_returned_object_is_compared() -> None:
     ("name", "words"),
     [
         ("noise orthogonal to the update", "Along the update"),
-        ("one of four seeds for the noise", "Two runs with different seeds"),
-        ("noise by the size of the batch", "size of the noise and that of the batch"),
+        ("noise from one of four seeds", "Two runs with different seeds"),
+        ("noise scaled by the root of the batch size", "size of the noise and that of the batch"),
         ("near duplicates left out", "one record changes"),
     ],
 )
@@ -405,13 +407,13 @@ def test_mistakes_that_the_test_was_not_built_around(name: str, words: str) -> N
     ("name", "cause"),
     [
         ("features standardised by private records", "changes what other records contribute"),
-        ("threshold by the median norm", "changes what other records contribute"),
-        ("centered by the batch", "changes what other records contribute"),
-        ("momentum of raw gradients", "momentum"),
+        ("threshold set to the median norm of the batch", "changes what other records contribute"),
+        ("features centered by the batch mean", "changes what other records contribute"),
+        ("momentum of gradients without noise", "momentum"),
         ("each tensor clipped to C", "each tensor (layer) is clipped to C separately"),
         ("two copies of each record", "several copies"),
-        ("learning rate by raw gradients", "The learning rate"),
-        ("divided by the batch drawn", "divided by the size of the batch"),
+        ("learning rate from gradients without noise", "The learning rate"),
+        ("sum divided by the size of the drawn batch", "divided by the size of the batch"),
     ],
 )
 def test_the_likely_cause_is_the_true_one(name: str, cause: str) -> None:
@@ -524,12 +526,22 @@ def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "premise", "words"),
     [
-        ("no noise on biases and norms", "noise", "`0.bias`, `1.weight`, `1.bias`, `3.bias`"),
+        (
+            "no noise on biases and normalisation layers",
+            "noise",
+            "`0.bias`, `1.weight`, `1.bias`, `3.bias`",
+        ),
         ("Opacus, no clipping", "contribution", r"the clipped sum by [\d.]+ C; the accountant"),
-        ("the training loss is returned", "released numbers", "`training_loss` depends on"),
-        ("divided by n", "number of records", "divided by 24 for 24 records and by 23 for 23"),
+        ("training loss returned", "released numbers", "`training_loss` depends on"),
+        (
+            "sum divided by the number of records",
+            "number of records",
+            "divided by 24 for 24 records and by 23 for 23",
+        ),
         pytest.param(
-            *("one step recorded per pass", "accountant", "recorded 2 steps; the optimizer took 8"),
+            "one step recorded per epoch",
+            "accountant",
+            "recorded 2 steps; the optimizer took 8",
             marks=pytest.mark.slow,
         ),
     ],
@@ -597,7 +609,44 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
     assert report(claiming(loop, less)).findings[0].premise == "accountant"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("labels by a teacher trained without privacy", "by different amounts for different seeds"),
+        ("half of the last sum added again", "by different amounts for different seeds"),
+        ("ActNorm initialised by the first batch", "The weights before the first step depend"),
+        ("four workers, a quarter of the rate recorded", "n = 24 implies 2.4"),
+        ("returned function uses the training mean", "`mean` depends on the record"),
+    ],
+)
+def test_the_first_finding_names_the_mistake(name: str, words: str) -> None:
+    control = SECOND_TESTER[name]
+    found = report(control.train, TrainingSet.of(control.data()))
+    assert words in found.findings[0].message, str(found)
+
+
+def test_a_noise_schedule_is_the_likely_cause() -> None:
+    control = SECOND_TESTER["cosine schedule of the noise, its mean recorded"]
+    finding = report(control.train, TrainingSet.of(control.data())).findings[0]
+    assert "a schedule lowers the noise" in finding.cause
+
+
 # --- what cannot be tested ---
+
+
+def test_untested_premises_are_never_read_as_nothing_found() -> None:
+    """Nothing is known about the noise where all copies of a record contribute alike."""
+
+    def nothing_alone(state: Any, each: Any) -> Any:
+        factor = float(len(state.y.unique()) > 1)
+        return [factor * g for g in loops.clipped_sum(state, each)]
+
+    loop = Loop(total=nothing_alone, sampling_rate=0.4, steps=6)
+    result = audit.check(loop, loops.dense(), trials=20, jobs=1)
+    assert result.premises is not None
+    assert {"noise", "batches"} <= set(result.premises.untested)
+    assert result.exit_code == 2
+    assert result.words.startswith("not testable: noise, batches")
 
 
 def test_randomness_that_no_seed_controls_is_not_testable() -> None:
@@ -613,9 +662,11 @@ def test_randomness_that_no_seed_controls_is_not_testable() -> None:
         found.raise_if_broken()
 
 
-def test_layers_that_take_turns_are_not_testable_but_attacked() -> None:
+@pytest.mark.parametrize("alike", [False, True])
+def test_layers_that_take_turns_are_not_testable_but_attacked(alike: bool) -> None:
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-        model = loops.mlp()
+        layers = nn.Linear(8, 8), nn.Linear(8, 8)
+        model = nn.Sequential(*layers) if alike else loops.mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         watch(optimizer, model)
         watch.claim(3.0)
@@ -633,7 +684,11 @@ def test_layers_that_take_turns_are_not_testable_but_attacked() -> None:
 
 
 def test_an_optimizer_without_steps_is_named_as_the_reason() -> None:
-    assert "took no step" in report(Loop(steps=0)).untested["noise"]
+    result = audit.check(Loop(steps=0), loops.dense(), trials=20, jobs=1)
+    assert result.exit_code == 2
+    assert "not testable: contribution, noise, batches" in result.words
+    assert result.premises is not None
+    assert "took no step" in result.premises.untested["noise"]
 
 
 def test_a_random_number_of_steps_is_not_accused() -> None:
@@ -652,7 +707,7 @@ def test_noise_on_the_weights_instead_of_gradients_is_not_accused() -> None:
     found = report(Loop(noise=lambda state, total: total, after=after))
     assert not found.broken
     assert found.inconclusive
-    assert "p.grad is not what is released" in found.untested["contribution"]
+    assert "noise is added after the step" in found.untested["contribution"]
 
 
 def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:

@@ -270,7 +270,11 @@ def checked(control: Any, **options: Any) -> Any:
 
 
 # Seen by one kind of statistic alone: learned, the score by counting, and by rank sums.
-ALONE = ("noise on weights only", "the exact loss in the log", "clipped by value")
+ALONE = (
+    "noise on weights, none on biases",
+    "exact loss in the log",
+    "coordinates clipped instead of the norm",
+)
 
 
 @pytest.mark.parametrize(
