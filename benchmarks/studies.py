@@ -1,6 +1,6 @@
 """Audits of complete studies with a worst-case base mechanism.
 
-`python -m benchmarks.studies` runs 10,000 studies of every protocol that `tuning.Study` supports,
+`python -m benchmarks.studies` runs 10,000 studies of every protocol that `audit.Study` supports,
 half of them with the record, with the study's own code, and prints docs/studies.md. The base is the
 worst case for its mu: one number, N(mu, 1) with the record and N(0, 1) without. The score is a
 function of this number. The test on the winner is fixed in advance.
@@ -244,7 +244,7 @@ def main() -> None:
     print(
         "This page compares the certified cost of complete studies with the lower bounds that\n"
         f"attacks prove. `python -m benchmarks.studies --studies {studies}` prints it. Each row "
-        f"uses\n{2 * studies:,} studies of `tuning.Study`, half with the record and half without. "
+        f"uses\n{2 * studies:,} studies of `audit.Study`, half with the record and half without. "
         f"One run\noutputs a number from N({MU:g}, 1) with the record and from N(0, 1) without. "
         f"Epsilons are\nat delta = {DELTA:g}. The lower bounds use only the winners and hold with "
         f"{100 * (1 - ALPHA):g} %\nconfidence.\n"

@@ -267,7 +267,7 @@ def main(folder, steps=1000, seconds=60, trials=None):
     weights = pretrained(steps)
     before = mean_loss(adapted(weights, 2), PUBLIC)
     private_study = study()
-    print(f"noise multiplier {private_study.noise_multiplier:.3f}, solved before anything runs")
+    print(f"noise multiplier {private_study.noise_multiplier:.3f}, computed before the first run")
     run = partial(train, weights)
     private_study.rehearse(run, PUBLIC, seconds=seconds)  # tests the loop on public records
     best = private_study.run(run, records=PRIVATE)

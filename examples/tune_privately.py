@@ -69,10 +69,10 @@ if __name__ == "__main__":
         neighbours="add-remove",
         scored_on="public",
     )
-    print(f"noise multiplier {study.noise_multiplier:.3f}, solved before anything runs")
+    print(f"noise multiplier {study.noise_multiplier:.3f}, computed before the first run")
     records = IMAGES[PRIVATE], LABELS[PRIVATE]
     best = study.run(train, records=records, progress=sys.stderr.isatty())
-    print(f"best: {best.candidate}, {best.score:.1%} right on public records")
+    print(f"best: {best.candidate}, accuracy {best.score:.1%} on public records")
     print(study.certificate.statement)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     for ending in ("json", "txt", "html"):

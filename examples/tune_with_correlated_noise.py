@@ -143,7 +143,7 @@ def main(folder, trials=1000, repeats=10):
     for ending in ("json", "txt", "html"):
         study.certificate.save(Path(folder) / f"certificate.{ending}")
 
-    print(f"accuracy at the same privacy, mean of {repeats} runs:")
+    print(f"accuracy at the same epsilon, mean of {repeats} runs:")
     for rate in RATES:
         correlated, independent = (
             np.mean([accuracy(run(seed, rate, noise, kind)[0]) for seed in range(repeats)])
@@ -163,7 +163,7 @@ def main(folder, trials=1000, repeats=10):
             lower_bounds.LiftedCurve(PROTOCOL, rule=rank_sum),
         ),
     }
-    print(f"epsilon that {trials} audited tunings with this canary show, with 95 % confidence:")
+    print(f"epsilon that {trials} audited tunings with this canary prove with 95 % confidence:")
     for score, scores in audited(noise, matrix, trials).items():
         exact, curve = cases[score]
         out_scores, in_scores = map(np.array, scores)

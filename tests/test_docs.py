@@ -155,6 +155,20 @@ def test_the_costs_of_groups_in_what_to_report() -> None:
         assert f"| {' | '.join(cells)} |\n" in page
 
 
+def test_the_page_on_bounds_names_every_row() -> None:
+    page = (DOCS / "which_bound.md").read_text()
+    upper = page[: page.index("## Lower bounds")]
+    rows = re.findall(r"^\| (`.*?) \|", upper, re.M)
+    protocols = ["tnb:0,0.1@20", "grid:2", "subset:0.1/fixed:2", "until:0.5", "schedule:2,1"]
+    protocols += ["adaptive:0.5,2/fixed:2", "adaptive:1,2/fixed:2", "noisy-max:2"]
+    protocols += ["best:2/fixed:3", "pareto:2/fixed:3"]
+    cases = [(accounting.GaussianMechanism(0.25), protocol) for protocol in protocols]
+    cases += [(accounting.DpSgd(2.0, 20, 0.1), protocol) for protocol in ("fixed:2", "grid:2")]
+    found = [upper_bounds.all_upper_bounds(base, protocol, 1e-5) for base, protocol in cases]
+    names = {bound.name for bounds in found for bound in bounds} | {"base"}
+    assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == names
+
+
 def test_code_in_pages_is_python() -> None:
     pages = [*DOCS.glob("*.md"), ROOT / "README.md"]
     blocks = [

@@ -40,7 +40,7 @@ for learning_rate in (0.5, 1.0, 2.0, 3.0, 4.0):
     if score > best_score:
         best_score, best_model = score, model._module
 
-print(f"{best_score:.1%} right on public records")
+print(f"accuracy {best_score:.1%} on public records")
 cost = audit.tuning_cost(audit.from_opacus(engine), "grid:5", delta=1e-5)
 one = engine.get_epsilon(1e-5)
 print(f"epsilon {one:.2f} for one run, {cost.epsilon:.2f} for the best of five")

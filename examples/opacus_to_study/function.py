@@ -47,5 +47,5 @@ if __name__ == "__main__":
     best, engine = max(runs, key=lambda run: run[0].score)
     cost = audit.tuning_cost(audit.from_opacus(engine), "grid:5", delta=1e-5)
     one = engine.get_epsilon(1e-5)
-    print(f"{best.score:.1%} right on public records")
+    print(f"accuracy {best.score:.1%} on public records")
     print(f"epsilon {one:.2f} for one run, {cost.epsilon:.2f} for the best of five")

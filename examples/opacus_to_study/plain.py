@@ -38,5 +38,5 @@ for learning_rate in (0.5, 1.0, 2.0, 3.0, 4.0):
     if score > best_score:
         best_score, best_model = score, model._module
 
-print(f"{best_score:.1%} right on public records")
+print(f"accuracy {best_score:.1%} on public records")
 print(f"epsilon {engine.get_epsilon(1e-5):.2f}")

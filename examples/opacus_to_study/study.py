@@ -57,5 +57,5 @@ if __name__ == "__main__":
         scored_on="public",
     )
     best = study.run(train, records=(IMAGES[PRIVATE], LABELS[PRIVATE]))
-    print(f"{best.score:.1%} right on public records")
+    print(f"accuracy {best.score:.1%} on public records")
     print(study.certificate.statement)
