@@ -26,8 +26,8 @@ class CanaryRun:
     """One run with many canaries.
 
     Attributes:
-        name: in the tables; it also seeds the samples.
-        mu: of every canary, or of the largest ones.
+        name: name of the row in the tables; it also seeds the samples.
+        mu: mu of every canary, or of the largest canaries.
         sample: maps coins [m] to signed scores [m], positive for "included".
         disjoint: whether the canaries do not interact.
     """
@@ -56,7 +56,7 @@ class CanaryRun:
 
 
 def canary_runs() -> list[CanaryRun]:
-    """Canaries that do not interact, of equal and of unequal size, and canaries of one size."""
+    """Independent canaries of equal and of unequal size, and canaries that share a random size."""
     return [
         *(CanaryRun(f"canaries apart mu={mu:g}", mu, _independent(mu), True) for mu in (0.5, 1.5)),
         CanaryRun("canaries unequal mu=1.5", 1.5, _unequal(1.5), True),
