@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks.NAME` compares implementations in one process or in turns."""
+"""Benchmarks: `python -m benchmarks.NAME` compares the speed or the results of implementations."""

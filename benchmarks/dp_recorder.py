@@ -1,7 +1,8 @@
-"""The controls of `benchmarks.training_loops` under dp-recorder, and its own controls under ours.
+"""Comparison with dp-recorder: each tool tests the other's faulty training functions.
 
 dp-recorder (Re:cord-play, arXiv 2602.17454) compares the inputs of primitives that the developer
-decorates. It is not on package indexes: pass a checkout.
+decorates. It tests the broken loops of `benchmarks.training_loops`; `audit.check` tests the kinds
+of violations that dp-recorder's repository lists. It is on no package index, so pass a checkout.
 
     git clone https://github.com/ObliviousAI/dp-recorder
     python -m benchmarks.dp_recorder --source dp-recorder/src
@@ -34,8 +35,8 @@ from benchmarks.training_loops.opacus_loops import OpacusLoop, Private
 
 SAMPLES = 2_000
 
-# Lines that the developer of one loop writes: the decorator (5), the mechanism around the noise
-# (6), the equality of what is released (1). `audit.check` needs one, `watch(...)`.
+# Lines that dp-recorder needs in a loop: the decorator (5), the mechanism around the noise (6), the
+# comparison of the released values (1). `audit.check` needs one, `watch(...)`.
 INSTRUMENTATION = 12
 
 
@@ -58,7 +59,7 @@ class Instrument:
 
     Attributes:
         recorder: the module `dp_recorder.auditing.audit_primitives`.
-        distance: its metric.
+        distance: the metric of dp-recorder for its inputs.
         replace: whether neighbours replace a record, which moves a sum by 2 C.
         noise: adds noise to the flat input of the current step.
     """
@@ -80,7 +81,7 @@ class Instrument:
         self.mechanism = mechanism
 
     def call(self, tensors: list[torch.Tensor], clip: float, sigma: float, noise: Any) -> Any:
-        """Noisy tensors by `noise(tensors)`, through the decorated mechanism."""
+        """The result of `noise(tensors)`, called by the decorated mechanism."""
         shapes = [t.shape for t in tensors]
 
         def split(flat: np.ndarray) -> list[torch.Tensor]:
@@ -100,9 +101,9 @@ class Instrument:
 
 
 def instrumented(loop: Any, instrument: Instrument) -> Any:
-    """The loop with its noise behind the decorated mechanism."""
+    """The loop, with a decorated mechanism that adds its noise."""
     if isinstance(loop, Loop):
-        # What the developer declares are the loop's own constants.
+        # The developer declares the loop's own constants.
         def noise(state: Any, total: list[torch.Tensor]) -> list[torch.Tensor]:
             return instrument.call(
                 total, loop.clip, loop.noise_multiplier, lambda parts: loop.noise(state, parts)
@@ -114,7 +115,7 @@ def instrumented(loop: Any, instrument: Instrument) -> Any:
 
 @contextlib.contextmanager
 def decorated_optimizers(loop: Any, instrument: Instrument) -> Iterator[None]:
-    """Opacus's `add_noise` behind the decorated mechanism."""
+    """Context in which the decorated mechanism calls Opacus's `add_noise`."""
     kind = loop.optimizer_class if isinstance(loop, OpacusLoop) else DPOptimizer
     original = kind.add_noise
 
@@ -137,7 +138,7 @@ def decorated_optimizers(loop: Any, instrument: Instrument) -> Iterator[None]:
 
 
 def released(value: Any) -> Any:
-    """What a loop returns, as arrays that can be compared."""
+    """The value that a loop returned, as lists of numbers."""
     if isinstance(value, nn.Module):
         return [v.detach().double().numpy().tolist() for v in value.state_dict().values()]
     if isinstance(value, dict):
@@ -152,14 +153,15 @@ def released(value: Any) -> Any:
 
 
 def samples_batches(loop: Any) -> bool:
-    """Whether batches are random: then a neighbour must have as many records."""
+    """Whether batches are random, so that neighbours must have the same number of records."""
     return getattr(loop, "sampling_rate", 1.0) < 1.0 or isinstance(loop, Private)
 
 
 def neighbours(records: TrainingSet, replace: bool) -> Iterator[TrainingSet]:
-    """One record more, or the last one replaced: outliers of every label where features are real.
+    """Data sets with an added record or another last record, one for each label and size.
 
-    With random batches the number of records must stay, for the batches to stay the same.
+    The record is an outlier if features are real numbers. With random batches, the number of
+    records must not change, because the batches would.
     """
     features, labels = records.features, records.labels
     for label in np.unique(labels):
@@ -170,7 +172,7 @@ def neighbours(records: TrainingSet, replace: bool) -> Iterator[TrainingSet]:
 
 
 def find(recorder: Any, distance: Any, control: Control, statistical: bool) -> dict[str, Any]:
-    """Record on the records, replay on every neighbour, then the distributional audit."""
+    """The result of dp-recorder: recording, replay on every neighbour, statistical audit."""
     start = time.process_time()
     records = TrainingSet.of(control.data())
     replace = samples_batches(control.train)
@@ -237,7 +239,7 @@ def _numbers(records: Any) -> np.ndarray:
 
 
 def private_mean(records: Any, candidate: Any, seed: int, watch: Any) -> float:
-    """The number of records is used as if it were public."""
+    """The mean uses the number of records as if it were public."""
     watch.claim(1.0)
     x = np.clip(_numbers(records), -1.0, 1.0)
     return float((x.sum() + np.random.default_rng(seed).laplace()) / len(x))
@@ -253,7 +255,7 @@ def inferred_domain(records: Any, candidate: Any, seed: int, watch: Any) -> list
 
 
 def spent_twice(records: Any, candidate: Any, seed: int, watch: Any) -> list[float]:
-    """Two queries, each with the whole epsilon."""
+    """Two queries, each of which uses all of epsilon."""
     watch.claim(1.0)
     random = np.random.default_rng(seed)
     total = np.clip(_numbers(records), 0.0, 1.0).sum()
@@ -261,7 +263,7 @@ def spent_twice(records: Any, candidate: Any, seed: int, watch: Any) -> list[flo
 
 
 def nan_passes(records: Any, candidate: Any, seed: int, watch: Any) -> float:
-    """Clipping lets NaN pass."""
+    """Clipping does not remove NaN."""
     watch.claim(1.0)
     total = np.clip(_numbers(records), -5.0, 5.0).sum()
     return float(total + np.random.default_rng(seed).laplace(scale=5.0))
@@ -291,7 +293,7 @@ VIOLATIONS: dict[str, Callable[..., Any]] = {
 
 
 def violations() -> list[dict[str, Any]]:
-    """Each kind of violation under `audit.check` at its default settings."""
+    """The result of `audit.check` at its default settings for each kind of violation."""
     features = np.linspace(-1.0, 1.0, 20)[:, None]
     rows = []
     for name, train in VIOLATIONS.items():
@@ -309,10 +311,10 @@ def violations() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints one line for each control, and the sums."""
+    """Prints one line for each faulty function, and the number that dp-recorder reports."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--source", type=Path, help="the folder src of a checkout of dp-recorder")
-    parser.add_argument("--statistical", action="store_true", help="its distributional audit, too")
+    parser.add_argument("--statistical", action="store_true", help="run its statistical audit, too")
     parser.add_argument("--out", type=Path, help="a json file of all results")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -326,7 +328,7 @@ def main() -> None:
 
         results["loops"] = []
         for name, control in BROKEN.items():
-            if "black box" in name:  # has no noise that this instrumentation could decorate
+            if "black box" in name:  # It has no noise that could be decorated.
                 continue
             row = find(audit_primitives, metrics.dist_l2, control, options.statistical)
             results["loops"].append({"name": name} | row)

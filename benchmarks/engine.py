@@ -62,7 +62,7 @@ OPAQUE = "benchmarks.engine.opaque_"
 
 
 class Opaque(nn.Module):
-    """Hides a model's layers, so that the engine uses vmap."""
+    """A model with hidden layers, for which the engine must use vmap."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Case:
             return (*self._peer(), 1)
         engine = self.line if self.line != "vmap" else "batched"
         steps = 300 if self.device != "cpu" and not self.size else 6 if self.size else 100
-        # vmap is so slow that one step suffices.
+        # vmap is slow: one step suffices.
         steps = 1 if self.line == "vmap" and self.size else steps
         settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=self.model)
         world = threat(self.size, self.shape)

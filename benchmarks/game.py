@@ -27,7 +27,7 @@ def seconds(call, repeats=3):
 
 
 def plain_loop(config, mu, trials):
-    """The reduced game, one trial and one run at a time."""
+    """Simulates the reduced game in a Python loop, one trial and one run at a time."""
     rng = np.random.default_rng(0)
     released = []
     for _ in range(trials):

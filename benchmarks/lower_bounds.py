@@ -1,4 +1,4 @@
-"""The default lower bound and those of other libraries on the same scores: value, violations, time.
+"""Compares the default lower bound with those of other libraries: value, violations and time.
 
     python -m benchmarks.lower_bounds --audits 50
 

@@ -1,9 +1,8 @@
-"""Where the time of ETCV training goes: `python -m benchmarks.parts`.
+"""Processor time of the parts of ETCV training: `python -m benchmarks.parts`.
 
-The engine trains many runs at once on a data set that is empty but for the canary. The table shows
-the share of the processor time that each part takes, from one run without a profiler: only the
-compiled functions and products are timed. Drawing the same normal numbers alone is timed
-afterwards.
+The engine trains many runs at once on a data set that contains only the canary, if anything. The
+table shows each part's share of the processor time, measured without a profiler: only the compiled
+functions and products are timed. The same normal numbers are then drawn alone, to time them.
 """
 
 import time
@@ -21,7 +20,7 @@ REPEATS = 20
 
 
 class Timed:
-    """A module of which some functions add the processor time of their calls to a counter."""
+    """A module whose named functions add the processor time of their calls to a counter."""
 
     def __init__(self, module, spent: Counter, names: dict[str, str]) -> None:
         self._module, self._spent, self._names = module, spent, names

@@ -34,7 +34,7 @@ _OPTIONS = {
 
 
 def why_missing(peer: str) -> str | None:
-    """Why a library cannot be measured here; None if it can."""
+    """The reason why a library cannot be measured here; None if it can."""
     if peer == "fastdp" and importlib.util.find_spec("fastDP") is None:
         return "fastDP is not installed (github.com/awslabs/fast-differential-privacy)"
     return None

@@ -1,9 +1,9 @@
-"""What `audit.check` reports about training loops that others published.
+"""The reports of `audit.check` on training loops that others published.
 
 The examples of Opacus run as they are: their models, collate functions and training functions are
 loaded from a checkout and called as their `main` calls them, with their default noise, threshold
-and learning rate. What differs is stated in each function: fewer records, smaller batches, and one
-line, `watch(optimizer, model, accountant)`.
+and learning rate. Each function states the differences: fewer records and smaller batches. All
+loops have one additional line, `watch(optimizer, model, accountant)`.
 
     git clone https://github.com/meta-pytorch/opacus
     pip install diffprivlib
@@ -219,9 +219,10 @@ def names(checkout: Path, fixed_length: bool = False) -> Loop:
 
 
 def reviews(checkout: Path) -> Loop:
-    """examples/imdb.py: 64 records, batches of 16, one epoch; `squeeze(1)` of logits left out.
+    """examples/imdb.py: 64 records, batches of 16, one epoch.
 
-    The example says of itself that it is broken. Its `model(data).squeeze(1)` is without effect.
+    A comment in the example states that it is broken. Its `model(data).squeeze(1)` has no effect,
+    because there are two classes.
     """
     example = _load(checkout, "imdb")
 
@@ -266,7 +267,7 @@ class _Digits(Dataset[tuple[torch.Tensor, int]]):
 
 
 def digits_generator(checkout: Path) -> Loop:
-    """examples/dcgan.py: 24 records, batches of 8, one epoch, 4 channels; a script, run whole."""
+    """examples/dcgan.py, run as a script: 24 records, batches of 8, one epoch, 4 channels."""
     path = str(checkout / "examples" / "dcgan.py")
     _replace_data_packages()
     pictures = sys.modules["torchvision.datasets"]
@@ -297,7 +298,7 @@ def digits_generator(checkout: Path) -> Loop:
 
 
 def automatic_clipping(checkout: Path) -> Loop:
-    """Automatic clipping (Bu et al. 2023), written after the paper: g / (|g| + 0.01)."""
+    """Automatic clipping, g / (|g| + 0.01), as the paper describes it (Bu et al. 2023)."""
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         x = torch.as_tensor(records.features, dtype=torch.float32)
@@ -367,7 +368,7 @@ LOOPS: dict[str, tuple[Callable[[Path], Loop], tuple[str, ...]]] = {
 
 
 def report(make: Callable[[Path], Loop], checkout: Path, relation: str) -> dict[str, Any]:
-    """One call of `audit.check` at its default settings."""
+    """The result of `audit.check` at its default settings."""
     start = time.process_time()
     train, records = make(checkout)
     result = audit.check(train, records, relation=relation, jobs=1)

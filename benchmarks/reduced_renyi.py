@@ -1,4 +1,4 @@
-"""Algorithm 3 against the exact reduced game: `python -m benchmarks.reduced_renyi`.
+"""Tests algorithm 3 against the exact reduced game: `python -m benchmarks.reduced_renyi`.
 
 `reduced-renyi` is an upper bound on the epsilon of the reduced game. At this epsilon the game's
 hockey-stick divergence, rounded down, must therefore be at most delta for every distribution of K.

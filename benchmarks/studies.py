@@ -37,7 +37,7 @@ class Attack:
     Attributes:
         name: the attack's name in tables.
         protocol: the protocol that the study runs.
-        run: draws a run's number, given a random source and whether the record is included.
+        run: draws a run's output, a number, given a random source and whether the record is read.
         score: the score of a candidate and a number.
         rejects: whether the test on a released candidate and number decides against the record.
         accept: whether a number is accepted, for protocols that stop at the first accepted run.
@@ -85,7 +85,7 @@ class Attack:
 
     def _played(self, key: int, included: bool) -> Best:
         def train(trial: Trial) -> Outcome:
-            # The data set is this record; a run that may not read it is a run without it.
+            # The record is the whole data set. On a subset without it, a run reads no record.
             read = bool(trial.records(1)[0]) and included
             number = self.run(np.random.default_rng(trial.seed), read)
             return Outcome(self.score(trial.candidate["level"], number), number)
@@ -125,7 +125,7 @@ def _split(name: str, protocol: str, runs: str, studies: int, **settings: Any) -
 
 
 def _best_of_thirty(studies: int) -> Attack:
-    """Each run is the best of thirty runs."""
+    """An attack in which each run is the best of thirty runs."""
     attack = _split("each run is the best of thirty", "tnb:1,0.95", "fixed:30", studies)
 
     def run(rng: np.random.Generator, read: bool) -> float:
@@ -148,7 +148,7 @@ def _until(protocol: str) -> Attack:
 
 
 def _subset(protocol: str) -> Attack:
-    """The candidate depends on the records of the tuning, the final number on the others."""
+    """The test uses the candidate and the final run's number, which depend on different records."""
     return Attack(
         "candidate and final run",
         protocol,
@@ -159,7 +159,7 @@ def _subset(protocol: str) -> Attack:
 
 
 def _adaptive(protocol: str) -> Attack:
-    """Half of the candidates score by large numbers, the others by small ones."""
+    """Large numbers score highest for half of the candidates, small ones for the others."""
     return Attack(
         "learned density",
         protocol,

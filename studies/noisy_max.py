@@ -1,8 +1,9 @@
-"""Which values report noisy max leaks most about: `python -m studies.noisy_max`.
+"""The largest leak of report noisy max that we found: `python -m studies.noisy_max` prints it.
 
-All m values may move by 1. An event of k winners leaks most where its values move down and all
-others up, a relative change of 2. The largest leak that we found has equal values inside the event
-and equal values outside; a search over all values of up to six candidates found no larger one.
+Each of the m values may change by 1. The event that one of k given candidates wins leaks most if
+their values decrease and all others increase, a relative change of 2. The largest leak that we
+found has equal values inside the event and equal values outside; a search over all values of up to
+six candidates found no larger one.
 """
 
 import numpy as np
@@ -37,7 +38,10 @@ def equal_values(gap: float, k: int, outside: int) -> float:
 
 
 def leak(epsilon: float, k: int, outside: int, sigma: float) -> float:
-    """The largest delta of an event of k equal values against the others, all equal."""
+    """The largest delta at epsilon of the event that one of k equal values wins.
+
+    The other values are equal to each other; the maximum is over the gap between both.
+    """
 
     def lost(gap: float) -> float:
         moved = equal_values(gap - 2.0 / sigma, k, outside)
@@ -50,7 +54,7 @@ def leak(epsilon: float, k: int, outside: int, sigma: float) -> float:
 
 
 def attained(candidates: int, sigma: float, delta: float) -> tuple[float, int]:
-    """The largest epsilon at delta that an event attains, and the number of its values."""
+    """The largest epsilon at delta of any event, and the number of values in this event."""
     sizes = {max(1, round(share * candidates)) for share in np.linspace(0.1, 0.9, 9)}
 
     def epsilon_of(k: int) -> float:

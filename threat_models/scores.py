@@ -109,12 +109,12 @@ class FirstCoordinate:
 
 @dataclass(frozen=True)
 class WorstOrder:
-    """A split order of the standardised sum x, which leaks more than any increasing score.
+    """A split order of the standardised sum x, which can leak more than every increasing score.
 
     Values above `top` rank highest, larger ones first. Below `top`, smaller values rank higher. A
     small x, which is evidence against the canary, is released only if no run exceeds `top`, which
-    is also evidence against it. `audit.upper_bounds.worst_order` computes the optimal split and its
-    epsilon.
+    is also evidence against it. `audit.attacks.worst_case_split_order` computes the split with the
+    largest epsilon.
 
     Attributes:
         top: the split, in standard deviations; may be infinite.

@@ -30,9 +30,9 @@ def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any
 
 @contextmanager
 def errors_in_one_line(message: str, separator: str = ": ") -> Iterator[None]:
-    """Context for user code that turns every exception into a ValueError of one line.
+    """Context manager that converts every exception of user code to an InvalidInput of one line.
 
-    Its message precedes the exception's own. SystemExit is converted, KeyboardInterrupt is not.
+    `message` precedes the exception's own. SystemExit is converted, KeyboardInterrupt is not.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Coverage study: how often does each lower bound exceed a true epsilon that is known exactly?
+"""Coverage study: how often each lower bound exceeds a true epsilon that is known exactly.
 
 `mechanisms` and `canaries` define the simulated audits, `simulation` applies every estimator to
 repetitions of them, `analysis` tests the violation rates, and `page` writes the tables. `command`

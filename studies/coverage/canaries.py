@@ -26,10 +26,10 @@ class CanaryRun:
     """One run with many canaries.
 
     Attributes:
-        name: in the tables; it also seeds the samples.
-        mu: of every canary, or of the largest ones.
+        name: name of the row in the tables; it also seeds the samples.
+        mu: mu of every canary, or of the largest canaries.
         sample: maps coins [m] to signed scores [m], positive for "included".
-        holds: what holds besides the coins' fairness and the Gaussian curve of each canary.
+        holds: assumptions that hold besides fair coins and a Gaussian curve of each canary.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CanaryRun:
 
 
 def canary_runs() -> list[CanaryRun]:
-    """Canaries that do not interact, of equal and of unequal size, and canaries of one size."""
+    """Independent canaries of equal and of unequal size, and canaries that share a random size."""
     apart = frozenset({Assumption.DISJOINT_CANARIES, Assumption.GAUSSIAN_STATISTIC})
     equal = frozenset({Assumption.EQUAL_CANARIES})
     return [

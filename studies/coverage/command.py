@@ -101,7 +101,7 @@ def _parser() -> console.Parser:
     )
     parser.add_argument("--seed", type=int, default=1, help="an integer >= 0 (default: 1)")
     parser.add_argument(
-        "--mechanisms", nargs="+", default=[], metavar="NAME", help="default: all of them"
+        "--mechanisms", nargs="+", default=[], metavar="NAME", help="names (default: all)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("docs"), help="folder of the tables (default: docs)"

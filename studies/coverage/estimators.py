@@ -1,4 +1,4 @@
-"""Estimators of the study besides those of the package: sequential analyses, and jax_privacy."""
+"""Estimators that only the study uses: sequential analyses, and the bounds of jax_privacy."""
 
 from dataclasses import replace
 from types import ModuleType
@@ -8,7 +8,7 @@ from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import Estimator, LowerBound, Scan, SequentialPlan, doubling_sizes
 from audit.lower_bounds.scores import Scores
 
-# The first analysis of a growing audit uses this share of its trials: one in _FIRST_ANALYSIS.
+# The first analysis of a growing audit uses one in _FIRST_ANALYSIS of its trials.
 _FIRST_ANALYSIS = 4
 
 

@@ -2,9 +2,9 @@ r"""Asymptotic lower bound from one run whose canaries have Gaussian scores of e
 
 It is the idea of Agrawal et al. 2026 (arXiv 2606.12733): fit one normal distribution to the scores
 of each side, and take the epsilon of this pair. The confidence is only asymptotic. The canaries
-must have equal size: the scores of unequal canaries have a larger variance, which the pair reads as
-a larger epsilon. If half of 10,000 canaries have mu = 1.5 and the others have no effect, the bound
-exceeds the true epsilon in 94 % of runs.
+must have equal size: the scores of unequal canaries have a larger variance, which increases the
+epsilon of the fitted pair. If half of 10,000 canaries have mu = 1.5 and the others have no effect,
+the bound exceeds the true epsilon in 94 % of runs.
 
 The study uses it for comparison: `gaussian_canaries_bound` proves more, for every number of
 canaries.
@@ -43,12 +43,12 @@ def gaussian_pair_bound(
 ) -> LowerBound:
     """Asymptotic lower bound on epsilon from one normal distribution fitted to each side.
 
-    The limit of epsilon is that of the delta method, for the fitted gap of the means and the fitted
-    ratio of the standard deviations.
+    The delta method gives the confidence limit, for the fitted difference of the means and the
+    fitted ratio of the standard deviations.
 
     Args:
-        scores: of the canaries [m], high or low if the canary was included; infinite scores prove
-            nothing.
+        scores: scores of the canaries [m], either higher or lower if the canary was included; if
+            one is infinite, the bound is 0.
         included: whether each canary was included, [m].
         delta: in (0, 1).
         confidence: in (0, 1).
@@ -108,7 +108,7 @@ def pair_epsilon(gap: float, log_ratio: float, delta: float) -> float:
     """Epsilon of N(0, 1) against N(gap, r^2) at delta, the larger of both directions.
 
     Args:
-        gap: of the means.
+        gap: difference of the means.
         log_ratio: log r.
         delta: in (0, 1).
     """

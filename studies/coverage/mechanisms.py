@@ -50,14 +50,14 @@ class Mechanism:
     """A mechanism with a sampler for the scores of an audit, and the known facts about it.
 
     Attributes:
-        name: in the tables; it also seeds the samples.
+        name: name of the column in the tables; it also seeds the samples.
         epsilon: the true epsilon at `delta`, rounded down.
         sample: draws scores of n trials without and n trials with the record.
         delta: the delta of the bounds.
-        threshold: fixed in advance; None to derive it from theory.
-        mu: of a Gaussian base.
+        threshold: threshold that is fixed in advance; None to derive it from theory.
+        mu: mu of a Gaussian base; None for other bases.
         repetitions: distribution of K; None if nothing is tuned.
-        known: the conditions that hold besides independent trials.
+        known: the conditions that hold, apart from the independence of trials.
         split_top: where the order splits, for the worst-order score.
         protocol: how the best run is selected; None for random search.
         own_estimators: estimators for this mechanism alone.
@@ -202,7 +202,7 @@ def _grid(spec: str, mu: float) -> Mechanism:
 
 @functools.cache
 def _tails(spec: str, mu: float, trials: int) -> Mechanism:
-    """Repeat a run until it lies in one of two tails, or stop; no release is the lowest score."""
+    """Runs are repeated until one is in either tail; a trial without a release scores lowest."""
     protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, UntilAccepted | RandomStopping)
     tails, threshold = attack_tails(mu, protocol, DELTA, trials)
@@ -238,7 +238,7 @@ def _accepted(
 
 @functools.cache
 def _adaptive(spec: str, mu: float) -> Mechanism:
-    """A sampler that reveals the record, audited by one event with known probabilities."""
+    """A sampler that reveals the record; the audit uses one event with known probabilities."""
     protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, Adaptive)
     attack = AdaptiveAttack(mu, protocol, (3.0, 1.0), (-2.0, -3.0), (-0.5, 1.0), 0.5)
@@ -262,7 +262,7 @@ def _adaptive(spec: str, mu: float) -> Mechanism:
 
 @functools.cache
 def _subset(spec: str, mu: float) -> Mechanism:
-    """The density ratio of the winner of the tuning and of the final run together."""
+    """The score is the density ratio of the tuning's winner and the final run together."""
     protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, Subset)
     attack = SubsetAttack(mu, protocol, SplitOrder(-math.inf))

@@ -61,7 +61,7 @@ def tail_probability(canaries: int, guesses: int, correct: int, mu: float) -> fl
         canaries: m.
         guesses: r, in [1, m].
         correct: number of correct guesses.
-        mu: of the Gaussian mechanism of every canary, at least 0.
+        mu: mu of every canary's Gaussian mechanism, at least 0.
     """
     if correct <= 0:
         return 1.0
@@ -110,8 +110,8 @@ def order_statistics_bound(
     """Lower bound on epsilon from the most certain guesses of one run with independent canaries.
 
     Args:
-        signed_scores: of the canaries [m]; a positive score guesses that the canary was included,
-            and the size is the certainty of the guess.
+        signed_scores: scores of the canaries [m]; a positive score guesses that the canary was
+            included, and the size is the certainty of the guess.
         included: whether each canary was included, [m].
         guesses: the number of most certain guesses to evaluate, fixed before the run.
         delta: in [0, 1).

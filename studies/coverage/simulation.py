@@ -41,7 +41,7 @@ def simulate_study(
 
     Args:
         audits: the number of audits by trials per side.
-        seed: of the study.
+        seed: seed of all random draws.
         only: names of the mechanisms; empty for all of them.
 
     Yields:
@@ -114,7 +114,7 @@ def _bounds_of_all_runs(
 
 
 class _Tally:
-    """The bounds of all audits of a mechanism, by estimator."""
+    """Collects the bounds of all audits of a mechanism, by estimator."""
 
     def __init__(self) -> None:
         self.epsilons: defaultdict[str, list[float]] = defaultdict(list)

@@ -67,12 +67,12 @@ PROTOCOLS = (
     "subset:0.5/tnb:1,0.1",
 )
 _ERROR = 0.05
-# A number of trials so large that an attack may look for the rarest events.
+# With this many trials, an attack may use the rarest events.
 _UNLIMITED_TRIALS = 10**12
 # Width of the cells of x over which distributions are summed; wider for curves, which sum once per
 # mu. A curve's threshold is the end of one cell in 5.
 _CELL, _CURVE_CELL, _THRESHOLD_STEP = 0.005, 0.02, 5
-# Probabilities of outcomes are raised to this before their ratio is taken.
+# Smaller probabilities are replaced by this one before ratios are taken.
 _MIN_PROBABILITY = 1e-100
 # Beyond this many standard deviations, a normal tail is zero in floating point.
 _TAIL_END = 38.0
@@ -83,7 +83,7 @@ class PlayedAttack:
     """An attack and the scores of its trials.
 
     Attributes:
-        epsilon: of the best known attack, computed exactly and rounded down.
+        epsilon: epsilon of the best known attack, computed exactly and rounded down.
         out_scores: scores [n] of trials without the record.
         in_scores: scores [n] of trials with it.
         distributions: probabilities of all outcomes without and with the record, for every attack
@@ -101,7 +101,10 @@ class PlayedAttack:
     curve_scores: tuple[FloatArray, FloatArray] | None = None
 
     def max_provable(self, delta: float) -> float:
-        """No lower bound for any score exceeds this in over half of all audits; NaN if unknown."""
+        """An epsilon that no valid lower bound exceeds in over half of all audits; NaN if unknown.
+
+        It holds for lower bounds that are valid for every score.
+        """
         trials = len(self.out_scores)
         return max(
             (max_provable_epsilon(*pair, delta, trials) for pair in self.distributions),
@@ -163,10 +166,11 @@ class PlayedOrder:
 
 @dataclass(frozen=True)
 class FoldedOrderCurve(WorstOrderCurve):
-    """The curve of mu of a folded order. A score is the right end of the released cell.
+    """The lower bound for a folded order. A score is the right end of the released cell.
 
-    Every x grows with mu, so a winner above the threshold stays above it: the scores above the fold
-    grow, those below it fall, and no run from below the fold overtakes the winner.
+    Every x increases with mu, so a winner above the threshold stays above it: the ranks of values
+    above the fold increase, those of values below it decrease, and no run from below the fold
+    overtakes the winner.
 
     Attributes:
         order: the order; its cells are those of a `PlayedOrder` with the same width.
@@ -189,7 +193,7 @@ def play_attack(
     """Plays the worst known attack on a protocol.
 
     Args:
-        mu: of the base.
+        mu: mu of the base.
         protocol: the tuning protocol.
         delta: in (0, 1).
         trials: number of trials on each side.
@@ -212,7 +216,7 @@ def play_attack(
         case Adaptive():
             best = adaptive_attack(mu, protocol, delta)
             common = adaptive_attack(mu, protocol, delta, trials)
-            # The release of the label "back" speaks against the record.
+            # A release of the label "back" is evidence against the record.
             sides = [-common.play(rng, trials, mean).astype(np.float64) for mean in means]
             return PlayedAttack(max(best.epsilon(delta), common.epsilon(delta)), sides[0], sides[1])
         case Subset():
@@ -244,7 +248,7 @@ def _play_order(
     distributions = [order.probabilities for order in tried]
     if not with_curve:
         return PlayedAttack(cost, sides[0], sides[1], distributions)
-    # The curve plays the order that leaks most; its single events may be rare.
+    # The curve uses the order that leaks most, whose single events may be rare.
     own = PlayedOrder(TunedOrder(mu, repetitions, folded[0], _CURVE_CELL))
     right = np.append(own.game.edges[1], np.inf)
     thresholds = right[(right < folded[0].fold) & (right > mu - 5.0)][::_THRESHOLD_STEP]
@@ -323,11 +327,11 @@ def attacks(
     """The costs of protocols, and the epsilon that attacks attain and prove.
 
     Args:
-        mus: of the base.
-        deltas: in (0, 1).
+        mus: values of mu of the base.
+        deltas: values of delta, in (0, 1).
         protocols: the protocols, as text.
         trials: number of trials on each side.
-        seed: of all trials.
+        seed: seed of all trials.
     """
     rows = []
     settings = [(delta, mu, spec) for delta in deltas for mu in mus for spec in protocols]

@@ -57,7 +57,7 @@ def _check_writable(folder: Path) -> None:
     """Checks, before the computation, that results can be written.
 
     Raises:
-        ValueError: the folder cannot be made, or it is not writable.
+        ValueError: the folder cannot be created, or it is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one line that says what was wrong.
+        The exit code: 0, or 2 after an error message of one line.
     """
     arguments = _parser().parse_args(argv)
     if arguments.list:

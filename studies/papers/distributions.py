@@ -22,5 +22,5 @@ def tnb_with_mean(eta: float, mean: float) -> TruncatedNegativeBinomial:
 
 
 def cost_ratio(mean_runs: float, sampling_rate: float) -> float:
-    """How many times cheaper tuning on a subset is than on everything, E[K] / (E[K] q + 1)."""
+    """The cost of tuning on all records over that of tuning on a subset, E[K] / (E[K] q + 1)."""
     return mean_runs / (mean_runs * sampling_rate + 1.0)

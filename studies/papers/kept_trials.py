@@ -1,7 +1,7 @@
 """Trials of finished games, small enough to be kept in the repository.
 
-An audit leaves a shard for every block of trials. `keep` joins them to one compressed file per
-view, so that bounds can be computed again without training: `python -m studies.table3.keep
+An audit writes a shard for every block of trials. `keep` joins the shards to one compressed file
+per view, so that bounds can be recomputed without training: `python -m studies.table3.keep
 runs/table3-*/`.
 """
 
@@ -48,11 +48,12 @@ class KeptGame:
         name: name of the preset.
         config: the settings of this view.
         epsilon: eps_B.
-        noise_multiplier: that gives eps_B.
-        threshold: of the worst-order score on the standardised lambda_a; None for other scores.
+        noise_multiplier: the noise multiplier for which one run costs eps_B.
+        threshold: threshold of the worst-order score on the standardised lambda_a; None for other
+            scores.
         split_top: where the worst-order score splits; None for other scores.
         planned: number of trials that the preset plans at this budget.
-        repeat: [T] repeat of each trial.
+        repeat: [T] number of the repeat that each trial belongs to.
         columns: the columns of `audit.game.play.Trials`, of trials [T] and of runs [R].
             Of the runs, only the columns that a bound uses are kept.
     """
@@ -90,7 +91,7 @@ def keep(folder: Path, out: Path) -> list[Path]:
 
     Args:
         folder: results folder of an audit.
-        out: folder of the kept files.
+        out: folder for the files.
 
     Returns:
         The files that were written.
@@ -169,7 +170,7 @@ def _view(whole: AuditConfig, view: str) -> AuditConfig:
 
 
 def load(path: Path) -> Iterator[KeptGame]:
-    """The games of a kept file, one per budget that was played.
+    """The games of a kept file, one per budget with trials.
 
     Args:
         path: a file that `keep` wrote.

@@ -48,7 +48,7 @@ def _geometric(mean: float) -> Repetitions:
 
 
 def _renyi_only(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
-    """The bound if only the base's Renyi divergences at Opacus' orders are known."""
+    """The bound that uses only the base's Renyi divergences at the orders of Opacus."""
     return renyi(RenyiCurve(_ORDERS, base.renyi(_ORDERS)), repetitions, delta)
 
 
@@ -191,7 +191,7 @@ def figure_6(
     largest: float = 30.0,
     points: int = 15,
 ) -> Result:
-    """DP-SGD as in Papernot & Steinke: epsilon over E[K], Poisson and geometric."""
+    """Epsilon over Poisson and geometric E[K], for the DP-SGD of Papernot & Steinke."""
     base = DpSgd(noise_multiplier, round(epochs / sampling_rate), sampling_rate)
     families: dict[str, Family] = {
         f"Poisson, {_RENYI}, theorem 5.6": (Poisson, _renyi_only),
@@ -214,7 +214,7 @@ def figure_7(
     largest: float = 1e4,
     points: int = 17,
 ) -> Result:
-    """A high-accuracy setting: how many more models the hockey-stick bound allows."""
+    """Epsilon over geometric E[K] for DP-SGD with large batches, by two theorems."""
     base = DpSgd(noise_multiplier, steps, sampling_rate)
     curves = _by_mean(base, delta, np.geomspace(1.5, largest, points), _GEOMETRIC)
     title = f"DP-SGD, {steps} steps, noise {noise_multiplier:g}, rate {sampling_rate:.4g}"
@@ -241,7 +241,7 @@ def figure_8(
     largest: float = 1e3,
     points: int = 9,
 ) -> Result:
-    """Candidates with different noise: one bound for all, and the bound of each candidate.
+    """Epsilon over E[K] for candidates with different noise, and for each candidate alone.
 
     Corollary 6.2 uses thresholds that these candidates satisfy. The steps are those that the paper
     prints, compared with the largest number of steps that is (epsilon, delta)-DP.

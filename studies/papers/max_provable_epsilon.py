@@ -50,7 +50,7 @@ _LARGEST = 25.0
 _TURNS, _SLACK = 20, 1e-3
 # Ties use an epsilon that is smaller by more than the rounding errors.
 _ROUNDING = 1e-9
-_LARGEST_LOGIT = 40.0  # of a share: 1 in double precision
+_LARGEST_LOGIT = 40.0  # Its share is 1 in double precision.
 _NOTHING = 1e-16
 
 
@@ -70,12 +70,13 @@ def max_provable_epsilon(
         without: probabilities [n] of the outputs of one trial without the record.
         with_record: the same with the record.
         delta: in (0, 1).
-        trials: on each side.
-        confidence: of the estimator, in (0, 1).
-        chance: of audits, in (0, 1).
+        trials: number of trials on each side.
+        confidence: confidence of the estimator, in (0, 1).
+        chance: share of audits that may prove more, in (0, 1).
 
     Returns:
-        The smallest such epsilon that was found; if there is none, the epsilon of the game, or 25.
+        The smallest such epsilon that was found. If none was found, the epsilon of the game at
+        delta, or 25 if the game has no such epsilon.
 
     Raises:
         ValueError: a parameter is out of its range, or the probabilities are invalid.
@@ -106,7 +107,8 @@ def max_provable_epsilon(
         found = _nearest(p, q, epsilon, delta)
         return found is None or _power(p, q, *found, trials, 1.0 - confidence) > chance
 
-    # Any epsilon that is not shown is valid; a small one is near the normal approximation.
+    # Every epsilon that the audits fail to show is valid. The smallest one is near the normal
+    # approximation.
     guess = safe_root(missed, largest, 0.0, 1e-4)
     high, low = _around_shown(is_shown, guess, largest)
     if high == 0.0:
@@ -117,7 +119,7 @@ def max_provable_epsilon(
 def _around_shown(
     is_shown: Callable[[float], bool], guess: float, largest: float
 ) -> tuple[float, float]:
-    """An epsilon that is not shown, or the largest, and a smaller one that is, or 0."""
+    """An interval of epsilon: the upper end is not shown, or `largest`; the lower end is, or 0."""
     shown, step, here = is_shown(guess), _STEP, guess
     while True:
         ahead = here * (1.0 + step) + 1e-4 if shown else here / (1.0 + step) - 1e-4
@@ -197,20 +199,20 @@ def _given_way(
 
     end = 1.0
     while gap(-end) * gap(end) > 0.0:
-        end *= 2.0  # soon past every ratio of p and q, and of e^epsilon
+        end *= 2.0  # ends where it exceeds every log ratio of p and q, and epsilon
     less, more = at(float(optimize.brentq(gap, -end, end, xtol=1e-14)))
     return less / less.sum(), more / more.sum()
 
 
 def _divergence(p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray) -> float:
-    """Kullback-Leibler divergence of both sides together."""
+    """KL(p || p0) + KL(q || q0)."""
     return float(special.rel_entr(p, p0).sum() + special.rel_entr(q, q0).sum())
 
 
 def _power(
     p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray, trials: int, error: float
 ) -> float:
-    """Largest power at (p, q) of a test of (p0, q0) with this error, rounded up."""
+    """Largest power against (p, q) of a test of (p0, q0) with this error, rounded up."""
     sides = [DiscreteMechanism(one, other).pairs[0] for one, other in ((p, p0), (q, q0))]
     try:
         pair = compose([(side, trials) for side in sides], _CELLS)

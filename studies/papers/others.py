@@ -29,9 +29,9 @@ def hypo_budgets(
 
     Args:
         batch: expected batch size.
-        epochs: of one run.
+        epochs: epochs of one run.
         ratio: C/c of the adaptive method.
-        delta: of the tuning.
+        delta: delta of the tuning.
         largest: largest E[K].
         points: points per curve.
     """

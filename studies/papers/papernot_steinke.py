@@ -1,4 +1,4 @@
-"""Papernot & Steinke 2022: figures 2 to 6 and 8; `svm` and `training` have 1 and 7."""
+"""Papernot & Steinke 2022: figures 2 to 6 and 8 (1 is in `svm`, 7 in `training`)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -174,7 +174,7 @@ def figure_6(
 
 
 def _three_outputs(a: float, s: float, t: float) -> tuple[FloatArray, FloatArray]:
-    """The example of section D.2: three outputs, of which two are S, with losses t and -s."""
+    """The example of section D.2: three outputs, two of them in S, with losses t and -s."""
     q = a * np.array([math.exp(-s), math.exp(-s), 0.0])
     q_other = a * np.array([math.exp(-s - t), 1.0, 0.0])
     q[2], q_other[2] = 1.0 - q.sum(), 1.0 - q_other.sum()

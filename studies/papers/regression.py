@@ -2,8 +2,8 @@
 
 One run draws a penalty, tests privately whether the data are well conditioned for it, and if so
 releases one draw from the posterior (OPS). The tuning makes a geometric number of runs. Its cost,
-by three ways of accounting, decides how sharp the posterior may be. Two methods without tuning,
-which must be private for the worst data, and the regression without privacy are drawn as well.
+by three ways of accounting, determines how sharp the posterior may be. The figure also shows two
+methods without tuning, which must be private for the worst data, and regression without privacy.
 
 Notation of the proofs: records x with |x| <= 1 and |y| <= 1; A = X'X + penalty for the smaller of
 two neighbouring data sets; theta is its solution; h = x'A^-1 x and r = y - x'theta for the record
@@ -36,12 +36,12 @@ _PENALTIES = np.geomspace(1.0, 1e4, 17)
 # The part of one run's delta for the test, and the probability that the test is wrong; the tuning
 # makes ten runs on average.
 _SMALL = DELTA / 200.0
-# mu of the two halves of the test, and the bound on h, each relative to the scale of the draw; the
-# best of a few values.
+# mu of the two halves of the test, and the bound on h, each relative to the scale of the draw. We
+# tried a few values; these are the best.
 _EIGENVALUE_MU, _NORM_MU, _CURVATURE = 0.1, 0.5, 0.2
 # Points of a profile.
 _EPSILONS = 257
-# What the subtraction in `Draw.delta` may lose to rounding; the profile is raised by it.
+# Limit of the rounding error of the subtraction in `Draw.delta`; the profile is raised by it.
 _ROUNDING = 1e-14
 _NOT_PRIVATE = "not private"
 
@@ -59,8 +59,8 @@ class Draw:
     log(1 + h) / 2 + m^2 / 2 + m Z / sqrt(1 + h) - h Z^2 / (2 (1 + h)).
 
     Attributes:
-        scale: of the linear part, > 0.
-        curvature: of the quadratic part, > 0.
+        scale: coefficient of |Z|, > 0.
+        curvature: twice the coefficient of Z^2, > 0.
     """
 
     scale: float
@@ -80,7 +80,7 @@ class Draw:
 
     @property
     def profile(self) -> PrivacyProfile:
-        """The profile as a base."""
+        """The privacy profile as a mechanism, the base of a tuning."""
         highest = (self.curvature + self.scale**2) / 2.0 + 10.0 * self.scale + 50.0 * self.curvature
         epsilons = np.linspace(0.0, highest, _EPSILONS)
         deltas = np.clip(self.delta(epsilons) + _ROUNDING, 0.0, 1.0)
@@ -139,8 +139,8 @@ class Problem:
         values: eigenvalues [d] of X'X, ascending.
         vectors: eigenvectors [d, d], as columns.
         sums: X'y [d].
-        validation: records and answers by which a tuning chooses.
-        test: records and answers by which we judge its choice.
+        validation: records and answers that score the runs of a tuning.
+        test: records and answers that measure the error of the chosen run.
     """
 
     records: int
@@ -164,7 +164,7 @@ class Problem:
 
 
 def _problem(dataset: str, data_root: str, records: int, validation: int) -> Problem:
-    """Predicts the middle of an image from its edge.
+    """The problem of predicting the middle of an image from its edge.
 
     An image is reduced to five by five grey tiles. x are the 16 tiles at the edge and a constant, y
     is the mean of the nine inner tiles, and constants scale both to |x| <= 1 and |y| <= 1.
@@ -294,9 +294,9 @@ def figure_5(
         dataset: name of a data set; the middle of each image is predicted from its edge.
         data_root: folder of the data sets; AUDIT_DATA_ROOT if empty.
         records: number of training records.
-        validation: number of held-out records, half to choose by and half to judge by.
-        tunings: tunings per point, and draws of the methods without tuning.
-        seed: of all random draws.
+        validation: number of held-out records, half for validation and half for testing.
+        tunings: number of tunings per point, and of draws of the methods without tuning.
+        seed: seed of all random draws.
     """
     problem = _problem(dataset, data_root, records, validation)
     rows = []

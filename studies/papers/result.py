@@ -25,7 +25,7 @@ _MARKERS = ("^", "s", "o", "D")
 _MAX_POINTS = 1_000
 _MAX_MULTIPLE = 100
 _MAX_WORK = 100_000  # times the paper's, of all settings together
-# Names of settings in the second version.
+# Names of settings in version 2 of the project.
 _FORMER_SETTINGS = {"games": "trials", "laws": "distributions", "specs": "protocols"}
 
 
@@ -37,7 +37,7 @@ class Comparison:
     """A published number and ours.
 
     Attributes:
-        quantity: its name.
+        quantity: name of the number.
         published: the number that the paper prints.
         ours: the computed number.
     """
@@ -119,7 +119,7 @@ class Reproduction:
         """Computes the table or figure.
 
         Args:
-            settings: those that differ from the paper's.
+            settings: the settings that differ from the paper's.
 
         Raises:
             ValueError: a setting is unknown, or of another kind than its default.
@@ -139,7 +139,7 @@ class Reproduction:
 
 
 def _check(name: str, value: Any, default: object) -> Any:
-    """Returns a setting that is a number, a text or a list, like its default; refuses others."""
+    """The setting, if it is a number, a text or a list, like its default."""
     if isinstance(default, int):
         high = {"points": _MAX_POINTS, "seed": None}.get(name, _MAX_MULTIPLE * default)
         return checks.integer(name, value, 0 if name == "seed" else 1, high)
@@ -183,7 +183,7 @@ def figure(width: float = 8.4, height: float = 4.6) -> Figure:
 
 
 def style() -> Any:
-    """The context in which axes are made."""
+    """Context manager with the project's style, for the creation of axes."""
     return sns.plotting_context("notebook", font_scale=1.1)
 
 
@@ -258,7 +258,7 @@ def draw(
 
     Args:
         curves: the curves.
-        title: of the figure.
+        title: title of the figure.
         x: label of the abscissa.
         y: label of the ordinate.
         x_scale: linear or log.

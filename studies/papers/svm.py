@@ -1,9 +1,9 @@
 """Papernot & Steinke 2022, figure 1: a hyperparameter chosen without privacy reveals outliers.
 
 A support vector machine is trained by stochastic gradients on 40 points of the plane; its only
-hyperparameter alpha weighs the hinge loss. Eight outliers change which alpha trains best. The
-right panel audits this claim: how much the chosen alpha proves about the outliers, without privacy
-and for private runs of which the best is chosen privately.
+hyperparameter alpha weighs the hinge loss. Eight outliers change which alpha gives the best model.
+The right panel audits this claim. It shows the lower bound on epsilon that the chosen alpha proves
+for the outliers, without privacy and for private runs with a private choice of the best.
 """
 
 import math
@@ -19,8 +19,8 @@ from audit.repetitions import parse_repetitions
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
 from studies.papers.tunings import DELTA, Arm, mean_and_error, play_random_searches
 
-# The centres of scikit-learn's make_blobs(random_state=6), which have the signs that our text of
-# the paper has lost, and the outliers' place among the positive class.
+# The centres of scikit-learn's make_blobs(random_state=6), whose signs are missing in our copy of
+# the paper, and the place of the outliers in the positive class.
 _NEGATIVE, _POSITIVE, _OUTLIER = (7.86, -3.36), (6.42, -9.17), (7.9, -8.0)
 _POINTS, _OUTLIERS = 40, 8
 _ALPHAS = 2.0 ** np.arange(-1.0, 6.5, 0.5)
@@ -41,10 +41,10 @@ def figure_1(
 
     Args:
         epsilons: total epsilons of private tunings, for all outliers together.
-        epochs: of one run.
+        epochs: epochs of one run.
         datasets: number of data sets over which the curves are averaged.
-        tunings: tunings on each side of the game, all on one data set.
-        seed: of all random draws.
+        tunings: number of tunings with and without the outliers, all on one data set.
+        seed: seed of all random draws.
     """
     rng = np.random.default_rng(seed)
     rows: list[dict[str, object]] = []
@@ -133,7 +133,7 @@ def _outlier_score(models: FloatArray) -> FloatArray:
 def _open_tuning(
     places: FloatArray, labels: FloatArray, epochs: int, tunings: int, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Trains every alpha once and takes the most accurate, the smallest if several are equal.
+    """Trains once with each alpha and selects the most accurate model; ties go to smaller alpha.
 
     Returns:
         alpha [tunings], the outlier score of the model, and its accuracy.

@@ -70,9 +70,9 @@ class Statistic:
     """What an adversary computes from the released winner of each trial.
 
     Attributes:
-        name: of the statistic.
-        values: [T] one number per trial; higher speaks for the canary.
-        evaluated: [T] the trials that nothing was learned on.
+        name: name of the statistic.
+        values: [T] one number per trial; a larger number is evidence for the canary.
+        evaluated: [T] whether a trial is evaluated; nothing was learned on such a trial.
     """
 
     name: str
@@ -88,7 +88,7 @@ def row_of(game: KeptGame) -> str:
         row = f"ETCV {4 if is_dirac else _ETCV_ROWS_OF_DATASET[config.dataset]}"
     else:
         row = f"{config.threat} {_ROWS_OF_DATASET[config.dataset] + 3 * is_dirac}"
-        # Apart from the rows of 1,000 records and an MLP.
+        # The paper's table has only rows with 1,000 records and an MLP.
         row += _CONVNET if config.model == "convnet" else ""
         row += _LARGE if config.train_size == 5000 else ""
     return row + (_WORST_ORDER if config.score == "worst-order" else "")
@@ -188,7 +188,7 @@ def separation(without: FloatArray, with_canary: FloatArray) -> tuple[float, flo
 def equivalent_epsilon(auc: float, delta: float) -> float:
     """Epsilon of the Gaussian mechanism whose two output distributions have this AUC.
 
-    It describes how well a statistic separates two sets of trials. It is no bound.
+    It describes how well a statistic separates two sets of trials. It is not a bound.
     """
     mu = math.sqrt(2.0) * float(special.ndtri(auc))
     return GaussianMechanism(mu).epsilon(delta) if mu > 0 else 0.0
@@ -198,7 +198,7 @@ def _bounds(
     game: KeptGame, statistic: Statistic, chosen: BoolArray, delta: float
 ) -> dict[str, float]:
     """Lower bounds of one statistic on some of the trials."""
-    config, law = game.config, game.config.runs_distribution
+    config, repetitions = game.config, game.config.runs_distribution
     confidence = config.confidence
     values = statistic.values
     sides = values[chosen & ~game.bit], values[chosen & game.bit]
@@ -210,11 +210,13 @@ def _bounds(
         # One run's standardised statistic is exactly N(b mu, 1), so a curve is valid.
         sides = sides[0] * game.mu, sides[1] * game.mu
         if game.threshold is None:
-            curve = LiftedCurve(law, rule=RankSum())(*sides, delta, confidence)
+            curve = LiftedCurve(repetitions, rule=RankSum())(*sides, delta, confidence)
         else:
             assert game.split_top is not None
             rule = FixedThreshold(game.threshold)
-            curve = WorstOrderCurve(law, game.split_top, rule=rule)(*sides, delta, confidence)
+            curve = WorstOrderCurve(repetitions, game.split_top, rule=rule)(
+                *sides, delta, confidence
+            )
         found["valid_curve"] = curve.epsilon
     return found
 
@@ -232,23 +234,25 @@ def _all_runs(game: KeptGame) -> float:
 
 
 def _paper_protocol(game: KeptGame, statistic: Statistic, chosen: BoolArray) -> float:
-    """The paper's eps_L, which is no bound, of one statistic on some of the trials."""
+    """The paper's eps_L of one statistic on some of the trials; it is not a valid bound."""
     config, values = game.config, statistic.values
     sides = values[chosen & ~game.bit], values[chosen & game.bit]
     return GaussianCurve(rule=MaximumOverGrid())(*sides, config.delta, config.confidence).epsilon
 
 
 @cache
-def _upper(noise_multiplier: float, steps: int, law: Repetitions, delta: float) -> dict[str, float]:
-    """Exact costs at one noise level."""
+def _upper(
+    noise_multiplier: float, steps: int, repetitions: Repetitions, delta: float
+) -> dict[str, float]:
+    """The exact costs and the paper's bound at one noise level."""
     base = DpSgd(noise_multiplier, steps)
     of_one = upper_bounds.report_mechanism(base, delta, "exact").bounds
     one_run = next(bound.epsilon for bound in of_one if bound.name == "base")
     bounds = {
         "one_run": one_run,
-        "exact_increasing_score": upper_bounds.reduced_exact(base, law, delta).epsilon,
-        "tight": upper_bounds.tight(base, law, delta).epsilon,
-        "paper_bound": renyi(base, law, delta).epsilon,
+        "exact_increasing_score": upper_bounds.reduced_exact(base, repetitions, delta).epsilon,
+        "tight": upper_bounds.tight(base, repetitions, delta).epsilon,
+        "paper_bound": renyi(base, repetitions, delta).epsilon,
     }
     return {name: float(value) for name, value in bounds.items() if value is not None}
 
@@ -266,7 +270,7 @@ def kept_games(folder: str = "") -> list[KeptGame]:
     """All kept games, sorted by row and eps_B.
 
     Args:
-        folder: of the kept files; the checkout's own if empty.
+        folder: folder of the kept files; `studies/table3` of the checkout if empty.
     """
     paths = sorted((Path(folder) if folder else _folder()).glob("*.npz"))
     games = [game for path in paths for game in load(path)]
@@ -329,7 +333,7 @@ def played(folder: str = "") -> Result:
     """Table 3 and figures 1 to 4 from kept trials.
 
     Args:
-        folder: of the kept files; the checkout's own if empty.
+        folder: folder of the kept files; `studies/table3` of the checkout if empty.
     """
     games = kept_games(folder)
     rows = [row for game in games for row in bounds_of(game)]
@@ -443,8 +447,8 @@ def _separations(rows: list[dict[str, Any]], names: dict[str, str]) -> Iterator[
     """AUC and standard error of some statistics at eps_B = 4, one line for each game.
 
     Args:
-        rows: of `bounds_of`.
-        names: of the statistics, and the headings of their columns.
+        rows: rows of `bounds_of`.
+        names: names of the statistics, and the headings of their columns.
     """
     yield f"| row | {' | '.join(names.values())} |"
     yield f"|{'---|' * (1 + len(names))}"

@@ -50,8 +50,8 @@ def compare(
         records: number of training records.
         validation: number of validation records.
         steps: steps of one run, each on all records.
-        tunings: tunings per point.
-        seed: of all random draws.
+        tunings: number of tunings per point.
+        seed: seed of all random draws.
     """
     data = _data(dataset, data_root, records, validation)
     rows = []
@@ -213,7 +213,7 @@ def _result(rows: list[dict[str, Any]], setting: str) -> Result:
 
 
 def _draw(table: pd.DataFrame) -> Figure:
-    """Accuracy over the total epsilon; our bounds as full lines, the papers' dashed."""
+    """Accuracy over the total epsilon; our bounds as solid lines, the papers' as dashed lines."""
     with style():
         page = figure()
         axes = page.subplots()

@@ -41,7 +41,7 @@ from studies.papers.result import (
 )
 
 _DELTA = 1e-5
-# Of log noise: far below the digits that the tables print.
+# Tolerance of log noise, far below the digits that the tables print.
 _NOISE_TOLERANCE = 1e-7
 _MAX_TRIALS = 10**8  # 16 bytes each
 _TABLE_3 = {1.0: 1.86, 2.0: 3.59, 4.0: 6.79}
@@ -91,7 +91,7 @@ def epsilon_o(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperB
 def table_3(
     epsilons: Sequence[float] = (1.0, 2.0, 4.0), eta: float = 0.0, gamma: float = 0.01
 ) -> Result:
-    """The generic bound eps_U for K ~ TNB(0, 0.01), and today's bounds."""
+    """The generic bound eps_U for K ~ TNB(0, 0.01), and our bounds."""
     repetitions = TruncatedNegativeBinomial(eta, gamma)
     bounds: dict[str, Bound] = {
         "generic, theorem 2 of P&S": renyi,
@@ -131,12 +131,12 @@ def table_4(
     distributions: Sequence[tuple[float, int]] = _TABLE_4_DISTRIBUTIONS,
     steps: int = 500,
 ) -> Result:
-    """Two-point K: eps_U-G and eps_U-O, the region bound and the exact reduced game.
+    """eps_U-G and eps_U-O for two-point K, the region bound and the exact reduced game.
 
     Args:
         settings: pairs (eps_B, sampling rate), rows of the table.
         distributions: pairs (s, L), columns of the table.
-        steps: N.
+        steps: N, the number of steps of one run.
     """
     bounds: dict[str, Bound] = {
         "G": epsilon_g,
@@ -246,9 +246,9 @@ def figure_6(
         epsilons: budgets eps_B of one run.
         sampling_rates: rows of the figure.
         distributions: pairs (eta, gamma), columns of the figure.
-        steps: N.
-        trials: per point, half of them with the record.
-        seed: of the trials.
+        steps: N, the number of steps of one run.
+        trials: number of trials per point, half of them with the record.
+        seed: seed of the trials.
     """
     checks.integer("trials", trials, 2, _MAX_TRIALS)
     curves = Curves("epsilon_base", "epsilon")
@@ -292,7 +292,7 @@ def figure_6(
 def audit(
     base: DpSgd, repetitions: Repetitions, trials: int, rng: np.random.Generator
 ) -> dict[str, float]:
-    """Plays the reduced game: the best of K draws of N(0, 1), or of N(mu, 1) with the record.
+    """Audits the reduced game: the best of K draws of N(0, 1), or of N(mu, 1) with the record.
 
     Args:
         base: DP-SGD; its mu is that of equation 19, as in the paper.
@@ -350,7 +350,7 @@ def example_1(
         axes = page.subplots()
         groups = list(curves.table.groupby("curve", sort=False))
         for rank, (name, rows) in enumerate(groups):
-            # Bars are drawn next to each other because some are nearly equal.
+            # Some bars are nearly equal and would hide each other.
             left = np.arange(3.0) + 0.2 * (rank - (len(groups) - 1) / 2.0)
             axes.bar(left, rows["probability"], 0.18, color=COLOURS[rank], label=name)
         tidy(axes)

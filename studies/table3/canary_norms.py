@@ -1,4 +1,4 @@
-"""How long is the gradient of MNIST[0] while NTNV 1 trains, before it is clipped?
+"""Norms of the unclipped gradient of MNIST[0] during the training of NTNV 1.
 
 `python -m studies.table3.canary_norms --data-root DATA` takes about three minutes on one core.
 """
@@ -26,7 +26,7 @@ class Norms:
     """Norms of gradients over the steps of one run, in units of C.
 
     Attributes:
-        shortest: of the canary's gradient at any step.
+        shortest: smallest norm of the canary's gradient over all steps.
         below: mean share of the training records whose gradient is shorter than C.
     """
 
@@ -37,13 +37,13 @@ class Norms:
 def norms(
     records: datasets.Records, canary: datasets.Records, rate: float, seed: int, steps: int = STEPS
 ) -> Norms:
-    """Trains by DP-SGD on the records and the canary, with full batches and C = 1.
+    """The norms while DP-SGD trains on the records and the canary, with full batches and C = 1.
 
     Args:
         records: n training records.
         canary: one record of the same shape.
         rate: learning rate of the summed gradients.
-        seed: of the initial weights and the noise.
+        seed: seed of the initial weights and the noise.
         steps: number of steps, which together have epsilon 4 at delta 1e-5.
     """
     torch.manual_seed(seed)
@@ -71,7 +71,7 @@ def norms(
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the norms of three runs at each learning rate."""
     parser = argparse.ArgumentParser(prog="python -m studies.table3.canary_norms")
-    parser.add_argument("--data-root", metavar="FOLDER", help="of the data sets")
+    parser.add_argument("--data-root", metavar="FOLDER", help="folder of the data sets")
     arguments = parser.parse_args(argv)
     records = datasets.load("FASHION", True, arguments.data_root, 1000)
     canary = datasets.load("MNIST", True, arguments.data_root, 1)

@@ -15,19 +15,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one clear line about what was wrong.
+        The exit code: 0, or 2 after an error message of one line.
     """
     parser = console.Parser(
         prog="python -m studies.table3.keep",
         description="Joins the trials of audits, finished or not, to one small file per view.",
         examples={"python -m studies.table3.keep runs/table3-*/": "all audits of this study"},
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="results folder of audit.run")
     parser.add_argument(
         "--out",
         default=str(Path(__file__).parent),
         metavar="FOLDER",
-        help="of the files that are kept (default: %(default)s)",
+        help="folder for the files (default: %(default)s)",
     )
     arguments = parser.parse_args(argv)
     try:

@@ -9,7 +9,7 @@ from audit import checks
 class RemoteFile:
     """One file of a data set: its path in the data folder, its URL, and the md5 of the download.
 
-    An archived one is in a tar archive that is unpacked into the data folder.
+    An archived file is in a tar archive, which is unpacked into the data folder.
     """
 
     path: str
