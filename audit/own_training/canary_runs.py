@@ -331,16 +331,16 @@ def _in_other_places(
     own = [record for record in canaries.pool if record.family == "own"]
     exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
     first = [replace_one(experiment.records, canary, 0) for canary in exchanged]
-    reach = _largest(experiment, first) / 2
+    reach = largest_distances(experiment, first) / 2
     if absent is not None and len(experiment.records) > 3:
         for canary in (canaries.pair[0], *own[1:2]):
             whole = experiment.with_canary(canary)
             fewer = TrainingSet(whole.features[1:], whole.labels[1:])
-            reach = np.maximum(reach, _largest(experiment, [fewer, fewer.without_last()]))
+            reach = np.maximum(reach, largest_distances(experiment, [fewer, fewer.without_last()]))
     return reach
 
 
-def _largest(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
+def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
     """[T], the largest distance of coupled runs on some data sets."""
     runs = [experiment.coupled(each, experiment.base_seed) for each in data]
     gradients = [

@@ -107,6 +107,19 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         f"matrix), or coordinates have noise of different scales.{_OTHER_TERM}",
         "Draw an independent number for every coordinate.",
     ),
+    "flat": (
+        "noise",
+        "A combination of coordinates has {ratio:.3g} times the noise that each coordinate has.",
+        "The noise is made to sum to zero, its mean is subtracted, or it is projected.",
+        "Add independent noise of the same scale to every coordinate, and change it no more.",
+    ),
+    "length": (
+        "noise",
+        "The noise has nearly the same length in every run: its length varies with {ratio:.3g} "
+        "times the variance that Gaussian noise has.",
+        "The noise is scaled to a constant length.",
+        "Add independent Gaussian noise to every coordinate, and do not normalize it.",
+    ),
     "runs": (
         "noise",
         "Two runs with different seeds have nearly the same noise: they differ by {share:.3g} "

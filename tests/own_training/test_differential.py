@@ -29,7 +29,9 @@ from audit.own_training.experiment import Experiment, significant
 from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
+    flat_noise,
     independence,
+    length_of_noise,
     noise_again,
     noise_along,
     rank_of_noise,
@@ -205,6 +207,28 @@ def test_independent_noise_passes_and_dependence_is_named() -> None:
     assert not kinds(long)
     long[:, 14] = long[:, 2]  # one repetition, after 12 steps
     assert kinds(long) == {"steps"}
+
+
+def test_noise_on_a_sphere_or_in_a_subspace_is_named() -> None:
+    rng = np.random.default_rng(1)
+    slices = [slice(0, 30), slice(30, 50)]
+
+    def p_values(drawn: Any) -> dict[str, float]:
+        noise = estimate_noise(drawn, None, slices, 1e-7)
+        tests = [*flat_noise(noise), *length_of_noise(noise)]
+        return {each.kind: each.p_value for each in tests if each.matters}
+
+    smallest = 1.0
+    for _ in range(40):
+        drawn = rng.normal(size=(60, 4, 50))
+        assert not p_values(drawn)
+        for each in length_of_noise(estimate_noise(drawn, None, slices, 1e-7)):
+            smallest = min(smallest, each.p_value)
+    assert 1e-4 < smallest < 0.3
+    on_sphere = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+    assert p_values(on_sphere)["length"] < 1e-20
+    summing_to_zero = drawn - drawn.mean(axis=2, keepdims=True)
+    assert p_values(summing_to_zero)["flat"] < 1e-6
 
 
 def test_noise_that_comes_back_elsewhere_is_named() -> None:
