@@ -18,6 +18,7 @@ from audit.own_training.batches import (
     Batches,
     batches_of,
     dependence_on_size,
+    even_inclusions,
     included_of,
     poisson_tests,
 )
@@ -359,6 +360,9 @@ def _measured(
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
             for each in batches_in_noise(noise, (found.included, at_first)):
                 experiment.collect(each)
+            if len(set(rates)) == 1 and n > 1:
+                for each in even_inclusions((found.included, at_first), rates[0]):
+                    experiment.collect(each)
             if not experiment.brief:
                 _small_batches(experiment, canaries, quiet, rates, others_change)
     if random_gradients and not runs.full:

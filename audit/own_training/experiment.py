@@ -77,6 +77,7 @@ _EXPLAINS = {
         "inclusion rate",
         "inclusion without the seed",
         "inclusions of a run",
+        "even inclusions",
         "coordinates",
         "repeated",
         "tensors",
@@ -90,11 +91,13 @@ _EXPLAINS = {
         "gaps in batches",
         "no empty batch",
         "inclusions of a run",
+        "even inclusions",
         "mean of batches",
         "limited batches",
     ),
     "no empty batch": ("mean of batches", "inclusion rate"),
-    "inclusion without the seed": ("inclusion rate",),
+    "inclusion without the seed": ("inclusion rate", "even inclusions"),
+    "inclusions of a run": ("even inclusions",),
 }
 
 

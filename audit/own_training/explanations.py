@@ -320,6 +320,14 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "Batches are a shuffled partition of the records, accounted for as Poisson sampled.",
         _POISSON,
     ),
+    "even inclusions": (
+        "batches",
+        "The record changes {least} to {most} of the {steps} steps of a run: this number varies "
+        "{ratio:.3g} times as much as for Poisson sampling.",
+        "Shuffled records are dealt out in batches, so that one that was drawn is not drawn again "
+        "soon.",
+        _POISSON,
+    ),
     # --- accountant, released numbers, number of records ---
     "too few steps": (
         "accountant",

@@ -21,7 +21,12 @@ from torch import nn
 
 import audit
 from audit.own_training import PrivacyLeak, TrainingSet, coupled_runs
-from audit.own_training.batches import batches_of, dependence_on_size, poisson_tests
+from audit.own_training.batches import (
+    batches_of,
+    dependence_on_size,
+    even_inclusions,
+    poisson_tests,
+)
 from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
@@ -183,6 +188,25 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     always = poisson.copy()
     always[:, :, -1] = True
     assert "inclusion rate" in kinds(always)
+
+
+def test_records_that_are_dealt_out_are_named() -> None:
+    rng = np.random.default_rng(3)
+    p_values = [
+        each.p_value
+        for _ in range(200)
+        for each in even_inclusions([rng.random((50, 8)) < 0.25 for _ in range(2)], 0.25)
+    ]
+    assert 1e-4 < min(p_values) < 0.1
+    dealt = np.zeros((2, 50, 8), np.bool_)  # of 24 records, in batches of binomial size
+    for run in range(50):
+        left: list[int] = []
+        for step in range(8):
+            size = rng.binomial(24, 0.25)
+            left = left if len(left) >= size else rng.permutation(24).tolist()
+            dealt[:, run, step] = 0 in left[:size], 23 in left[:size]
+            left = left[size:]
+    assert [each.p_value < 1e-6 for each in even_inclusions(list(dealt), 0.25)] == [True]
 
 
 def test_independent_noise_passes_and_dependence_is_named() -> None:
