@@ -37,7 +37,7 @@ _SECONDS_PER_TASK = 0.5
 # Until worker processes play their first trial.
 _SECONDS_TO_START = 10.0
 _MAX_JOBS = 64
-_SIMULATIONS = 20
+_SIMULATIONS = 40
 # With fewer trials, a statistic that costs three runs shows less than another one with three times
 # the trials.
 _MIN_TRIALS_WITH_RESIDUALS = 100

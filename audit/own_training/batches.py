@@ -172,6 +172,34 @@ def poisson_tests(
         yield from _inclusions(included, sampled, rate)
 
 
+def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Iterator[TestResult]:
+    """Tests whether the number of batches of a run that hold a record varies too little.
+
+    Args:
+        inclusions: [R, T], of one record each, which are drawn independently of each other.
+        rate: the sampling rate, the same in all steps.
+    """
+    steps = inclusions[0].shape[1]
+    hits = np.concatenate([each.sum(axis=1) for each in inclusions])
+    own = min(max(float(hits.mean()) / steps, 1e-12), 1.0)  # a wrong rate is another finding
+    variance = steps * own * (1 - own)
+    fourth = variance * (1 + 3 * (steps - 2) * own * (1 - own))
+    spread = math.sqrt(max(len(hits) * (fourth - variance**2), 1e-12))
+    squares = float(np.square(hits - hits.mean()).sum())
+    deviation = (squares - (len(hits) - len(inclusions)) * variance) / spread
+    ratio = squares / max(len(hits) * variance, 1e-12)
+    numbers: dict[str, float | int | str] = {
+        "least": int(hits.min()),
+        "most": int(hits.max()),
+        "steps": steps,
+        "ratio": ratio,
+    }
+    if rate < 1 and len(hits) >= 20 and variance * len(hits) > 10:
+        # The lower tail of a sum of squares is lighter than that of a Gaussian.
+        p_value = float(stats.norm.cdf(deviation))
+        yield TestResult(p_value, "even inclusions", numbers, ratio < 0.6)
+
+
 def _sizes(
     counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
 ) -> Iterator[TestResult]:

@@ -41,6 +41,7 @@ class BlackBox:
     canary: PoolRecord | None = None
     tested: bool = False
     reason: str = ""
+    depends_on_n: bool = False
 
 
 def black_box_findings(
@@ -106,6 +107,10 @@ def black_box_findings(
         found.findings.append(constant_numbers(leaks, _SEEDS))
     elif time_left(0.9) and (shapes := _inferred_shapes(released, records, pool)):
         found.findings.append(explain("inferred classes", names=listed(shapes)))
+    if relation != "add-remove":
+        # An attack that removes a record would detect their public number.
+        fewer = released(records.without_last()) or base
+        found.depends_on_n = bool(_compare(base, fewer, shapes_only=True)[0])
     if not time_left(1.0):
         found.notes.append("fewer classes and fewer records were not tested, to save time")
     elif scaled := _scaled_by_size(released, records, base):
@@ -115,6 +120,7 @@ def black_box_findings(
         if relation == "add-remove":
             found.findings.append(finding)
         else:
+            found.depends_on_n = True
             found.notes.append(
                 f"{finding.message.split(' Under')[0]} This is allowed under {relation}, where the "
                 "number of records is public"

@@ -239,7 +239,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     for number in range(_SEEDS_OF_OTHER_STEPS):
         seed = experiment.seed_of(800 + number)
         pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
-        if any(experiment.ended_early(run) for run in pair) or not draw_alike(*pair, steps):
+        if any(experiment.ended_early(run) for run in pair) or not draw_alike(pair[0], pair[1], steps):
             continue
         found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
         sizes = np.linalg.norm(np.stack(found), axis=2)
@@ -331,16 +331,16 @@ def _in_other_places(
     own = [record for record in canaries.pool if record.family == "own"]
     exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
     first = [replace_one(experiment.records, canary, 0) for canary in exchanged]
-    reach = _largest(experiment, first) / 2
+    reach = largest_distances(experiment, first) / 2
     if absent is not None and len(experiment.records) > 3:
         for canary in (canaries.pair[0], *own[1:2]):
             whole = experiment.with_canary(canary)
             fewer = TrainingSet(whole.features[1:], whole.labels[1:])
-            reach = np.maximum(reach, _largest(experiment, [fewer, fewer.without_last()]))
+            reach = np.maximum(reach, largest_distances(experiment, [fewer, fewer.without_last()]))
     return reach
 
 
-def _largest(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
+def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
     """[T], the largest distance of coupled runs on some data sets."""
     runs = [experiment.coupled(each, experiment.base_seed) for each in data]
     gradients = [

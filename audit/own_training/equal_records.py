@@ -18,11 +18,16 @@ from audit.own_training.batches import (
     Batches,
     batches_of,
     dependence_on_size,
+    even_inclusions,
     included_of,
     poisson_tests,
 )
 from audit.own_training.canary_pool import PoolRecord
-from audit.own_training.canary_runs import CanaryRuns, changes_other_records
+from audit.own_training.canary_runs import (
+    CanaryRuns,
+    changes_other_records,
+    largest_distances,
+)
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import (
     MAX_BYTES,
@@ -45,8 +50,10 @@ from audit.own_training.noise import (
     Noise,
     batches_in_noise,
     estimate_noise,
+    flat_noise,
     grain_of_noise,
     independence,
+    length_of_noise,
     noise_again,
     noise_along,
     rank_of_noise,
@@ -60,7 +67,7 @@ _MIN_BATCHES = 400
 _RELATIVE_ERROR = 0.0028
 _SMALL_N = 3
 _SMALL_RUNS = 16
-_MAX_PAIR_RUNS = 16
+_MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
 _MAX_QUIET = 8
 # Events of smaller probability are taken for impossible.
 _NEVER = 1e-9
@@ -328,6 +335,8 @@ def _measured(
                 experiment.collect(each)
             for each in () if counts is None else scale_by_batch(noise, counts):
                 experiment.collect(each)
+            for each in (*flat_noise(noise), *length_of_noise(noise)):
+                experiment.collect(each)
             for each in grain_of_noise(same, other, noise, base.epsilon_of_type):
                 experiment.collect(each)
             for each in rank_of_noise(same, counts, base.slices, base.epsilon_of_type):
@@ -351,6 +360,9 @@ def _measured(
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
             for each in batches_in_noise(noise, (found.included, at_first)):
                 experiment.collect(each)
+            if len(set(rates)) == 1 and n > 1:
+                for each in even_inclusions((found.included, at_first), rates[0]):
+                    experiment.collect(each)
             if not experiment.brief:
                 _small_batches(experiment, canaries, quiet, rates, others_change)
     if random_gradients and not runs.full:
@@ -366,8 +378,12 @@ def _measured(
 def _pair_gaps(
     experiment: Experiment, canaries: CanaryRuns, same: TrainingSet, mixed: FloatArray
 ) -> FloatArray:
-    """[T], half the distance of the two best canaries among equal records, by more seeds."""
+    """[T], half the largest distance of canaries among equal records."""
     reach = np.zeros(experiment.steps)
+    if not experiment.brief and experiment.time_left(0.7):
+        # What a record contributes may depend on how many others are like it.
+        some = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
+        reach = largest_distances(experiment, [replace_one(same, each) for each in some]) / 2
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
     data = replace_one(same, canaries.pair[1])

@@ -107,6 +107,19 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         f"matrix), or coordinates have noise of different scales.{_OTHER_TERM}",
         "Draw an independent number for every coordinate.",
     ),
+    "flat": (
+        "noise",
+        "A combination of coordinates has {ratio:.3g} times the noise that each coordinate has.",
+        "The noise is made to sum to zero, its mean is subtracted, or it is projected.",
+        "Add independent noise of the same scale to every coordinate, and change it no more.",
+    ),
+    "length": (
+        "noise",
+        "The noise has nearly the same length in every run: its length varies with {ratio:.3g} "
+        "times the variance that Gaussian noise has.",
+        "The noise is scaled to a constant length.",
+        "Add independent Gaussian noise to every coordinate, and do not normalize it.",
+    ),
     "runs": (
         "noise",
         "Two runs with different seeds have nearly the same noise: they differ by {share:.3g} "
@@ -305,6 +318,14 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "batches",
         "The record was in exactly {per run} of {steps} batches in each of {runs} runs.",
         "Batches are a shuffled partition of the records, accounted for as Poisson sampled.",
+        _POISSON,
+    ),
+    "even inclusions": (
+        "batches",
+        "The record changes {least} to {most} of the {steps} steps of a run: this number varies "
+        "{ratio:.3g} times as much as for Poisson sampling.",
+        "Shuffled records are dealt out in batches, so that one that was drawn is not drawn again "
+        "soon.",
         _POISSON,
     ),
     # --- accountant, released numbers, number of records ---

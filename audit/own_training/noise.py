@@ -33,6 +33,8 @@ _MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
 _MAX_ROWS, _MIN_RATIO = 400, 1.1
 # Coordinates and runs that the test of the noise's grain compares.
 _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
+# Coordinates of the largest covariance that is tested, and the fewest lengths that are compared.
+_MAX_FLAT, _MIN_LENGTHS = 400, 6
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
@@ -457,6 +459,44 @@ def rank_of_noise(
     )
     p_value = math.exp(min(found.fun, 0.0))
     yield TestResult(p_value, "rank", {"ratio": ratio}, ratio > _MIN_RATIO)
+
+
+def flat_noise(noise: Noise) -> Iterator[TestResult]:
+    """Tests whether some combination of coordinates has little noise, or none.
+
+    The smallest singular value of m rows of d independent Gaussian numbers is less than
+    sqrt(m) - sqrt(d) - t with probability at most exp(-t^2 / 2) (Davidson & Szarek 2001).
+    """
+    steps = ~noise.silent.any(axis=1)
+    width, degrees = int(noise.sizes.sum()), int(noise.degrees[steps].sum())
+    if width > _MAX_FLAT or degrees < 2 * width:
+        return
+    scales = np.repeat(noise.scales_by_tensor[steps], noise.sizes, axis=1)
+    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.kept[:, steps, None])
+    rows = rows.reshape(-1, width)
+    smallest = math.sqrt(max(float(np.linalg.eigvalsh(rows.T @ rows)[0]), 0.0))
+    expected = math.sqrt(degrees) - math.sqrt(width)
+    p_value = math.exp(-(max(expected - smallest, 0.0) ** 2) / 2)
+    ratio = smallest / math.sqrt(degrees)
+    yield TestResult(p_value, "flat", {"ratio": ratio}, smallest < 0.5 * expected)
+
+
+def length_of_noise(noise: Noise) -> Iterator[TestResult]:
+    """Tests whether the lengths of the noise vary less than those of Gaussian noise."""
+    scores = []
+    for t in np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees >= _MIN_LENGTHS)):
+        scales = np.repeat(noise.scales_by_tensor[t], noise.sizes)
+        squares = np.square(noise.residuals[noise.informative[:, t], t] / scales).sum(1)
+        scores.append(
+            stats.norm.ppf(np.clip(stats.chi2.cdf(squares, len(scales)), 1e-12, 1 - 1e-12))
+        )
+    if scores:
+        total = sum(float(np.square(each - each.mean()).sum()) for each in scores)
+        degrees = sum(len(each) - 2 for each in scores)
+        ratio = total / degrees
+        yield TestResult(
+            float(stats.chi2.cdf(total, degrees)), "length", {"ratio": ratio}, ratio < 0.5
+        )
 
 
 def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:

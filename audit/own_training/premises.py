@@ -142,6 +142,8 @@ def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
     )
     experiment.findings += box.findings
     experiment.notes += box.notes
+    if box.depends_on_n:
+        experiment.measured["depends on n"] = 1.0
     if box.tested:
         experiment.tested.append("released numbers")
     else:

@@ -81,11 +81,23 @@ def test_private_functions_are_not_accused(train: Any) -> None:
     assert result.exit_code == 0, str(result)
 
 
-def test_a_mean_is_private_where_the_number_of_records_is_public() -> None:
-    train = VIOLATIONS["the number of records taken as public"]
-    result = audit.check(train, (FEATURES, LABELS), jobs=1, trials=200, relation="zero-out")
-    assert result.exit_code == 0
-    assert "the number of records is public" in str(result)
+def randomised_response(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """One answer for each record, so that the number of answers is the number of records."""
+    watch.claim(float(np.log(3)))
+    random = np.random.default_rng(seed)
+    own = random.random(len(records)) < 0.5
+    return np.where(own, records.labels % 2, random.integers(2, size=len(records)))
+
+
+@pytest.mark.parametrize(
+    "train", [VIOLATIONS["the number of records taken as public"], randomised_response]
+)
+def test_a_public_number_of_records_is_no_leak_and_not_attacked(train: Any) -> None:
+    """The attack would compare n records with n - 1: a bound of 4.2 against a claim of log 3."""
+    canary = FEATURES[0], 1
+    result = audit.check(train, (FEATURES, LABELS), canary, jobs=1, relation="zero-out")
+    assert result.exit_code == 2, str(result)
+    assert "it would only detect the number of records" in str(result)
 
 
 def test_a_record_that_lowers_a_number_is_detected() -> None:

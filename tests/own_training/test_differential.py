@@ -21,7 +21,12 @@ from torch import nn
 
 import audit
 from audit.own_training import PrivacyLeak, TrainingSet, coupled_runs
-from audit.own_training.batches import batches_of, dependence_on_size, poisson_tests
+from audit.own_training.batches import (
+    batches_of,
+    dependence_on_size,
+    even_inclusions,
+    poisson_tests,
+)
 from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
@@ -29,7 +34,9 @@ from audit.own_training.experiment import Experiment, significant
 from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
+    flat_noise,
     independence,
+    length_of_noise,
     noise_again,
     noise_along,
     rank_of_noise,
@@ -183,6 +190,25 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     assert "inclusion rate" in kinds(always)
 
 
+def test_records_that_are_dealt_out_are_named() -> None:
+    rng = np.random.default_rng(3)
+    p_values = [
+        each.p_value
+        for _ in range(200)
+        for each in even_inclusions([rng.random((50, 8)) < 0.25 for _ in range(2)], 0.25)
+    ]
+    assert 1e-4 < min(p_values) < 0.1
+    dealt = np.zeros((2, 50, 8), np.bool_)  # of 24 records, in batches of binomial size
+    for run in range(50):
+        left: list[int] = []
+        for step in range(8):
+            size = rng.binomial(24, 0.25)
+            left = left if len(left) >= size else rng.permutation(24).tolist()
+            dealt[:, run, step] = 0 in left[:size], 23 in left[:size]
+            left = left[size:]
+    assert [each.p_value < 1e-6 for each in even_inclusions(list(dealt), 0.25)] == [True]
+
+
 def test_independent_noise_passes_and_dependence_is_named() -> None:
     rng = np.random.default_rng(3)
     drawn = rng.normal(size=(20, 4, 60))
@@ -205,6 +231,28 @@ def test_independent_noise_passes_and_dependence_is_named() -> None:
     assert not kinds(long)
     long[:, 14] = long[:, 2]  # one repetition, after 12 steps
     assert kinds(long) == {"steps"}
+
+
+def test_noise_on_a_sphere_or_in_a_subspace_is_named() -> None:
+    rng = np.random.default_rng(1)
+    slices = [slice(0, 30), slice(30, 50)]
+
+    def p_values(drawn: Any) -> dict[str, float]:
+        noise = estimate_noise(drawn, None, slices, 1e-7)
+        tests = [*flat_noise(noise), *length_of_noise(noise)]
+        return {each.kind: each.p_value for each in tests if each.matters}
+
+    smallest = 1.0
+    for _ in range(40):
+        drawn = rng.normal(size=(60, 4, 50))
+        assert not p_values(drawn)
+        for each in length_of_noise(estimate_noise(drawn, None, slices, 1e-7)):
+            smallest = min(smallest, each.p_value)
+    assert 1e-4 < smallest < 0.3
+    on_sphere = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+    assert p_values(on_sphere)["length"] < 1e-20
+    summing_to_zero = drawn - drawn.mean(axis=2, keepdims=True)
+    assert p_values(summing_to_zero)["flat"] < 1e-6
 
 
 def test_noise_that_comes_back_elsewhere_is_named() -> None:
