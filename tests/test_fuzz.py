@@ -130,7 +130,7 @@ PYTHON = re.compile(
     r"NoneType|object has no|object is not|subscriptable|out of range$|__|keyword argument|"
     r"\b(Key|Index|Type|Attribute|ZeroDivision|Overflow)Error\b"
 )
-"""Words of Python's own exceptions, which no message of ours contains."""
+"""Words of Python's own exceptions, which no message of this package contains."""
 
 
 def refused_well(error: Any) -> None:

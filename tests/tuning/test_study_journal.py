@@ -92,7 +92,7 @@ def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     study(folder=tmp_path, keep=True).run(noisy)
     with pytest.raises(ValueError, match="folder must hold a study of these settings"):
         study(folder=tmp_path, delta=1e-6).run(noisy)
-    with pytest.raises(ValueError, match=r"seed must be the one|of these settings"):
+    with pytest.raises(ValueError, match=r"seed must be that of|of these settings"):
         study(folder=tmp_path, seed=4).run(noisy)
 
 
