@@ -14,7 +14,7 @@ def long_description(readme: str, repository: str | None, version: str) -> str:
         readme: the README.
         repository: address of the public repository, where links and figures lead; if None,
             links become plain text.
-        version: of the package.
+        version: version of the package.
     """
 
     def replace(found: re.Match[str]) -> str:

@@ -215,7 +215,7 @@ def facts_of_game(
     every gradient of the canary is (C, 0, ..., 0), every step includes the canary, and the training
     set is otherwise empty. (Gradients of other records depend on the earlier weights, and so on
     the canary.) The first coordinate of the weights increases with this statistic if all candidates
-    weigh the steps alike: another learning rate or C changes the order between candidates, and
+    weigh the steps equally: another learning rate or C changes the order between candidates, and
     momentum changes the weights of the steps. A worst-order score first subtracts what the
     adversary knows about the training set, so it orders by N(b mu, 1) on every training set; the
     released lambda_a is then not the statistic that the score orders by.

@@ -35,7 +35,7 @@ class AuditError(Exception):
     """
 
     def __init__(self, *values: object) -> None:
-        # A message quotes what was given, which may be a text of any length and of several lines.
+        # A message quotes user input, which may be long and have several lines.
         super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in values))
 
 

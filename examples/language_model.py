@@ -130,10 +130,10 @@ def fine_tuned(weights, records, candidate, seed, watch, noise, rate, steps, bat
     """One run of DP-SGD with Opacus on the adapters.
 
     Args:
-        weights: the weights of the model of the public text.
+        weights: weights of the model that was trained on public text.
         records: a pair of tensors, see `pieces`.
         candidate: a dictionary with `rank` and `learning_rate`.
-        seed: the seed of the adapters, the batches and the noise.
+        seed: seed of the adapters, the batches and the noise.
         watch: called with the optimizer, the model and the accountant before the first step.
         noise: noise multiplier.
         rate: sampling rate of a record in one step.

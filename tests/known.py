@@ -33,9 +33,10 @@ class OwnDistribution(repetitions.Repetitions):
 
 
 def assert_in_order(rows: Any) -> None:
-    """No bound for any score is below what an attack attains, nor `tight` above `region`.
+    """Asserts the order of bounds.
 
-    Nor is one for monotone scores above that for any, a monotone score being one.
+    No bound for any score is below the epsilon of an attack, `tight` is not above `region`, and no
+    bound for monotone scores is above the bound for any score.
     """
     rows = list(rows)
     by_name = {row.name: row for row in rows if row.applies}

@@ -1,4 +1,4 @@
-"""Audits that are played in this process, for the tests of trials and reports."""
+"""Audits in this process, for the tests of trials and reports."""
 
 from typing import Any
 

@@ -137,7 +137,7 @@ def test_text_that_python_reads_as_another_number_is_refused(value: str) -> None
         np.ma.masked_array([1.0, 2.0], [True, False]),
     ],
 )
-def test_arrays_that_numpy_would_change_are_no_numbers(values: Any) -> None:
+def test_arrays_that_numpy_would_change_are_refused(values: Any) -> None:
     with pytest.raises(ValueError, match=r"^scores must be numbers, got"):
         checks.numbers("scores", values)
     with pytest.raises(ValueError, match=r"^out_scores must be a list of numbers, got"):
@@ -205,7 +205,7 @@ def test_integers_larger_than_floats_are_refused() -> None:
 
 
 def test_the_value_that_is_used_is_the_one_that_was_checked() -> None:
-    # "0.5" and Decimal("0.5") pass a check, so a function must go on with the number it returns.
+    # "0.5" and Decimal("0.5") pass a check, so a function must use the number that it returns.
     discarded = []
     for path in sorted(Path(audit.__file__).parent.rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
@@ -230,7 +230,7 @@ def test_numbers_may_be_text_decimals_or_fractions() -> None:
         assert repetitions.Binomial(9, 0.5).with_mean(number).mean == 0.25
 
 
-def test_a_message_is_short_whatever_it_quotes() -> None:
+def test_messages_with_long_quotations_are_short() -> None:
     for message in ("no", "x" * 2000):
         assert str(errors.InvalidInput(message)) == message
     assert len(str(errors.StudyAborted("x" * 10**6))) < 2010

@@ -45,7 +45,7 @@ def test_dead_links_are_found(link: str, wrong: list[str], tmp_path: Path) -> No
     assert module("check_links").problems(tmp_path) == wrong
 
 
-def test_a_folder_without_pages_is_no_site(tmp_path: Path) -> None:
+def test_a_folder_without_pages_is_refused(tmp_path: Path) -> None:
     assert module("check_links").problems(tmp_path) == [f"{tmp_path}: no pages"]
 
 

@@ -28,7 +28,7 @@ from audit.accounting import DpSgd
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def test_what_did_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_cost_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "what_did_it_cost.py"), run_name="__main__")
     assert capsys.readouterr().out.count("only the best is released") == 4
 

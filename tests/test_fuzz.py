@@ -1,11 +1,11 @@
-"""Whatever a user types, loads or passes is answered, or refused in one line.
+"""Every user input is accepted, or refused in one line.
 
-Hypothesis makes command lines, presets, damaged folders and arguments of the Python face. What is
-asked of every one of them: an exit code of 0, 1 or 2 with no traceback and at most one line about
-what was wrong, or a ValueError or TypeError of one line; and no number that is NaN, or that
-contradicts another. `AUDIT_FUZZ=100` plays a hundred times as many, other ones every time.
+Hypothesis generates command lines, presets, damaged folders and arguments of public functions. A
+command must return the exit code 0, 1 or 2, print no traceback, and print at most one line about an
+error. A function may raise only a ValueError or TypeError of one line. No number may be NaN or
+contradict another. With `AUDIT_FUZZ=100`, a hundred times as many examples are drawn at random.
 
-`CAUSES` lists the defects that such inputs once found, each with a test that fails if it returns.
+`CAUSES` lists the defects that such inputs found, each with a test that detects it.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from audit.game.settings import AuditConfig
 from audit.report import __main__ as report
 from audit.upper_bounds.registry import find, row
 
-# A masked number of numpy, which is refused, warns when it is read.
+# numpy warns when a masked number is read; such numbers are refused.
 pytestmark = pytest.mark.filterwarnings("ignore:.*converting a masked element")
 
 _TIMES = int(os.environ.get("AUDIT_FUZZ", "1"))
@@ -130,11 +130,11 @@ PYTHON = re.compile(
     r"NoneType|object has no|object is not|subscriptable|out of range$|__|keyword argument|"
     r"\b(Key|Index|Type|Attribute|ZeroDivision|Overflow)Error\b"
 )
-"""Words of exceptions of Python, which no message quotes."""
+"""Words of Python's own exceptions, which no message of this package contains."""
 
 
 def refused_well(error: Any) -> None:
-    """A refusal is one line that is not empty."""
+    """Asserts that an error has a message of one line, without words of Python's own errors."""
     assert isinstance(error, ValueError | TypeError), repr(error)
     said = str(error)
     assert said.strip()
@@ -145,7 +145,7 @@ def refused_well(error: Any) -> None:
 
 
 def asked(function: Any, *arguments: Any) -> Any:
-    """What a function answers, None where it refuses well."""
+    """The result of a function; None if it raises a valid error."""
     try:
         with np.errstate(all="ignore"):
             return function(*arguments)
@@ -155,7 +155,7 @@ def asked(function: Any, *arguments: Any) -> Any:
 
 
 def commanded(capsys: pytest.CaptureFixture[str], main: Any, argv: Any, codes: Any = (0, 2)) -> Any:
-    """The exit code and output of a command, which says at most one line about what was wrong."""
+    """The exit code and output of a command; asserts that it prints at most one line of error."""
     capsys.readouterr()
     try:
         with np.errstate(all="ignore"):
@@ -199,7 +199,7 @@ def test_checks_give_a_number_or_refuse(
 
 
 def check_rows(rows: Any) -> None:
-    """No number is NaN or negative, and no bound for any score is below what is attained."""
+    """Asserts that no number is NaN or negative, and no bound below the epsilon of an attack."""
     known = {one.name: one.epsilon for one in rows if one.applies}
     assert all(epsilon >= 0.0 for epsilon in known.values()), known
     attained = known.get("worst-order", 0.0)
@@ -234,7 +234,7 @@ def test_a_bound_is_a_number_or_a_reason(base: Any, law: Any, delta: Any, bound:
 
 @examples(25)
 @given(THINGS, THINGS | LAWS, THINGS)
-def test_a_bound_takes_what_it_can_and_refuses_the_rest(base: Any, law: Any, delta: Any) -> None:
+def test_upper_bounds_refuse_invalid_bases(base: Any, law: Any, delta: Any) -> None:
     if asked(accounting.parse_mechanism, base) is not None:
         return
     for function in (upper.region, upper.tuning_cost, upper.all_upper_bounds, upper.TunedMechanism):
@@ -317,7 +317,7 @@ def lines_of(draw: Any, options: Any, start: Any = ()) -> Any:
     return argv
 
 
-def test_the_accountant_answers_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_accountant_computes_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     @examples(60)
     @given(lines_of(OPTIONS) | lines_of(OPTIONS, ("--mu", "0.5", "--json")))
     def play(argv: Any) -> None:
@@ -434,7 +434,7 @@ VALUES = st.recursive(
 
 @examples(300)
 @given(st.dictionaries(FIELDS | WORDS, VALUES, max_size=4))
-def test_settings_are_right_or_refused(values: Any) -> None:
+def test_settings_are_valid_or_refused(values: Any) -> None:
     asked(AuditConfig.from_mapping, values)
 
 
@@ -478,7 +478,7 @@ def places_of_texts(values: Any, path: Any = ()) -> Any:
     return [one for key, value in inside for one in places_of_texts(value, (*path, key))]
 
 
-def test_tables_of_others_hold_no_formula_and_no_markup(
+def test_tables_contain_no_formula_and_no_markup_of_untrusted_text(
     audit: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     right = (audit / "summary.json").read_text()
@@ -582,7 +582,7 @@ JSONS = st.one_of(
 
 
 def put_in(values: Any, place: Any, value: Any) -> Any:
-    """A copy of nested values with one of them replaced, the place'th on the way through."""
+    """A copy of nested values in which one value, number `place` in order, is replaced."""
     paths = []
 
     def walk(inside: Any, path: Any) -> None:
@@ -629,7 +629,7 @@ def test_damaged_folders_are_refused(
         (audit / name).write_bytes(right)
 
 
-def test_certificates_are_right_wrong_or_none(
+def test_verification_of_damaged_certificates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "certificate.json"
@@ -703,7 +703,7 @@ def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, tim
     assert found.best_only <= found.all_released
 
 
-def test_other_commands_refuse_what_is_none_of_theirs(
+def test_other_commands_refuse_random_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     @examples(40)
@@ -754,7 +754,7 @@ CAUSES = {
     "long compositions": "accounting/test_bases.py::"
     "test_a_hundred_million_steps_are_composed_in_stages",
     "hostile certificates": "certificate/test_certificate_verification.py::"
-    "test_hostile_values_are_refused_soon_and_in_one_line",
+    "test_hostile_values_are_refused_quickly_in_one_line",
     "large certificates": "certificate/test_certificate_verification.py::"
     "test_large_file_is_not_read_to_its_end",
     "summaries without a proxy": "report/test_compare.py::"
@@ -764,7 +764,7 @@ CAUSES = {
     "edited journals": "tuning/test_study_journal.py::"
     "test_a_journal_edited_by_hand_is_refused_in_one_line",
     "files of others in a study": "tuning/test_study_journal.py::"
-    "test_a_file_that_is_no_part_of_a_study_is_named",
+    "test_a_file_that_does_not_belong_to_a_study_is_named",
     "changed working directories": "tuning/test_study_journal.py::"
     "test_a_run_that_changes_the_working_directory_does_not_move_the_study",
     "names that are not UTF-8": "report/test_compare.py::test_folder_names_may_be_invalid_utf_8",
@@ -780,10 +780,10 @@ CAUSES = {
     "checked values that are not used": "test_checks.py::"
     "test_the_value_that_is_used_is_the_one_that_was_checked",
     "formulas and markup in tables": "test_fuzz.py::"
-    "test_tables_of_others_hold_no_formula_and_no_markup",
-    "text and numbers as flags": "test_public_api.py::test_text_and_numbers_are_no_flags",
+    "test_tables_contain_no_formula_and_no_markup_of_untrusted_text",
+    "text and numbers as flags": "test_public_api.py::test_text_and_numbers_are_refused_as_flags",
     "dates and records as scores": "test_checks.py::"
-    "test_arrays_that_numpy_would_change_are_no_numbers",
+    "test_arrays_that_numpy_would_change_are_refused",
     "pipes without a writer": "test_checks.py::test_a_pipe_that_no_one_writes_to_is_not_waited_for",
     "options given with --schema": "certificate/test_certificate_verification.py::"
     "test_the_schema_is_printed_alone",

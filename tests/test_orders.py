@@ -1,4 +1,4 @@
-"""Orders of one statistic: what is preferred, how likely, and the winner of K, by brute force."""
+"""Orders of one statistic: preferred values, their probabilities, and the best of K draws."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def winners(order: Any, x: Any) -> Any:
     return np.where(best, x, np.inf).min(axis=1)
 
 
-def test_what_is_preferred() -> None:
+def test_which_values_an_order_prefers() -> None:
     x = np.array([-3.0, -1.0, 0.0, 1.0, 3.0])
 
     def best_to_worst(order: Any) -> Any:
@@ -51,7 +51,7 @@ def test_drawn_winners_are_the_best_of_k_draws(
 
 
 @pytest.mark.parametrize("top", [-np.inf, -0.7, 0.4, np.inf])
-def test_chances_of_being_preferred(top: float) -> None:
+def test_probabilities_of_preferred_values(top: float) -> None:
     # Every count within five standard deviations of 200,000 draws.
     rng, size, order = np.random.default_rng(9), 200_000, SplitOrder(top)
     draws = rng.normal(0.8, 1.0, size)
@@ -66,7 +66,7 @@ def test_chances_of_being_preferred(top: float) -> None:
             assert abs(seen.mean() - chance) <= spread
 
 
-def test_no_run_has_no_statistic() -> None:
+def test_a_trial_without_runs_has_no_statistic() -> None:
     drawn = IncreasingOrder().best(np.array([0, 3]), 0.0, np.random.default_rng(1))
     assert drawn[0] == -np.inf
     assert np.isfinite(drawn[1])

@@ -157,7 +157,7 @@ _CALLS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", _CALLS, ids=lambda function: function.__name__)
-def test_a_wrong_argument_is_named_by_one_line_of_one_kind_of_error(
+def test_a_wrong_argument_is_named_in_one_line_by_invalid_input(
     function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a folder of a study may be made
@@ -243,7 +243,7 @@ _NO_FLAGS: tuple[Any, ...] = ("no", "", 0, 1.0, None, [], np.ones(2, bool))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_text_and_numbers_are_no_flags() -> None:
+def test_text_and_numbers_are_refused_as_flags() -> None:
     flags = {
         (name, parameter.name)
         for name, function in _public()

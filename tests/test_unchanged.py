@@ -1,7 +1,8 @@
-"""The numbers of the first version: no move of code may change one.
+"""Numbers of earlier versions, which a change of code must not change.
 
-`python -m tests.test_unchanged` rewrites them, which only a corrected error justifies, or a search
-that ends elsewhere within its tolerance; the change log then says which and why.
+`python -m tests.test_unchanged` rewrites them. This is allowed only for a corrected error, or for a
+search that ends elsewhere within its tolerance. The change log then states the number and the
+reason.
 """
 
 import json
@@ -95,7 +96,7 @@ def lower() -> dict[str, float]:
 
 
 def trials() -> dict[str, list[float]]:
-    """What small audits leave; the last digits of training are the processor's."""
+    """The trials of small audits; the last digits of trained models depend on the processor."""
     from audit.game import blocks, play, setup
     from audit.run import parse
 

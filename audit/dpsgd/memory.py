@@ -107,7 +107,7 @@ class MemoryPolicy:
 
 
 def _floor_to_power_of_two(number: float) -> int:
-    """The largest power of two up to `number`: similar devices then round results alike."""
+    """The largest power of two up to `number`, so that similar devices round results equally."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 

@@ -45,7 +45,7 @@ _MODULES = (
 
 
 def binding(plug_ins: Sequence[str], set_ups: Sequence[SetUp]) -> dict[str, Any]:
-    """Everything besides the settings that determines the trials of an audit, for config.json.
+    """The inputs of an audit's trials that are not settings, for config.json.
 
     This is the digest of the code, of every plug-in's source, and of the records and canaries, and
     the numbers that theory fixed for each budget.

@@ -35,7 +35,7 @@ _PLAYED_IN_ROUNDS = (Adaptive, UntilAccepted, RandomStopping)
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """A range of trials from index `start` on, with its own random stream, played in one go."""
+    """A range of trials from index `start` on, with its own random stream."""
 
     budget: int
     repeat: int

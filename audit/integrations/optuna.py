@@ -42,7 +42,7 @@ class PrivateStudy:
     """Runs an `objective(trial)` with `trial.suggest_*`, unchanged, under a private protocol.
 
     Every run has its own Optuna study in memory, with a random sampler and one trial: no history,
-    pruning, timeout or callbacks. To release a model besides the parameters and the value, the
+    pruning, timeout or callbacks. To release a model with the parameters and the value, the
     objective calls `trial.set_user_attr("model", ...)`.
 
     Args:
@@ -51,7 +51,7 @@ class PrivateStudy:
         settings: those of `tuning.Study`, except its space.
 
     Raises:
-        InvalidInput: as `tuning.Study`, or another protocol.
+        InvalidInput: another protocol, or an invalid argument of `tuning.Study`.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -239,10 +239,10 @@ def cost_of_study(
         protocol: the distribution of the number of random trials; None if the number was fixed.
         base: the mechanism of a trial, if the study does not contain it.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
-        prior: the distribution of one trial, as `tuning.cost_of_trials` takes it.
-        cap: of sequential trials, the epsilon that was fixed in advance, as
-            `tuning.cost_of_trials` takes it.
-        budgets: of sequential trials, `planned` or `adaptive`, as `tuning.cost_of_trials` takes it.
+        prior: the distribution of one trial (see `tuning.cost_of_trials`).
+        cap: for sequential trials, the epsilon that was fixed in advance (see
+            `tuning.cost_of_trials`).
+        budgets: for sequential trials, `planned` or `adaptive` (see `tuning.cost_of_trials`).
 
     Returns:
         The cost. A study of several objectives releases more than one trial, so all trials count.

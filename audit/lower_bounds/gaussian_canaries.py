@@ -48,7 +48,7 @@ def gaussian_canaries_bound(
     """Lower bound on epsilon from the t statistic of canaries with independent Gaussian scores.
 
     Args:
-        scores: of the canaries [m]; high scores indicate that the canary was included. Infinite
+        scores: scores of the canaries, [m]; high if the canary was included. Infinite
             scores prove nothing.
         included: whether each canary was included, [m].
         delta: in [0, 1).

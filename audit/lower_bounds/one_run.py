@@ -151,8 +151,8 @@ def one_run_bounds(
     """Lower bounds on epsilon from one run with many canaries.
 
     Args:
-        scores: of the canaries [m], in an order that does not depend on the coins; high scores
-            indicate that the canary was included. Ties are guessed in this order.
+        scores: scores of the canaries, [m], in an order that does not depend on the coins. A high
+            score indicates that the canary was included. Ties are guessed in this order.
         included: whether each canary was included, [m].
         delta: in [0, 1).
         confidence: in (0, 1).
@@ -263,7 +263,7 @@ def independent_canaries_bound(
     then sees independent trials. For unequal canaries its error has no proof.
 
     Args:
-        scores: of the canaries [m]; high scores indicate that the canary was included.
+        scores: scores of the canaries, [m]; a high score indicates that the canary was included.
         included: whether each canary was included, [m].
         delta: in [0, 1).
         confidence: in (0, 1).

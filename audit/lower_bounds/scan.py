@@ -47,7 +47,7 @@ _QUADRATURE_ERROR, _TRUNCATED_TAILS = 1e-6, 1e-10
 _NODES = np.cos(np.pi * (np.arange(9) + 0.5) / 9)
 _FIT = np.linalg.inv(np.polynomial.chebyshev.chebvander(_NODES, 8))
 # The inversion stops this close to alpha on the probit scale, on the safe side. Its first step is a
-# third of the one that a single rank would suggest.
+# third of the step for a single rank.
 _PROBIT_TOLERANCE, _FIRST_STEP = 2e-3, 0.35
 # Shorter products of lengths are convolved directly, longer ones by a Fourier transform.
 _MAX_DIRECT_CONVOLUTION = 300_000

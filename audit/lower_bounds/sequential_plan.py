@@ -1,4 +1,4 @@
-"""Plans to analyse an audit more than once, so that it can stop when it has proved enough."""
+"""Plans to analyse an audit more than once, so that it can stop early."""
 
 import math
 from dataclasses import dataclass

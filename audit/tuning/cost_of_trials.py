@@ -174,15 +174,15 @@ def cost_of_trials(
             replacement), or `sequential` (TPE, CMA-ES, by hand, with pruning: any choice that
             depends on earlier trials).
         delta: in (0, 1).
-        protocol: of random trials, the random search or the distribution of K from which their
+        protocol: for random trials, the random search or the distribution of K from which their
             number was drawn. Without it, their number was fixed.
-        prior: of random trials that are not all equally private, the mechanism of one draw: an
+        prior: for random trials that are not all equally private, the mechanism of one draw: an
             `accounting.Mixture` of all possible trials and their probabilities. A draw then costs
             the mean over them. Without it, a random K costs the worst of the given trials.
-        cap: of sequential trials, the largest epsilon (or mechanism, see `tuning.Budget`) that all
+        cap: for sequential trials, the largest epsilon (or mechanism, see `tuning.Budget`) that all
             trials together were allowed to spend, fixed before the first trial. The number of
             trials and their budgets may then depend on earlier outputs, and the cap is the cost.
-        budgets: of sequential trials without a cap: `planned` if their number and the budget of
+        budgets: for sequential trials without a cap: `planned` if their number and the budget of
             each were fixed before the first trial, `adaptive` if they depend on earlier outputs.
             The default is `planned` if all trials have the same budget, otherwise `adaptive`.
 
@@ -260,7 +260,7 @@ def cost_of_trials(
         rows = [bound(one, Grid(len(runs)), delta) for bound in _OF_GRIDS]
         readings.append((smallest(rows), Grid(len(runs))))
     for found, assumed_protocol in readings:
-        # If K is secret, the composition of these trials is no bound: it depends on K.
+        # If K is secret, the composition of these trials is not a bound: it depends on K.
         if found is not None and (found.epsilon < best or protocol is not None):
             best, name = found.epsilon, f"{found.name}, {assumed_protocol.spec}"
     assumed, why = _WORDS[way]
@@ -395,7 +395,7 @@ def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> No
 
 _MAX_STEPS = 10**8  # that one `DpSgd` may have
 _MAX_PHASES = 100
-"""Kinds of sampled steps that are composed exactly; each takes some 10 ms."""
+"""Kinds of sampled steps that are composed exactly; each takes about 10 ms."""
 
 
 def all_of(runs: Iterable[Mechanism]) -> Mechanism:

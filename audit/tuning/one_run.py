@@ -122,7 +122,7 @@ def seeded_alike(noise: str) -> str:
     return (
         "train must draw its noise from trial.seed, or not seed global generators (for a fixed "
         "split of the data, use a separate generator), got two runs that seeded "
-        f"{noise.split(':')[0]} alike"
+        f"{noise.split(':')[0]} equally"
     )
 
 

@@ -232,7 +232,7 @@ class Trial:
         """Repeats all checks with the present state of the objects that `check` was given.
 
         Raises:
-            ProtocolViolation: as `check`.
+            ProtocolViolation: a check fails.
         """
         if not self._accountants:
             return

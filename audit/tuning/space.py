@@ -179,7 +179,7 @@ class Space:
     """Candidates as points of the unit cube, one independent coordinate per hyperparameter.
 
     Attributes:
-        dimensions: by name; a list of complete candidates has an empty name.
+        dimensions: dimension of each name; a list of complete candidates has an empty name.
     """
 
     dimensions: Mapping[str, Dimension]

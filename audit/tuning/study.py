@@ -342,7 +342,7 @@ class Study:
         Raises:
             PrivacyLeak: the test found a broken premise; notes of the exception list all of them.
             ProtocolViolation: the study would abort: `train` returned something other than an
-                `Outcome`, seeded two runs alike, or a check failed.
+                `Outcome`, seeded two runs equally, or a check failed.
             Exception: any error of `train`, `accept`, `save` or `load`.
 
         Example:
@@ -539,7 +539,7 @@ class Study:
         if state["settings"] != self.settings_hash:
             raise InvalidInput(f"folder must hold a study of these settings, got {self.folder}")
         if self.seed is not None and state["key"] != hex(self.seed):
-            raise InvalidInput(f"seed must be the one that the study in {self.folder} began with")
+            raise InvalidInput(f"seed must be that of the study in {self.folder}")
         if "void" in state:
             raise StudyAborted(
                 f"{state['void']} (delete {self.folder} to begin a new study; the privacy cost of "

@@ -153,7 +153,7 @@ def calibrate_mu_for_tuning(
         protocol: the protocol, or the distribution of K of a random search; an object or text.
         target_epsilon: epsilon allowed for the tuning, > 0.
         target_delta: delta allowed for the tuning, in (0, 1).
-        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
+        bound: the bound that must meet the target; by default, the bound of `tuning_cost`.
 
     Returns:
         mu, rounded down so that the bound meets the target.
@@ -217,7 +217,7 @@ def calibrate_noise(
         steps: number of steps of one run.
         sampling_rate: probability that a record is in a batch, in (0, 1].
         neighbours: `add-remove`, `zero-out` or `replace-one`.
-        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
+        bound: the bound that must meet the target; by default, the bound of `tuning_cost`.
         group_size: number of records of one person, protected together.
 
     Returns:
@@ -279,7 +279,7 @@ def calibrate_runs(
         repetitions: a member of the family, as in `Repetitions.with_mean`.
         target_epsilon: epsilon allowed for the tuning, > 0.
         target_delta: delta allowed for the tuning, in (0, 1).
-        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
+        bound: the bound that must meet the target; by default, the bound of `tuning_cost`.
 
     Returns:
         The distribution of K; it has `most_runs` expected runs if these meet the target.
@@ -372,7 +372,7 @@ def best_repetitions(
         base: one run.
         target_epsilon: epsilon allowed for the tuning, > 0.
         target_delta: delta allowed for the tuning, in (0, 1).
-        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
+        bound: the bound that must meet the target; by default, the bound of `tuning_cost`.
 
     Raises:
         InvalidInput: no distribution meets the target.

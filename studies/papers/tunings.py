@@ -1,4 +1,4 @@
-"""Played tunings and the noise that an accounting needs: the common part of the trained figures."""
+"""Simulated tunings, and the noise that a bound requires; shared by the trained figures."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Arm:
     """A protocol together with an upper bound on its cost.
 
     Attributes:
-        name: in table and figure.
+        name: name in the table and the figure.
         spec: the protocol as text.
         bound: name of the upper bound.
         ours: whether the bound is this project's.

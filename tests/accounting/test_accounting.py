@@ -28,7 +28,7 @@ def test_gaussian_profile_is_the_mass_of_its_best_event() -> None:
     mu, epsilon = 0.7, 0.9
     below, below_shifted = GaussianMechanism(mu).pairs[0].events(np.linspace(-9, 9, 200_001))
     s, shifted = -np.expm1(below), -np.expm1(below_shifted)
-    # H_eps(P||P') = max over events; s' >= s, so P' plays the larger part.
+    # H_eps(P||P') is the maximum over events; s' >= s, so P' has the role of the larger one.
     best = np.max(shifted - math.exp(epsilon) * s)
     assert GaussianMechanism(mu).delta(epsilon) == pytest.approx(best, rel=1e-7)
 
@@ -68,11 +68,11 @@ def test_calibration_of_sampled_batches_spends_the_budget(method: str) -> None:
     assert 2.0 * (1 - 1e-5) <= spent <= 2.0
 
 
-def test_the_papers_budgets() -> None:
+def test_budgets_of_the_papers() -> None:
     assert accounting.calibrate_mu(1.0, 1e-5) == pytest.approx(0.24721, abs=5e-6)
 
 
-def test_dp_sgd_is_one_gaussian() -> None:
+def test_full_batch_dp_sgd_is_one_gaussian_mechanism() -> None:
     mechanism = DpSgd(noise_multiplier=20.0, steps=100)
     assert mechanism.gaussian_mu == 0.5
     assert accounting.full_batch_noise_multiplier(0.5, 100) == 20.0
@@ -81,7 +81,7 @@ def test_dp_sgd_is_one_gaussian() -> None:
     assert mechanism.delta(1.0) == GaussianMechanism(0.5).delta(1.0)
 
 
-def test_the_papers_mu() -> None:
+def test_mu_of_the_papers() -> None:
     assert accounting.mean_inclusion_mu(10.0, 400, 0.5) == pytest.approx(0.5 * 20 / 10)
     mpmath.mp.dps = 50
     for sigma in (0.5, 2.0, 1e3, 1e6):
@@ -91,7 +91,7 @@ def test_the_papers_mu() -> None:
         assert accounting.gdp_limit_mu(sigma, 100, 0.1) == pytest.approx(exact, rel=1e-9)
 
 
-def test_pure_dp_costs_its_parameter_and_no_more() -> None:
+def test_pure_dp_costs_its_parameter() -> None:
     mechanism = PureDp(1.3)
     assert mechanism.delta(1.3) == pytest.approx(0.0, abs=1e-15)
     assert mechanism.epsilon(1e-9) == pytest.approx(1.3, rel=1e-8)
@@ -99,17 +99,17 @@ def test_pure_dp_costs_its_parameter_and_no_more() -> None:
     assert mechanism.delta(0.0) == pytest.approx(2 * yes - 1)
 
 
-def test_discrete_mechanism_by_hand() -> None:
+def test_discrete_mechanism_equals_values_computed_by_hand() -> None:
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])
     mechanism = DiscreteMechanism(p, q)
-    # Towards q the last output distinguishes the data sets: 0.4 for every epsilon.
+    # In this direction the last output distinguishes the data sets: 0.4 for every epsilon.
     assert mechanism.delta(50.0) == pytest.approx(0.4)
     assert mechanism.pairs[0].profile(0.0) == pytest.approx(0.4)
     assert mechanism.renyi(2.0) == math.inf
     order_two = math.log(0.5**2 / 0.1 + 0.3 + 0.2)
     assert mechanism.pairs[0].renyi(np.array([2.0]))[0] == pytest.approx(order_two)
     below_p, below_q = mechanism.pairs[0].events(np.arange(5.0))
-    # Likelier under q first: the output of mass 0 and 0.4, then the two equal ones.
+    # Outputs that are more likely under q come first: masses 0 and 0.4, then the two equal ones.
     np.testing.assert_allclose(np.exp(below_p), [1.0, 1.0, 0.7, 0.5, 0.0], atol=1e-15)
     np.testing.assert_allclose(np.exp(below_q), [1.0, 0.6, 0.3, 0.1, 0.0], atol=1e-15)
 
@@ -152,7 +152,7 @@ def test_profile_of_the_smallest_mu_keeps_its_digits(mu: float) -> None:
         )
         rel = 1e-12 + mu * (1.0 + c) ** 3
         assert float(base.delta(c * mu)) / mu == pytest.approx(limit, rel=rel)
-    # Where the two ways meet they agree.
+    # Both formulas agree at the boundary between them.
     below, above = GaussianMechanism(0.9999999e-4), GaussianMechanism(1.0000001e-4)
     for epsilon in (0.0, 1e-4, 3e-4):
         mean = 0.5 * float(below.delta(epsilon) + above.delta(epsilon))

@@ -51,7 +51,7 @@ BASES = {
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_profile_and_events_are_two_views_of_one_pair(name: str) -> None:
+def test_profile_is_attained_by_extreme_events(name: str) -> None:
     # The hockey stick is the largest P(E) - e^eps P'(E) over events, attained by extreme ones.
     for pair in BASES[name].pairs:
         left, right = pair.event_range
@@ -65,7 +65,7 @@ def test_profile_and_events_are_two_views_of_one_pair(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_directions_mirror_each_other(name: str) -> None:
+def test_profiles_of_both_directions_satisfy_their_identity(name: str) -> None:
     # H_-eps(P || P') = 1 - e^-eps + e^-eps H_eps(P' || P).
     pairs = BASES[name].pairs
     there, back = pairs[0], pairs[-1]
@@ -77,7 +77,7 @@ def test_directions_mirror_each_other(name: str) -> None:
 @pytest.mark.parametrize(
     ("mu", "count"), [(0.1, 100), (1.0, 1), (3.0, 9), (1e-3, 10), (1e-4, 1), (10.0, 4)]
 )
-def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu: float, count: int) -> None:
+def test_composed_gaussians_are_accurate_in_the_tail(mu: float, count: int) -> None:
     pair = compose([(GaussianPair(mu), count)])
     exact = GaussianPair(mu * math.sqrt(count))
     for z in (-3.0, 0.0, 2.0, 5.0, 8.0, 11.0):
@@ -87,7 +87,7 @@ def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu: float, count
             assert -1e-9 < error < 3e-4
 
 
-def test_many_different_laws_compose_in_groups_to_what_they_are() -> None:
+def test_many_different_pairs_compose_to_the_gaussian_closed_form() -> None:
     # 66 Gaussian pairs, every other one twice: one of mu = sqrt(sum of squares).
     mu, counts = np.geomspace(0.01, 0.1, 66), 1 + np.arange(66) % 2
     pair = compose([(GaussianPair(float(m)), int(n)) for m, n in zip(mu, counts, strict=True)])
@@ -117,10 +117,10 @@ def test_a_hundred_million_steps_are_composed_in_stages() -> None:
     )
 
 
-def test_laws_of_one_loss_compose_to_their_sum() -> None:
+def test_pairs_with_one_loss_compose_to_the_sum_of_losses() -> None:
     coin = DiscreteMechanism([1.0, 0.0], [0.75, 0.25])
     pair = compose([(coin.pairs[0], 7)])
-    # Without a loss other than log(4/3): P is all on it, P' has (3/4)^7 of it.
+    # The only loss is log(4/3): it has mass 1 under P, and (3/4)^7 under P'.
     assert float(pair.profile(0.0)) == pytest.approx(1.0 - 0.75**7, rel=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_composed_responses_are_binomial() -> None:
         assert exact * (1 - 1e-9) <= float(pair.profile(epsilon)) <= exact * (1 + 2e-3) + 1e-9
 
 
-def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form() -> None:
+def test_composition_of_different_parts_agrees_with_the_gaussian_closed_form() -> None:
     mechanism = Composition((GaussianMechanism(0.3), GaussianMechanism(0.4)))
     assert mechanism.gaussian_mu == pytest.approx(0.5)
     pair = compose([(GaussianPair(0.3), 1), (GaussianPair(0.1), 16)])
@@ -155,7 +155,7 @@ def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form() -> N
     assert full.epsilon(1e-5) == both.epsilon(1e-5)
 
 
-def test_a_laplace_pair_is_what_integration_says() -> None:
+def test_laplace_divergences_equal_integration() -> None:
     pair, scale = LaplacePair(0.8), 0.8
     first, second = stats.laplace(0.0, scale), stats.laplace(1.0, scale)
     for epsilon in (-1.0, 0.0, 0.4, 1.2):
@@ -199,7 +199,7 @@ def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps)
     theirs, whole = np.array(accountant._rdp), np.array(orders) % 1 == 0
     assert ours[whole] == pytest.approx(theirs[whole], rel=1e-6)
-    assert np.all(ours <= theirs * (1 + 1e-6))  # its fractional orders are bounds, or give up
+    assert np.all(ours <= theirs * (1 + 1e-6))  # its fractional orders are bounds, or infinite
 
 
 @pytest.mark.thin(2)
@@ -240,8 +240,8 @@ def test_sampling_everything_is_the_gaussian_mechanism(neighbours: str) -> None:
 
 
 @pytest.mark.parametrize("missed", [1e-9, 1e-12, 1e-15])
-def test_a_record_that_is_hardly_ever_missed(missed: float) -> None:
-    # The floor that 1 - q leaves under both densities decides here; by integration over outputs.
+def test_sampling_rate_near_one_equals_integration(missed: float) -> None:
+    # The part 1 - q of both densities determines the result; compared with integration.
     sigma, alpha, rate = 0.5, 5.0, 1.0 - missed
     x, step = np.linspace(-40.0, 40.0, 16001, retstep=True)
     rest, (p, q) = math.log(1.0 - rate), stats.norm.logpdf(x[None], [[2.0], [-2.0]])
@@ -251,7 +251,7 @@ def test_a_record_that_is_hardly_ever_missed(missed: float) -> None:
     assert found == pytest.approx([exact / (alpha - 1.0)], rel=1e-12)
 
 
-def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says() -> None:
+def test_renyi_and_profile_of_one_sampled_step_equal_integration() -> None:
     sigma, rate = 0.8, 0.1
     x = np.linspace(-20.0, 24.0, 800001)
 
@@ -280,7 +280,7 @@ def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says() -> None
 
 @pytest.mark.parametrize("neighbours", accounting.NEIGHBOURS)
 @pytest.mark.parametrize(("sigma", "rate"), [(0.06, 0.01), (0.1, 0.3), (0.15, 0.05), (0.2, 0.999)])
-def test_divergences_of_low_orders_at_little_noise_are_what_integration_says(
+def test_divergences_of_low_orders_at_little_noise_equal_integration(
     neighbours: str, sigma: float, rate: float
 ) -> None:
     width = 1e-3
@@ -353,7 +353,7 @@ def test_extreme_sampling_is_finite(sigma: float, rate: float, steps: int) -> No
     assert values == sorted(values)
 
 
-def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them() -> None:
+def test_a_profile_of_points_is_the_least_private_mechanism_that_satisfies_them() -> None:
     base = GaussianMechanism(1.0)
     epsilons = np.linspace(0.0, 12.0, 1201)
     copy = PrivacyProfile(epsilons, base.delta(epsilons))
@@ -364,7 +364,7 @@ def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them() ->
     two = PrivacyProfile([0.0, 1.0], [1.0, 1e-3])
     other = ApproximateDp(1.0, 1e-3)
     assert two.delta(EPSILONS) == pytest.approx(other.delta(EPSILONS), rel=1e-9)
-    # Most outputs of little loss are alike under both, and count as outputs all the same.
+    # Most outputs with a small loss have equal probabilities, but they are counted as outputs.
     for profile in (copy, two, PrivacyProfile([0.0], [0.1])):
         law = profile.pairs[0].pmf
         assert float(np.exp(law.log_mass).sum()) + law.p_only == pytest.approx(1.0, abs=1e-9)
@@ -393,8 +393,8 @@ def test_any_of_several_is_the_worst_of_them() -> None:
         assert float(several.pairs[0].profile(epsilon)) >= worst * (1 - 1e-9)
 
 
-def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned() -> None:
-    # One run in 10^4 gives the record away. The best of K prefers to: 1 - phi(1 - d) of the time.
+def test_tuning_increases_the_probability_that_a_base_reveals_everything() -> None:
+    # One run in 10^4 reveals the record. The best of K reveals it with probability 1 - phi(1 - d).
     law, leak = repetitions.parse_repetitions("tnb:0,0.01"), 1e-4
     base = DiscreteMechanism(np.array([1 - leak, leak, 0.0]), np.array([1 - leak, 0.0, leak]))
     rng = np.random.default_rng(7)
@@ -416,10 +416,10 @@ def test_loss_pairs_with_one_sided_outputs() -> None:
     assert float(apart.delta(100.0)) == 1.0
 
 
-def test_ranked_outputs_end_where_their_masses_add_up() -> None:
+def test_cumulative_masses_of_ranked_outputs() -> None:
     pair = DiscreteMechanism([0.5, 0.5, 0.0], [0.1, 0.5, 0.4]).pairs[0]
     worse, worse_with = np.exp(pair.ranked())
-    # From the largest loss on: first what P alone gives, nothing here, and P' alone last.
+    # In order of falling loss: first outputs of P alone (none here), last those of P' alone.
     assert worse == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0], abs=1e-15)
     assert worse_with == pytest.approx([1.0, 1.0, 0.9, 0.4, 0.0], abs=1e-15)
 
@@ -483,19 +483,19 @@ def test_bases_by_name(spec: str, base: Any) -> None:
         (lambda: PrivacyProfile(["x"], [0.1]), "epsilons must be numbers, got"),
     ],
 )
-def test_what_is_refused(make: Callable[..., Any], message: str) -> None:
+def test_invalid_input_is_refused(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
 class Accountant:
-    """What of an Opacus accountant is read."""
+    """The attributes of an Opacus accountant that are read."""
 
     def __init__(self, *history: Any) -> None:
         self.history = list(history)
 
 
-def test_an_opacus_accountant_is_enough() -> None:
+def test_from_opacus_reads_an_accountant() -> None:
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -519,13 +519,13 @@ def test_an_opacus_accountant_is_enough() -> None:
 
 @pytest.mark.filterwarnings("ignore:GDP accounting", "ignore:Secure RNG")
 @pytest.mark.parametrize("name", ["rdp", "gdp", "prv"])
-def test_every_accountant_and_the_engine_itself(name: str) -> None:
+def test_from_opacus_reads_every_accountant_and_the_engine(name: str) -> None:
     from opacus import PrivacyEngine
 
     engine = PrivacyEngine(accountant=name)
     for _ in range(10):
         engine.accountant.step(noise_multiplier=1.0, sample_rate=0.01)
-    # Opacus divides by int(n * rate), so what it counts holds where n is public.
+    # Opacus divides by int(n * rate), so its epsilon is valid only if n is public.
     expected = DpSgd(1.0, 10, 0.01, "zero-out")
     assert accounting.from_opacus(engine) == expected
     assert accounting.from_opacus(engine.accountant) == expected
@@ -537,7 +537,7 @@ def test_every_accountant_and_the_engine_itself(name: str) -> None:
 @pytest.mark.parametrize(
     "other", [GaussianMechanism(1.0), LaplaceMechanism(1.0), DpSgd(1.0, 10, 0.1)]
 )
-def test_one_run_that_reveals_everything_makes_the_composition_do_so(other: Any) -> None:
+def test_a_composition_with_a_run_that_reveals_everything_reveals_everything(other: Any) -> None:
     reveals = DiscreteMechanism((1.0, 0.0), (0.0, 1.0))
     for parts in ((other, reveals), (reveals, other)):
         found = Composition(parts).delta(np.array([0.0, 1.0, 30.0]))
@@ -569,7 +569,7 @@ def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name() -> None:
     assert noise[0] == noise[1] == noise[2] / 2
 
 
-def test_phases_of_one_noise_and_rate_are_one() -> None:
+def test_phases_with_equal_noise_and_rate_are_merged() -> None:
     run = accounting.from_opacus(
         Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
     )
@@ -577,14 +577,14 @@ def test_phases_of_one_noise_and_rate_are_one() -> None:
     assert run == Composition(tuple(DpSgd(*phase, "zero-out") for phase in phases))
 
 
-def test_a_schedule_of_many_phases_is_bounded_by_few() -> None:
+def test_a_schedule_of_many_phases_is_bounded_by_one_of_few_phases() -> None:
     schedule = Accountant(*((1.0 + 0.01 * i, 0.01 + 1e-5 * i, 2) for i in range(100)))
     exact = accounting.from_opacus(schedule, most_phases=100)
     joined = accounting.from_opacus(schedule, most_phases=8)
     assert len(exact.parts) == 100
     assert len(joined.parts) <= 8
     assert sum(part.steps for part in joined.parts) == 200
-    # Never below, by Renyi divergences, without composing a hundred distributions; not far above.
+    # By Renyi divergences instead of a hundred compositions: never below, and not far above.
     alpha = np.array([1.1, 2.0, 8.0, 64.0])
     ratio = joined.renyi(alpha) / exact.renyi(alpha)
     assert np.all((ratio > 1.0) & (ratio < 1.5))
@@ -608,32 +608,32 @@ def test_a_schedule_of_many_phases_is_bounded_by_few() -> None:
         (Accountant((10**400, 0.1, 2)), "history must be of"),
     ],
 )
-def test_what_is_no_accountant_of_one_run(
+def test_invalid_accountants_are_refused(
     accountant: list[Accountant] | Accountant | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         accounting.from_opacus(accountant)
 
 
-def test_what_is_used_is_what_was_checked() -> None:
+def test_checked_values_are_stored() -> None:
     # As text from a preset or a csv: the checked number is kept, not the text.
     assert accounting.GaussianMechanism("0.5") == accounting.GaussianMechanism(0.5)
     assert DpSgd("70", "300") == DpSgd(70.0, 300)
     assert float(accounting.PureDp("1").epsilon(1e-5)) == accounting.PureDp(1.0).epsilon(1e-5)
 
 
-def test_a_mechanism_is_its_own_text() -> None:
+def test_parse_mechanism_returns_a_mechanism_unchanged() -> None:
     assert accounting.parse_mechanism(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])
-def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma: float, rate: float) -> None:
+def test_one_sampled_step_is_accurate_where_its_loss_jumps(sigma: float, rate: float) -> None:
     # Outputs beyond x leak more than eps: P(> x) - e^eps P'(> x), x where the loss is eps.
     removed, added = DpSgd(sigma, 1, rate).pairs
     spacing = float(np.diff(removed.pmf.loss).min())
 
     def check(pair: Any, epsilon: Any, exact: Any, rounding: Any) -> None:
-        # Never below, and above by less than one cell of the grid and the transform's rounding.
+        # Never below, and above by less than a cell of the grid plus the transform's rounding.
         assert exact <= float(pair.profile(epsilon)) * (1 + 1e-9) + rounding
         assert float(pair.profile(epsilon + spacing)) <= exact * (1 + 1e-9) + 1e-15
 
@@ -649,7 +649,7 @@ def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma: float, ra
 
 
 def test_few_steps_are_the_sum_of_their_jumps() -> None:
-    # Two steps, by quadrature over the first: the second's profile at what is left of eps.
+    # Two steps, by quadrature over the first: the second's profile at the remaining epsilon.
     sigma, rate = 2.0, 0.01
     one, two = DpSgd(sigma, 1, rate).pairs[0], DpSgd(sigma, 2, rate).pairs[0]
     atoms = DpSgd(sigma, 1, rate).loss_terms[0][0].atoms(1e-4)
@@ -658,8 +658,8 @@ def test_few_steps_are_the_sum_of_their_jumps() -> None:
         assert float(two.profile(epsilon)) == pytest.approx(exact, rel=1e-3)
 
 
-def test_many_times_the_same_part_is_composed_by_its_number() -> None:
-    # Ten thousand parts of a kind are one distribution taken ten thousand times.
+def test_equal_parts_are_composed_as_one_power() -> None:
+    # Ten thousand equal parts are one distribution, composed ten thousand times.
     part = accounting.LaplaceMechanism(20.0)
     same = accounting.Composition((part,) * 4)
     each = accounting.Composition(tuple(accounting.LaplaceMechanism(20.0) for _ in range(4)))
@@ -671,7 +671,7 @@ def test_many_times_the_same_part_is_composed_by_its_number() -> None:
     assert len(many.loss_terms) == 1
 
 
-def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_again() -> None:
+def test_equal_steps_and_equal_compositions_are_merged() -> None:
     apart = accounting.Composition(tuple(DpSgd(2.0, 5, 0.1) for _ in range(3)))
     assert [count for _, count in apart.loss_terms] == [15]
     assert apart.epsilon(1e-5) == pytest.approx(DpSgd(2.0, 15, 0.1).epsilon(1e-5), rel=1e-9)
@@ -684,7 +684,7 @@ def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_ag
 
 @pytest.mark.parametrize("rate", [1e-9, 1e-4, 0.1, 0.9])
 @pytest.mark.parametrize("sigma", [0.3, 2.0, 300.0, 1e5])
-def test_moments_of_whole_orders_are_binomial_sums_of_sixty_digits(
+def test_moments_of_integer_orders_equal_binomial_sums_of_sixty_digits(
     sigma: float, rate: float
 ) -> None:
     orders = [2, 5, 17, 64]
@@ -703,7 +703,7 @@ def test_moments_of_whole_orders_are_binomial_sums_of_sixty_digits(
             assert exact * (1 - 1e-10) <= ours <= exact * (1 + 1e-6)
 
 
-def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is() -> None:
+def test_reach_of_a_profile_ends_where_only_rounding_errors_remain() -> None:
     def left_over(epsilon: Any) -> Any:
         return float(np.exp(-epsilon)) + (4e-40 if epsilon < 1e6 else 3e-40)
 
@@ -711,11 +711,11 @@ def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is() -> None:
     assert 50.0 < accounting.reach(lambda epsilon: float(np.exp(-epsilon))) < 200.0
 
 
-def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one() -> None:
+def test_any_of_several_is_the_least_private_one_if_there_is_one() -> None:
     quiet, loud = DpSgd(2.0, 40, 0.05), DpSgd(1.5, 50, 0.1)
     assert WorstOf((quiet, loud)).pairs is loud.pairs
     assert WorstOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
-    # What is alike is no reason against it.
+    # Parameters that are equal do not matter.
     for other in (DpSgd(2.0, 50, 0.1), DpSgd(1.5, 40, 0.1), DpSgd(1.5, 50, 0.05), loud):
         assert WorstOf((other, loud)).pairs is loud.pairs
     # The noise of one is less, the steps of the other more: neither is known to be the worst.
@@ -725,7 +725,7 @@ def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one() -> No
     assert WorstOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
 
 
-def test_equal_mechanisms_are_looked_up_as_one() -> None:
+def test_equal_mechanisms_share_one_cache_entry() -> None:
     for name in ("gaussian", "laplace", "response", "pure", "approximate", "zcdp"):
         one = BASES[name]
         same = dataclasses.replace(one)  # type: ignore[type-var]
@@ -734,6 +734,6 @@ def test_equal_mechanisms_are_looked_up_as_one() -> None:
     assert DpSgd(1.0, 7, 0.1).pairs[0] is DpSgd(1.0, 7, 0.1).pairs[0]
 
 
-def test_masses_that_rounding_left_below_one_have_no_negative_divergence() -> None:
+def test_rounded_masses_have_no_negative_divergence() -> None:
     law = PrivacyLossPmf(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
     assert LossPair(law).renyi(np.array([1.5, 8.0])).tolist() == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""What dp-accounting describes is read as the same mechanism."""
+"""Events of dp-accounting are converted to equal mechanisms."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_a_composed_event_is_accounted_for_as_by_their_accountant() -> None:
     assert ours.epsilon(DELTA) <= theirs.get_epsilon(DELTA) + 1e-9
 
 
-def test_a_sample_is_drawn_once_for_all_that_is_run_on_it() -> None:
+def test_all_parts_of_a_sampled_event_use_one_sample() -> None:
     inner = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 4)
     found = accounting.from_event(dp_event.PoissonSampledDpEvent(0.1, inner))
     assert found == accounting.DpSgd(1.0, 1, 0.1)
@@ -51,8 +51,8 @@ def test_a_loss_distribution_in_both_directions() -> None:
     ours, exact = accounting.from_event(theirs), accounting.DpSgd(1.0, 30, 0.05)
     assert len(ours.pairs) == 2
     assert ours.epsilon(DELTA) == pytest.approx(theirs.get_epsilon_for_delta(DELTA), abs=1e-6)
-    # Both directions are kept: the best of many costs as much as with the exact mechanism, and
-    # 4 % more where only the profile is known.
+    # Both directions are stored, so the best of many costs as much as with the exact mechanism; it
+    # would cost 4 % more if only the profile were known.
     law = "tnb:0,0.01"
     cost, truth = (upper_bounds.region(base, law, DELTA).epsilon for base in (ours, exact))
     assert truth <= cost <= 1.005 * truth
@@ -99,12 +99,12 @@ def test_a_symmetric_loss_distribution() -> None:
         (3, "got int"),
     ],
 )
-def test_what_is_no_run_is_refused(event: Any, words: str) -> None:
+def test_unsupported_events_are_refused(event: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         accounting.from_event(event)
 
 
-def test_probabilities_that_are_none_are_refused() -> None:
+def test_invalid_probabilities_are_refused() -> None:
     with pytest.raises(ValueError, match="must sum to 1"):
         accounting.LossDistribution([0.0, 1.0], [0.5, 0.4])
     # 0.9 e^1 is more than 1 under the other data set.

@@ -14,7 +14,7 @@ from audit.accounting import Composition, DpSgd, GaussianMechanism
 
 
 @pytest.mark.parametrize(("relation", "distance"), [("add-remove", 3), ("replace-one", 6)])
-def test_full_batches_are_k_times_as_far_apart(relation: str, distance: int) -> None:
+def test_a_group_of_k_multiplies_mu_of_full_batches_by_k(relation: str, distance: int) -> None:
     group = DpSgd(20.0, 100, 1.0, relation, group_size=3)
     assert group.gaussian_mu == pytest.approx(distance * 10 / 20)
     assert group.epsilon(1e-5) == GaussianMechanism(distance * 10 / 20).epsilon(1e-5)
@@ -22,7 +22,7 @@ def test_full_batches_are_k_times_as_far_apart(relation: str, distance: int) -> 
 
 
 def log_densities(sigma: Any, rate: Any, size: Any, x: Any) -> Any:
-    """Of one step, with the group and without it."""
+    """Log densities of one step, with the group and without it."""
     with_group = np.full_like(x, -np.inf)
     for j in range(size + 1):
         chance = stats.binom.logpmf(j, size, rate)
@@ -31,8 +31,8 @@ def log_densities(sigma: Any, rate: Any, size: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize(("sigma", "rate", "size"), [(0.8, 0.1, 2), (2.0, 0.3, 5), (4.0, 0.02, 10)])
-def test_one_sampled_step_is_what_integration_says(sigma: float, rate: float, size: int) -> None:
-    # The integrand of order 6 peaks up to 6 times as far out as the largest shift.
+def test_one_sampled_step_equals_integration(sigma: float, rate: float, size: int) -> None:
+    # The integrand of order 6 has its peak at up to 6 times the largest shift.
     x, step = np.linspace(-12 * sigma, 12 * sigma + 6 * size, 100_001, retstep=True)
     pair = log_densities(sigma, rate, size, x)
     base = DpSgd(sigma, 1, rate, group_size=size)
@@ -61,13 +61,13 @@ def test_many_steps_agree_with_another_library() -> None:
     ).self_compose(steps)
     ours = DpSgd(sigma, steps, rate, group_size=size)
     for delta in (1e-3, 1e-5):
-        # Theirs rounds every loss up.
+        # The other library rounds every loss up.
         bound = theirs.get_epsilon_for_delta(delta)
         assert bound - 5e-4 * steps <= ours.epsilon(delta) <= bound + 1e-6
         assert ours.epsilon(delta) <= ours.renyi_epsilon(delta)
 
 
-def test_a_group_costs_more_than_its_parts_and_no_more_than_all_of_it_in_every_batch() -> None:
+def test_group_cost_is_between_smaller_groups_and_full_participation() -> None:
     def epsilon(size: Any, rate: Any = 0.05) -> Any:
         return DpSgd(3.0, 50, rate, "zero-out", size).epsilon(1e-5)
 
@@ -82,7 +82,7 @@ def test_a_group_costs_more_than_its_parts_and_no_more_than_all_of_it_in_every_b
     assert 2 * one < three
 
 
-def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less() -> None:
+def test_gradients_in_different_directions_reveal_less() -> None:
     # Two records with gradients of length 1 at an angle; each is in the batch by its own coin.
     sigma, rate = 0.9, 0.3
     side = np.linspace(-7.0, 8.0, 501)
@@ -107,7 +107,7 @@ def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less() -> None:
 
 
 @pytest.mark.slow
-def test_noise_is_solved_for_a_group() -> None:
+def test_noise_can_be_solved_for_a_group() -> None:
     target = {"target_epsilon": 3.0, "target_delta": 1e-5, "steps": 50}
     found = upper_bounds.calibrate_noise("fixed:4", **target, group_size=5)
     assert found == pytest.approx(5 * upper_bounds.calibrate_noise("fixed:4", **target), rel=1e-5)
@@ -145,6 +145,6 @@ def test_groups_in_files_and_certificates() -> None:
         ),
     ],
 )
-def test_what_is_not_known_of_groups_is_refused(make: Callable[..., Any], words: str) -> None:
+def test_unsupported_groups_are_refused(make: Callable[..., Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()

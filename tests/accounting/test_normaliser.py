@@ -1,4 +1,4 @@
-"""A normaliser that depends on the number of records: its exact cost, and that attacks show it."""
+"""A normaliser that depends on the number of records: its exact cost, and an attack."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ TABLE = [
 def integrated(epsilon: Any, batch_size: Any, count: Any) -> Any:
     """The hockey-stick divergences of both directions, by the trapezoid rule on densities."""
     shape, log_ratio = count / 2, 2 * math.log(batch_size / (batch_size - 1))
-    # On the scale of log S, where densities are smooth and r only moves them.
+    # As a function of log S, densities are smooth and r only shifts them.
     spread = 1 / math.sqrt(shape)
     u = np.linspace(-60 * spread, 60 * spread + log_ratio, 400_001)
 
@@ -53,7 +53,7 @@ def test_known_costs_of_normalisers(
 ) -> None:
     found = normaliser_epsilon(1e-5, batch_size, parameters, steps)
     assert found == pytest.approx(epsilon, rel=2e-4)
-    # Safe: at the epsilon returned, delta is at most the one asked for, and just so.
+    # At the returned epsilon, delta is at most the given one, and almost equal to it.
     exact = integrated(found, batch_size, parameters * steps)
     assert exact == pytest.approx(1e-5, rel=1e-6)
     assert normaliser_delta(found, batch_size, parameters, steps) <= 1e-5
@@ -110,7 +110,7 @@ def test_delta_falls_with_epsilon_and_the_divisor_and_grows_with_values() -> Non
         ((1e-5, 2, 10**15), r"parameters \* steps must give an epsilon below 1e8"),
     ],
 )
-def test_what_has_no_epsilon_is_named(arguments: Any, words: str) -> None:
+def test_a_normaliser_without_epsilon_is_refused(arguments: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         normaliser_epsilon(*arguments)
 
@@ -121,7 +121,7 @@ def test_negative_epsilons_are_refused() -> None:
 
 
 def released(records: Any, divisor: Any, seed: Any) -> Any:
-    """Sum of squares of what Opacus's optimizer releases where all gradients are zero."""
+    """Sum of squares of the sum that Opacus's optimizer releases if all gradients are zero."""
     torch.manual_seed(seed)
     model = torch.nn.Linear(64, 10)
     engine = PrivacyEngine(accountant="rdp")
@@ -148,7 +148,7 @@ def released(records: Any, divisor: Any, seed: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG")
-def test_opacus_tells_the_number_of_records_unless_its_divisor_is_set() -> None:
+def test_opacus_reveals_the_number_of_records_unless_its_divisor_is_set() -> None:
     # A positive control: int(40 * 0.1) is 4, and int(39 * 0.1) is 3.
     more, fewer = ([released(n, None, 100 * n + i) for i in range(20)] for n in (40, 39))
     claimed = DpSgd(2.0, 5, 0.1).epsilon(1e-5)

@@ -50,7 +50,7 @@ def largest_divergences(
     Args:
         places: the possible winners.
         mass: maps a place and the set preferred to it to its probabilities [2, CASES] of winning.
-        epsilon: of the divergence.
+        epsilon: epsilon of the divergence.
     """
     best: dict[frozenset[Place], FloatArray] = {frozenset(): np.zeros((2, CASES))}
     for size in range(len(places)):

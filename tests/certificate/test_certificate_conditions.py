@@ -1,4 +1,4 @@
-"""Conditions of certificates, protocols in words, and the renderings."""
+"""Conditions of certificates, descriptions of protocols, and the html and text forms."""
 
 import json
 import re
@@ -111,13 +111,13 @@ def test_protocols_in_words(spec: str, words: str) -> None:
     assert re.search(words, describe(protocols.parse_protocol(spec)).summary)
 
 
-def test_there_is_none_before_the_study_is_over() -> None:
+def test_an_unfinished_study_has_no_certificate() -> None:
     study = tuning.Study({"lr": [1, 2]}, "tnb:1,0.5", base=GaussianMechanism(0.5), folder=None)
     with pytest.raises(ValueError, match="certificate needs a study that was run to its end"):
         study.certificate  # noqa: B018
 
 
-def test_checks_of_runs_stand_in_the_certificate() -> None:
+def test_a_certificate_lists_the_checks_of_runs() -> None:
     class Recorded:
         history = ((1.0, 0.1, 10),)
 
@@ -183,7 +183,7 @@ def test_score_and_training_compose_for_a_group_of_records() -> None:
     assert isinstance(score.with_training(replace(run, group_size=1)), accounting.WorstOf)
 
 
-def test_html_stands_alone(certificate: Certificate, tmp_path: Path) -> None:
+def test_html_is_self_contained(certificate: Certificate, tmp_path: Path) -> None:
     certificate.save(tmp_path / "c.html")
     text = (tmp_path / "c.html").read_text()
     page = Page()
@@ -193,7 +193,7 @@ def test_html_stands_alone(certificate: Certificate, tmp_path: Path) -> None:
     assert "url(http" not in text
     assert "<script" not in text
     assert text.count("<svg") == 2
-    assert "&lt;b&gt;" in text  # a candidate's value is no markup
+    assert "&lt;b&gt;" in text  # a candidate's value is escaped
     for word in ("Membership advantage", "on trust", "Events that make it void"):
         assert word in text
     # The number on the banner is that of the table below it.
@@ -229,12 +229,12 @@ def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
         accounting.ApproximateDp(1.0, 1e-6),
     ],
 )
-def test_mechanisms_come_back_from_plain_values(base: Any) -> None:
+def test_mechanisms_round_trip_through_plain_values(base: Any) -> None:
     plain = json.loads(json.dumps(accounting.mechanism_to_dict(base)))
     assert accounting.mechanism_from_dict(plain) == base
 
 
-def test_curves_come_back_from_plain_values() -> None:
+def test_curves_round_trip_through_plain_values() -> None:
     curve = accounting.RenyiCurve(np.array([2.0, 4.0]), np.array([0.1, 0.3]))
     again = accounting.mechanism_from_dict(
         json.loads(json.dumps(accounting.mechanism_to_dict(curve)))
@@ -248,13 +248,13 @@ def test_curves_come_back_from_plain_values() -> None:
         accounting.mechanism_from_dict({"mechanism": "PureDp", "epsilon_0": 1.0, "mu": 1.0})
 
 
-def test_one_of_several_drawn_is_their_mean() -> None:
+def test_a_random_choice_of_mechanisms_costs_their_mean() -> None:
     parts = (GaussianMechanism(0.2), GaussianMechanism(1.0))
     mixed = accounting.Mixture(parts, (0.75, 0.25))
     epsilons = np.linspace(0, 4, 9)
     mean = 0.75 * parts[0].delta(epsilons) + 0.25 * parts[1].delta(epsilons)
     np.testing.assert_allclose(mixed.delta(epsilons), mean, rtol=1e-12)
-    # A pair made of a grid of points lies above, never below; and far below the largest.
+    # A pair on a grid is never below, and far below the largest.
     through = mixed.pairs[0].profile(epsilons)
     assert (through >= mean * (1 - 1e-9)).all()
     assert (through <= mean * 1.01 + 1e-12).all()

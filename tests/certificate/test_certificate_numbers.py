@@ -20,10 +20,10 @@ def gaussian_curve(mu: float, rate: FloatArray | float) -> FloatArray | float:
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
-def test_numbers_of_one_gaussian_run_are_the_known_ones(mu: float) -> None:
+def test_numbers_of_one_gaussian_run_equal_closed_forms(mu: float) -> None:
     numbers = compute(GaussianMechanism(mu), ONE_RUN, 1e-5, ["region"])
     assert numbers.epsilon == pytest.approx(GaussianMechanism(mu).epsilon(1e-5), rel=1e-3)
-    # A table of points lies below the curve, never above, and not by much.
+    # A table of points is never above the curve, and close below it.
     advantage = 2 * special.ndtr(mu / 2) - 1
     assert advantage <= numbers.advantage <= 1.15 * advantage
     for found, rate in zip(numbers.true_positives, (0.01, 0.001), strict=True):
@@ -35,17 +35,17 @@ def test_numbers_of_one_gaussian_run_are_the_known_ones(mu: float) -> None:
         assert least <= gaussian_curve(mu, rate) + 1e-12
 
 
-def test_numbers_of_pure_dp_are_the_known_ones() -> None:
+def test_numbers_of_pure_dp_equal_closed_forms() -> None:
     epsilon = 1.2
     numbers = compute(PureDp(epsilon), ONE_RUN, 1e-5, ["region"])
     # Randomised response: f(a) = max(1 - e^eps a, e^-eps (1 - a)), advantage tanh(eps / 2).
     assert numbers.advantage == pytest.approx(np.tanh(epsilon / 2), rel=2e-2)
     assert numbers.advantage >= np.tanh(epsilon / 2)
     assert numbers.true_positives[0] == pytest.approx(0.01 * np.exp(epsilon), rel=0.02)
-    assert numbers.mu_regret > 0.01  # no Gaussian curve says what randomised response is
+    assert numbers.mu_regret > 0.01  # no Gaussian curve equals that of randomised response
 
 
-def test_mu_is_the_least_whose_curve_lies_below() -> None:
+def test_mu_is_the_smallest_with_a_lower_trade_off_curve() -> None:
     slack = 1e-5
     curve = TradeOff(compute(GaussianMechanism(1.0), ONE_RUN, slack, ["region"]).profile)
     rates = np.concatenate([np.geomspace(1e-12, 0.01, 500), np.linspace(0.01, 1, 2000)])
@@ -58,7 +58,7 @@ def test_mu_is_the_least_whose_curve_lies_below() -> None:
     assert (shifted <= gaussian_curve(mu, rates) + 1e-9).all()
 
 
-def test_ceiling_is_what_a_game_without_errors_shows() -> None:
+def test_detectable_epsilon_is_that_of_an_audit_without_errors() -> None:
     # No error in n games bounds its rate by 1 - (alpha/2)^(1/n).
     rate = 1 - 0.025 ** (1 / 1000)
     expected = np.log((1 - 1e-5 - rate) / rate)
@@ -73,7 +73,7 @@ def test_evidence_above_the_bound_is_refused(certificate: Certificate) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.2, 0.5, 1.0])
-def test_groups_of_a_gaussian_have_the_known_epsilon(mu: float) -> None:
+def test_groups_of_a_gaussian_have_the_epsilon_of_k_mu(mu: float) -> None:
     delta = 1e-5
     curve = TradeOff(compute(GaussianMechanism(mu), ONE_RUN, delta, ["region"]).profile)
     assert curve.group_epsilon(1, delta) == pytest.approx(GaussianMechanism(mu).epsilon(delta))
@@ -91,7 +91,7 @@ def test_groups_of_pure_dp_cost_their_size() -> None:
 
 
 def test_group_curve_is_the_chain_of_curves() -> None:
-    # Independent of the bends: the supremum over a fine grid of rates.
+    # A computation without the corners of the curve: the supremum over a fine grid of rates.
     delta = 1e-5
     curve = TradeOff(compute(GaussianMechanism(0.5), ONE_RUN, delta, ["region"]).profile)
     rates = np.geomspace(1e-9, 1.0, 200_000)

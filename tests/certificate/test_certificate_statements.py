@@ -29,7 +29,7 @@ from audit.certificate.certificate import FORMAT
 from audit.certificate.conditions import AS_STATED
 
 
-def test_seed_makes_it_void(
+def test_a_seed_makes_a_certificate_void(
     certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     void = replace(certificate, study=replace(certificate.study, seeded=True))
@@ -41,7 +41,7 @@ def test_seed_makes_it_void(
     assert "numbers: recomputed and correct" in out
     void.save(tmp_path / "c.html")
     assert '<body class="void">' in (tmp_path / "c.html").read_text()
-    # Without its seed, the same file is void no longer only if every sentence is changed, too.
+    # Without its seed, the same file is valid only if every sentence is changed, too.
     change = set_at(["study", "seeded"], False)
     assert verify.main(forged(void.as_dict(), change, tmp_path / "c.json")) == 1
 
@@ -213,7 +213,7 @@ def test_signature_of_a_certificate(
     assert capsys.readouterr().out.startswith("wrong: the signature is not that of an allowed")
 
 
-def test_signature_by_somebody_else_is_none(
+def test_signature_with_another_key_is_not_accepted(
     certificate: Certificate, tmp_path: Path, key: Path
 ) -> None:
     content = json.dumps(certificate.as_dict()).encode()
@@ -227,7 +227,7 @@ def test_signature_by_somebody_else_is_none(
     signers.write_text(f"alice {key.with_suffix('.pub').read_text()}")
     assert check_signature(content, signature, signers) == "alice"
     assert check_signature(content + b" ", signature, signers) is None
-    # Signatures of the same key for another purpose are none of this.
+    # A signature of the same key for another purpose is not accepted.
     command = ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", "file"]
     done = subprocess.run(command, input=content, capture_output=True, check=True)
     signature.write_bytes(done.stdout)

@@ -1,4 +1,4 @@
-"""What verification finds: correct certificates, forgeries, and hostile files."""
+"""Verification of correct certificates, forgeries, and hostile files."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from audit.certificate import (
 from audit.certificate.verification import _differences
 
 
-def test_json_comes_back_as_it_was(certificate: Certificate, tmp_path: Path) -> None:
+def test_a_certificate_round_trips_through_json(certificate: Certificate, tmp_path: Path) -> None:
     certificate = certificate.with_evidence(0.1, 0.95, 100, 200)
     certificate.save(tmp_path / "c.json")
     values = json.loads((tmp_path / "c.json").read_text())
@@ -101,7 +101,7 @@ def test_hash_detects_damage(
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
-def test_forged_field_is_named_although_its_hash_fits(
+def test_a_forged_field_is_named_even_with_a_correct_hash(
     plain: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -115,7 +115,7 @@ def test_forged_field_is_named_although_its_hash_fits(
     assert out.isascii()
 
 
-def test_no_ground_can_be_made_better(
+def test_no_ground_of_a_condition_can_be_improved(
     plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(values: dict[str, Any]) -> None:
@@ -128,10 +128,10 @@ def test_no_ground_can_be_made_better(
     assert "conditions[0].ground is 'checked', must be 'by construction'" in capsys.readouterr().out
 
 
-def test_every_field_but_statements_of_the_author_is_recomputed(
+def test_every_field_except_the_authors_statements_is_recomputed(
     plain: dict[str, Any], tmp_path: Path
 ) -> None:
-    # The forgery of every text and number, one by one; what passes is named here.
+    # Every text and number is forged, one at a time; the fields that are not verified are listed.
     stated = {("made", "version"), ("made", "python"), ("study", "settings")}
     path = tmp_path / "c.json"
 
@@ -186,7 +186,7 @@ def test_every_computed_number_is_compared(certificate: Certificate) -> None:
     assert compared > 400
 
 
-def test_a_little_less_is_wrong_and_a_little_more_is_not(
+def test_slightly_smaller_costs_are_wrong_and_slightly_larger_ones_are_not(
     plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Other versions of numpy may compute a little less than a file states, never much more.
@@ -241,7 +241,7 @@ def test_forged_terminal_sequences_are_printed_as_escapes(
         ('{"format": "\\u001b[2Jx\\ny"}', r"got '\\x1b\[2Jx\\ny'"),
     ],
 )
-def test_what_is_no_certificate_is_one_line(
+def test_a_file_without_a_certificate_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
     (tmp_path / "c.json").write_text(text, encoding="utf-8")
@@ -253,7 +253,7 @@ def test_what_is_no_certificate_is_one_line(
 
 @pytest.mark.parametrize("depth", [900, 5000, 50_000])
 @pytest.mark.parametrize("part", ["base", "made", "conditions"])
-def test_what_is_nested_too_deeply_is_no_certificate(
+def test_deeply_nested_files_are_refused(
     plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, depth: int
 ) -> None:
     inside = '{"mechanism": "Composition", "parts": [' * depth + "1" + "]}" * depth
@@ -319,7 +319,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("change", HOSTILE)
-def test_hostile_values_are_refused_soon_and_in_one_line(
+def test_hostile_values_are_refused_quickly_in_one_line(
     plain: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -332,7 +332,7 @@ def test_hostile_values_are_refused_soon_and_in_one_line(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    # A reader of a certificate need not know Python.
+    # The output contains no words of Python's own errors.
     assert not re.search(
         r"Error\b|NoneType|object (has|is)|subscript|index|__|argument", captured.err
     )
@@ -392,7 +392,7 @@ def test_verification_has_a_time_limit(
         while True:
             try:
                 time.sleep(10.0)
-            except Exception:  # no handler of errors swallows the end
+            except Exception:  # no error handler catches the end
                 continue
 
     monkeypatch.setattr("audit.certificate.verification.compute", forever)

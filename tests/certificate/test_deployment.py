@@ -1,4 +1,4 @@
-"""A certificate becomes a draft of the Differential Privacy Deployments Registry."""
+"""Drafts for the Differential Privacy Deployments Registry from certificates."""
 
 import re
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ def blank_names(fields: dict[str, Any]) -> set[str]:
     return {name.rpartition(".")[2] for name, value in fields.items() if value in ("", [""])}
 
 
-def test_every_field_of_the_registry_is_there_with_its_type(
+def test_every_field_of_the_registry_is_present_with_its_type(
     certificate: Certificate, declared: Certificate, tmp_path: Path
 ) -> None:
     for one in (certificate, declared):
@@ -144,7 +144,7 @@ def test_every_field_of_the_registry_is_there_with_its_type(
         assert marked == blank_names(fields)
 
 
-def test_statements_fill_the_fields_that_need_them(
+def test_the_authors_statements_fill_their_fields(
     certificate: Certificate, declared: Certificate, tmp_path: Path
 ) -> None:
     _, fields = read(certificate, tmp_path)

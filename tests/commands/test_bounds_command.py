@@ -82,7 +82,7 @@ def test_gaussian_epsilon_is_named_by_its_accounting(
     assert rows["base"] < rows["base-renyi"]
 
 
-def test_one_run_is_its_profile_and_by_renyi_what_the_papers_count(
+def test_one_run_has_its_exact_epsilon_and_that_of_the_papers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) = delta; min over alpha by hand.
@@ -94,7 +94,7 @@ def test_one_run_is_its_profile_and_by_renyi_what_the_papers_count(
         assert "a single run, not the tuning" in rows[name]["assumes"]
 
 
-def test_one_run_that_no_epsilon_describes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_without_a_finite_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--base", "approximate:1,0.001", "--json")
     rows = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
     for name in ("base", "base-renyi"):
@@ -139,7 +139,7 @@ def test_groups_of_records_on_the_command_line(capsys: pytest.CaptureFixture[str
     assert "--group-size does not apply to --mu" in error
 
 
-def test_table_names_every_bound_and_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_names_every_bound_and_its_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--gaussian-epsilon", "1", "--steps", "300")
     assert code == 0
     for name in NAMES:
@@ -152,7 +152,7 @@ def test_table_names_every_bound_and_what_it_assumes(capsys: pytest.CaptureFixtu
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("bound", ["region", "renyi", "profile", "liu-talwar", "reduced-exact"])
 @pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
-def test_target_epsilon_is_kept_and_spent(bound: str, target: float) -> None:
+def test_target_epsilon_is_attained_and_not_exceeded(bound: str, target: float) -> None:
     law = repetitions.parse_repetitions("tnb:0,0.01")
     mu = upper_bounds.calibrate_mu_for_tuning(
         law, target_epsilon=target, target_delta=1e-5, bound=upper_bounds.find(bound).function
@@ -241,7 +241,7 @@ def test_json_has_the_cost_of_any_protocol(capsys: pytest.CaptureFixture[str]) -
     assert "tight" not in [row["name"] for row in answer["bounds"]]
 
 
-def test_tuned_twice_the_cost_is_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cost_of_two_tunings_is_their_total(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--mu", "0.1", "--tunings", "2", "--json")
     answer = json.loads(out)
     rows = {row["name"]: row["epsilon"] for row in answer["bounds"]}
@@ -257,7 +257,9 @@ def test_target_epsilon_under_another_protocol(capsys: pytest.CaptureFixture[str
     assert 2.0 * (1 - 1e-6) <= answer["cost"]["epsilon"] <= 2.0
 
 
-def test_the_same_number_of_runs_by_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_of_protocols_with_the_same_number_of_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _, out, _ = run(capsys, "--mu", "0.24721", "--compare", "10", "--json")
     compared = {one["title"]: one for one in json.loads(out)["compared"]}
     # The values of docs/theory.md: a fixed number of runs costs more than a random one.
@@ -288,7 +290,7 @@ def test_bad_protocols_are_one_line(
     assert err.count("\n") == 1
 
 
-def test_printed_bounds_are_on_their_safe_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_bounds_are_rounded_to_the_safe_side(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--mu", "0.24721", "--repetitions", "tnb:0,0.01"]
     assert bounds.main([*arguments, "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bounds"]}
@@ -305,7 +307,7 @@ def test_printed_bounds_are_on_their_safe_side(capsys: pytest.CaptureFixture[str
         assert value == pytest.approx(row["epsilon"], rel=1e-4)
 
 
-def test_the_printed_noise_keeps_the_budget_when_typed_again(
+def test_the_printed_noise_satisfies_the_budget(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     common = ["--repetitions", "tnb:0,0.01", "--steps", "100"]
@@ -316,7 +318,7 @@ def test_the_printed_noise_keeps_the_budget_when_typed_again(
     assert 1.9999 < rows["tight"]["epsilon"] <= 2.0
 
 
-def test_the_search_for_runs_says_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_search_for_runs_states_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--mu", "0.0005", "--target-epsilon", "5", "--solve", "runs", "--repetitions")
     _, out, _ = run(capsys, *argv, "binomial:50,0.5", "--json")
     notes = json.loads(out)["notes"]
@@ -328,7 +330,7 @@ def test_the_search_for_runs_says_where_it_stopped(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), ValueError("x\ny")])
-def test_one_row_that_fails_takes_no_other_with_it(error: Any) -> None:
+def test_a_bound_that_fails_does_not_affect_other_rows(error: Any) -> None:
     entry = upper_bounds.entries()[0]
 
     def fails() -> None:
@@ -340,7 +342,7 @@ def test_one_row_that_fails_takes_no_other_with_it(error: Any) -> None:
     assert "\n" not in row.reason
 
 
-# What is said of one run.
+# The lines about one run.
 
 RARELY_SAMPLED = ["--noise-multiplier", "0.8", "--sampling-rate", "0.001", "--steps", "1000"]
 
@@ -351,15 +353,17 @@ def cost_of(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     return json.loads(out)["cost"]["epsilon"]
 
 
-def test_an_epsilon_of_one_run_is_no_gaussian_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_epsilon_of_one_run_is_not_taken_for_a_gaussian_mechanism(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     law = ["--repetitions", "tnb:0,0.02"]
     known = cost_of(capsys, *RARELY_SAMPLED, *law)
     assert known >= 0.519  # what an attack attains
     one = DpSgd(0.8, 1000, 0.001)
     assert one.epsilon(1e-5) == pytest.approx(0.304, abs=5e-4)
-    # As a Gaussian mechanism it would cost less than is leaked: only under that name.
+    # As a Gaussian mechanism it would cost less than its leakage: only that option assumes it.
     assert cost_of(capsys, "--gaussian-epsilon", "0.304", *law) == pytest.approx(0.4257, abs=1e-4)
-    # (epsilon, delta)-DP with the delta of the whole has no bound for several runs.
+    # (epsilon, delta)-DP of one run with the tuning's delta has no bound for several runs.
     code, out, err = run(capsys, "--epsilon-base", "0.304", *law)
     assert (code, out) == (2, "")
     assert "delta-base must be far below delta = 1e-05" in err
@@ -473,7 +477,7 @@ WITH_TRIALS = ["final-run", "tunings", "plot", "protocol", "mu", "target-epsilon
 
 
 @pytest.mark.parametrize("option", WITH_TRIALS)
-def test_trials_refuse_what_they_would_ignore(
+def test_options_that_trials_would_ignore_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
 ) -> None:
     file = tmp_path / "trials.csv"
@@ -487,7 +491,7 @@ def test_trials_refuse_what_they_would_ignore(
     assert f"--{option} does not apply to --trials" in err
 
 
-def test_solved_laws_have_seven_digits_and_keep_the_budget(
+def test_solved_distributions_have_seven_digits_and_satisfy_the_budget(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["--mu", "0.3", "--target-epsilon", "2", "--solve", "runs"]
@@ -506,7 +510,7 @@ def test_no_message_has_seventeen_digits() -> None:
             checks.interval(name, value, -1.0, 0.0)
         if value > 0:
             assert not re.search(r"\d{8}", str(caught.value))
-        else:  # rounded it would look as if it were allowed
+        else:  # a rounded number would look allowed
             assert "-1.0000000000000002" in str(caught.value)
 
 
@@ -555,7 +559,9 @@ def test_the_command_accounts_for_sampled_batches(capsys: pytest.CaptureFixture[
     assert replaced.epsilon > rows["region"]
 
 
-def test_the_command_solves_for_runs_and_for_the_law(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_solves_for_runs_and_for_the_distribution(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["--mu", "0.3", "--target-epsilon", "2"]
     found, rows = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     assert 1.99 < rows["tight"] <= 2.0
@@ -563,7 +569,7 @@ def test_the_command_solves_for_runs_and_for_the_law(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_the_command_solves_for_the_law(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_solves_for_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--mu", "0.3", "--target-epsilon", "2"]
     found, _ = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     best, rows = answer(capsys, *argv, "--solve", "law")
@@ -591,7 +597,7 @@ def test_the_command_solves_for_sampled_noise(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_the_command_draws(
+def test_the_command_draws_a_number_of_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cost.png"
@@ -621,7 +627,7 @@ def test_the_command_needs_neither_torch_nor_other_accountants() -> None:
         (["--mu", "1", "--compare", "ten"], "--compare must be a number, got 'ten'"),
     ],
 )
-def test_options_that_are_no_numbers_are_named(
+def test_options_that_are_not_numbers_are_named(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -163,7 +163,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     assert [path.read_bytes() for path in old_files] == before
 
 
-def test_damaged_shards_are_reported_and_played_again(
+def test_damaged_shards_are_reported_and_simulated_again(
     own_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = own_copy
@@ -191,7 +191,7 @@ def test_damaged_shards_are_reported_and_played_again(
     assert f"damaged shard, will be repeated: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
-def test_foreign_swapped_and_edited_shards_are_reported_and_played_again(
+def test_foreign_swapped_and_edited_shards_are_reported_and_simulated_again(
     own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, other = own_copy, tmp_path / "other"

@@ -1,4 +1,4 @@
-"""Protocols as descriptions: their texts, their limits."""
+"""Protocols: parsing, texts, expected numbers of runs and invalid parameters."""
 
 from typing import Any
 
@@ -39,12 +39,12 @@ any_protocol = st.one_of(
 
 
 @given(any_protocol)
-def test_text_and_protocol_are_the_same(protocol: Any) -> None:
+def test_protocols_round_trip_through_their_text(protocol: Any) -> None:
     assert protocols.parse_protocol(protocol.spec) == protocol
     assert protocols.parse_protocol(protocol) is protocol
 
 
-def test_a_law_of_k_alone_is_random_search() -> None:
+def test_a_distribution_of_k_is_random_search() -> None:
     law = repetitions.parse_repetitions("geometric:0.1")
     assert (
         protocols.parse_protocol(law)

@@ -61,7 +61,7 @@ def test_generating_functions_are_sums_over_the_pmf(law: str) -> None:
     )
 
 
-def test_survival_form_keeps_its_digits_where_the_event_is_rare(law: str) -> None:
+def test_survival_form_is_accurate_for_rare_events(law: str) -> None:
     # 1 - phi(1-s) = E[K] s - phi''(1) s^2/2 + ...: the first term to 1e-9 at s = 1e-14 / E[K].
     s = 1e-14 / law.mean
     assert law.phi_survival(s) == pytest.approx(law.mean * s, rel=1e-9)
@@ -69,14 +69,14 @@ def test_survival_form_keeps_its_digits_where_the_event_is_rare(law: str) -> Non
     assert law.phi_prime(1.0) == pytest.approx(law.mean, rel=1e-12)
 
 
-def test_ends(law: str) -> None:
+def test_generating_functions_at_their_ends(law: str) -> None:
     assert law.phi(1.0) == pytest.approx(1.0, abs=1e-15)
     assert law.phi(0.0) == pytest.approx(law.probability_of_none, rel=1e-12, abs=1e-300)
     assert law.phi_survival(0.0) == 0.0
     assert law.phi_survival(1.0) == pytest.approx(1.0 - law.probability_of_none)
 
 
-def test_inverse(law: str) -> None:
+def test_inverse_of_the_generating_function(law: str) -> None:
     s = np.array([1e-15, 1e-8, 1e-3, 0.2, 0.7, 1.0])
     np.testing.assert_allclose(law.inverse_survival(law.phi_survival(s)), s, rtol=1e-6)
     assert law.inverse_survival(0.0) == 0.0
@@ -107,7 +107,7 @@ def test_expected_quantile_of_the_best_run(law: str) -> None:
     assert law.expected_quantile() == pytest.approx(1 - integral, abs=2e-7)
 
 
-def test_spec_is_read_back(law: str) -> None:
+def test_specs_round_trip(law: str) -> None:
     assert repetitions.parse_repetitions(law.spec) == law  # type: ignore[comparison-overlap]
     assert repetitions.parse_repetitions(law) is law  # type: ignore[comparison-overlap]
     assert str(law) == law.spec
@@ -127,7 +127,7 @@ plain_laws = st.one_of(
 
 @example(repetitions.TruncatedNegativeBinomial(2.225073858507e-311, 0.9999999999999999))
 @given(plain_laws)
-def test_every_spec_is_read_back_as_the_very_same_law(law: Any) -> None:
+def test_every_spec_round_trips_to_an_equal_distribution(law: Any) -> None:
     assert repetitions.parse_repetitions(law.spec) == law
     assert repetitions.parse_repetitions(law.spec.upper()) == law
     more = [
@@ -140,11 +140,11 @@ def test_every_spec_is_read_back_as_the_very_same_law(law: Any) -> None:
         try:
             one = made()
         except ValueError:
-            continue  # no possible number of runs is left, or none without failure
+            continue  # no possible number of runs remains, or every run fails
         assert repetitions.parse_repetitions(one.spec) == one
 
 
-def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers() -> None:
+def test_parameters_given_as_text_or_by_numpy_are_stored_as_numbers() -> None:
     law = repetitions.Binomial(np.float64(10.0), np.float64(0.1))
     assert law.spec == "binomial:10,0.1"
     assert isinstance(law.n, int)
@@ -152,7 +152,7 @@ def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers() -> None:
 
 
 @pytest.mark.parametrize("failure", [1e-9, 0.01, 0.3])
-def test_given_no_failure_is_bayes_rule_for_any_law(law: str, failure: float) -> None:
+def test_given_no_failure_equals_bayes_rule(law: str, failure: float) -> None:
     k, p = support(law)
     expected = p * (1.0 - failure) ** k
     expected /= expected.sum()
@@ -174,7 +174,7 @@ def test_given_no_failure_is_bayes_rule_for_any_law(law: str, failure: float) ->
         np.testing.assert_allclose(conditioned.phi_prime(x[1:]), slope, rtol=1e-8)
 
 
-def test_given_no_failure_twice_and_its_sampler() -> None:
+def test_repeated_given_no_failure_and_its_sampler() -> None:
     law = OwnDistribution(repetitions.parse_repetitions("poisson:3"))
     twice = law.given_no_failure(0.2).given_no_failure(0.5)
     np.testing.assert_allclose(
@@ -192,14 +192,14 @@ def test_given_no_failure_twice_and_its_sampler() -> None:
         )
 
 
-def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails() -> None:
-    # P[K = 10^9] falls to about e^-100, below the rounding of the other chance.
+def test_given_no_failure_keeps_rare_values_of_a_two_point_distribution() -> None:
+    # P[K = 10^9] decreases to about e^-100, below the rounding error of the other probability.
     given_none = repetitions.TwoPoint(0.5, 10**9).given_no_failure(1e-7)
     assert given_none.phi_prime(1.0) == pytest.approx(1.0 + 1e9 * np.exp(-100.0), rel=1e-9)
     assert given_none.pmf(10**9) == pytest.approx(np.exp(-100.0), rel=1e-4)
 
 
-def test_an_own_law_has_no_theorem_and_no_family() -> None:
+def test_a_user_defined_distribution_has_no_theorem_and_no_family() -> None:
     law = OwnDistribution(repetitions.parse_repetitions("tnb:0,0.1"))
     assert law.power_law is law.profile_theorem is law.renyi_theorem is None  # type: ignore[comparison-overlap]
     assert law.untruncated is law
@@ -210,7 +210,7 @@ def test_an_own_law_has_no_theorem_and_no_family() -> None:
         law.with_mean(7.0)
 
 
-def test_logarithmic_law_is_the_limit_of_small_eta() -> None:
+def test_logarithmic_distribution_is_the_limit_of_small_eta() -> None:
     x = np.linspace(0.01, 0.999, 7)
     limit = repetitions.parse_repetitions("tnb:0,0.01")
     for eta in (1e-9, -1e-9):
@@ -220,7 +220,7 @@ def test_logarithmic_law_is_the_limit_of_small_eta() -> None:
         np.testing.assert_allclose(near.inverse_survival(x), limit.inverse_survival(x), rtol=1e-5)
 
 
-def test_geometric_is_tnb_one_and_truncation_conditions() -> None:
+def test_geometric_equals_tnb_one_and_truncated_distributions_are_conditional() -> None:
     assert repetitions.parse_repetitions("geometric:0.2") == repetitions.parse_repetitions(
         "tnb:1,0.2"
     )
@@ -247,7 +247,7 @@ def test_geometric_is_tnb_one_and_truncation_conditions() -> None:
         "tnb:0,0.001@20000",
     ],
 )
-def test_extreme_laws_overflow_nothing(spec: str) -> None:
+def test_extreme_distributions_do_not_overflow(spec: str) -> None:
     law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -700.0, -1.0, -1e-12, -1e-300, 0.0])
     for values in (law.log_phi_at(log_x), law.one_minus_phi_at(log_x), law.log_phi_prime_at(log_x)):
@@ -291,8 +291,8 @@ def test_bad_specs_are_refused_in_one_line(spec: str, message: str) -> None:
         "fixed:77@100000",
     ],
 )
-def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec: str) -> None:
-    # A table is interpolated; the sums themselves are its truth, and 60 values are cheap.
+def test_interpolated_values_of_a_long_truncated_distribution_equal_its_sums(spec: str) -> None:
+    # The interpolated table is compared with the sums at 60 values.
     law = repetitions.parse_repetitions(spec)
     log_x = -np.exp(np.random.default_rng(0).uniform(-45.0, 7.0, 3000))
     log_x[:3] = 0.0, -np.inf, -1e-320
@@ -302,8 +302,8 @@ def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec: str) ->
         np.testing.assert_allclose(many, few, rtol=1e-13, atol=1e-13)
 
 
-def test_a_long_truncated_law_is_its_closed_form_less_the_tail() -> None:
-    # P[K > 10^5] = e^-100.0...: nothing is left of the tail.
+def test_a_long_truncated_distribution_equals_its_closed_form() -> None:
+    # P[K > 10^5] = e^-100, so the tail is negligible.
     cut, law = (
         repetitions.parse_repetitions("tnb:1,0.001@100000"),
         repetitions.parse_repetitions("tnb:1,0.001"),
@@ -316,7 +316,7 @@ def test_a_long_truncated_law_is_its_closed_form_less_the_tail() -> None:
 
 
 @pytest.mark.parametrize("spec", ["poisson:8@5", "poisson:0.3", "binomial:30,0.5"])
-def test_a_law_of_ones_own_keeps_the_digits_of_some_run(spec: str) -> None:
+def test_a_user_defined_distribution_is_accurate_for_small_probabilities(spec: str) -> None:
     law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -300.0, -20.0, -1.0, -0.7, -0.5, -1e-3, 0.0])
     own = OwnDistribution(law).some_phi_at(log_x)

@@ -128,7 +128,7 @@ def test_committed_study_is_complete_and_no_valid_estimator_fails() -> None:
     assert page == path.with_suffix(".md").read_text()
 
 
-def test_installed_package_without_the_study_says_so(
+def test_an_installed_package_without_the_study_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "__file__", str(tmp_path / "audit" / "console.py"))

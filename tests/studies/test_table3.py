@@ -64,7 +64,7 @@ def test_recommended_bounds_are_below_the_exact_cost(result: Result) -> None:
     assert above <= stats.binom.isf(1e-4, len(table), 0.05)
 
 
-def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
+def test_kept_trials_equal_the_trials_of_the_audit(tmp_path: Path) -> None:
     config = AuditConfig(
         threat="NTNV+NTCV",
         canary="input+dirac",

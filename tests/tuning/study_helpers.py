@@ -32,21 +32,21 @@ def played(plan: Any, key: Any, train: Any = noisy, **settings: Any) -> Any:
 
 
 class Recorded:
-    """What `from_opacus` reads of an accountant."""
+    """The attributes of an accountant that `from_opacus` reads."""
 
     def __init__(self, *history: Any) -> None:
         self.history = history
 
 
 class Loader:
-    """What `Trial.check` reads of a data loader."""
+    """The attributes of a data loader that `Trial.check` reads."""
 
     def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
 
 
 class UniformWithReplacementSampler:
-    """Named as Opacus' sampler is."""
+    """A sampler with the name of Opacus's sampler."""
 
     def __init__(self, sample_rate: Any) -> None:
         self.sample_rate = sample_rate
@@ -56,7 +56,7 @@ DP_SGD = accounting.DpSgd(1.0, 100, 0.1)
 
 
 def interrupted(tmp_path: Path, train_until: Any, **settings: Any) -> Iterator[Any]:
-    """Every process goes on where the one before was stopped, and ends a few runs later."""
+    """A study that is stopped after every few runs and continued until it ends."""
     for _ in range(100):
         calls: list[Any] = []
 

@@ -32,14 +32,14 @@ SAMPLED = DpSgd(2.0, 200, 0.02)
 
 @pytest.mark.parametrize("runs", [1, 3, 7, 100, 99_991])
 @pytest.mark.parametrize("epsilon", [0.1, 3.0, 20.0])
-def test_equal_gaussian_runs_fill_the_cap_exactly(runs: int, epsilon: float) -> None:
+def test_equal_gaussian_runs_spend_the_budget_exactly(runs: int, epsilon: float) -> None:
     mu = calibrate_mu(epsilon, 1e-5, "exact") / math.sqrt(runs)
     budget = tuning.Budget(epsilon, 1e-5)
     assert budget.runs_left(GaussianMechanism(mu)) == runs
     budget.spend(GaussianMechanism(mu), runs)
     assert budget.remaining == pytest.approx(0.0, abs=1e-12)
     assert not budget.fits(GaussianMechanism(1e-4))
-    # The cap is the cost of one Gaussian run that spends all of it: independent of the filter.
+    # The cap is the cost of one Gaussian run with the whole budget, computed without the filter.
     assert GaussianMechanism(mu * math.sqrt(runs)).epsilon(1e-5) == pytest.approx(epsilon, rel=1e-8)
 
 
@@ -56,10 +56,10 @@ def test_a_refusal_spends_nothing_and_a_smaller_run_may_still_fit() -> None:
 
 
 def most_leaked(mechanisms: Any, epsilon: Any, fits: Any) -> Any:
-    """delta of the worst adaptive choice among mechanisms of two outputs, until nothing fits.
+    """The largest delta of adaptive choices among mechanisms with two outputs, in both directions.
 
-    By exact backward induction: after each output a mechanism is picked, or one stops. The state is
-    how often each was run and how often it gave its first output. In both directions.
+    By backward induction: after each output, the analyst chooses a mechanism that fits the budget,
+    or stops. The state is the number of runs and of first outputs of each mechanism.
     """
 
     def of(direction: Any) -> Any:
@@ -88,7 +88,7 @@ def most_leaked(mechanisms: Any, epsilon: Any, fits: Any) -> Any:
     return max(of(1), of(-1))
 
 
-def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter() -> None:
+def test_adaptively_chosen_runs_satisfy_the_renyi_filter() -> None:
     weak = DiscreteMechanism((0.55, 0.45), (0.45, 0.55))
     strong = DiscreteMechanism((0.75, 0.25), (0.25, 0.75))
     epsilon, delta = 1.6, 0.05
@@ -105,7 +105,7 @@ def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter() -> None:
     assert 0.0 < most_leaked((weak, strong), epsilon, fits) <= delta
     assert max(reached) >= 4  # the filter lets several runs through
 
-    # This can fail: three times the budget leaks more than delta.
+    # A control: three times the budget leaks more than delta.
     @functools.cache
     def too_many(runs: Any) -> Any:
         spent = [(one, n) for one, n in zip((weak, strong), runs, strict=True) if n]
@@ -114,7 +114,7 @@ def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter() -> None:
     assert most_leaked((weak, strong), epsilon, too_many) > delta
 
 
-def test_a_composition_at_the_cap_holds_for_every_order_and_early_end() -> None:
+def test_the_filter_is_valid_for_every_order_and_early_end() -> None:
     parts = (
         DiscreteMechanism((0.7, 0.3), (0.4, 0.6), directed=True),
         DiscreteMechanism((0.9, 0.1), (0.6, 0.4), directed=True),
@@ -131,9 +131,9 @@ def test_a_composition_at_the_cap_holds_for_every_order_and_early_end() -> None:
     assert not budget.fits(parts[0])
 
 
-def test_adaptive_gaussian_runs_are_told_apart_no_better_than_the_cap() -> None:
+def test_adaptive_gaussian_runs_are_distinguished_no_better_than_the_budget_allows() -> None:
     # Simulation with a known truth: the best test of a filled mu-GDP budget has power
-    # 1 - Phi(1.645 - mu) at level 5 %. Spends much after a promising look, else little.
+    # 1 - Phi(1.645 - mu) at level 5 %. It spends more after a promising output.
     rng, games, cap = np.random.default_rng(7), 200_000, 1.0
     scores = []
     for shift in (0.0, 1.0):
@@ -148,24 +148,24 @@ def test_adaptive_gaussian_runs_are_told_apart_no_better_than_the_cap() -> None:
         loss += mu * rng.normal(shift * mu, 1.0) - mu**2 / 2.0
         scores.append(loss)
     level = np.quantile(scores[0], 0.95)
-    # One in 10^6 such tests would fail: five standard errors.
+    # Five standard errors: false alarm 1e-6.
     assert np.mean(scores[1] > level) == pytest.approx(0.2595, abs=5 * 0.0012)
 
 
-def test_sampled_runs_are_counted_at_the_order_that_affords_most() -> None:
+def test_sampled_runs_are_counted_at_the_order_that_allows_the_most_runs() -> None:
     budget = tuning.Budget(3.0, 1e-5)
     left = budget.runs_left(SAMPLED)
-    # The papers' accountant, which is free to choose the order afterwards: no filter affords more.
+    # The papers' accountant chooses the order afterwards, so no filter allows more runs.
     together = [renyi_to_epsilon(lambda a, k=k: k * SAMPLED.renyi(a), 1e-5) for k in
                 (left, left + 1)]  # fmt: skip
     assert together[0] <= 3.0 < together[1]
     budget.spend(SAMPLED, left)
     assert not budget.fits(SAMPLED)
-    # Later runs may be others: each is counted at the order that is fixed now.
+    # Later runs may differ: each is counted at the order that is now fixed.
     assert tuning.Budget(3.0, expected=SAMPLED).fits(GaussianMechanism(0.1))
 
 
-def test_steps_of_one_sgd_may_be_split_at_will() -> None:
+def test_steps_of_one_run_may_be_spent_in_parts() -> None:
     cap = DpSgd(1.0, 1000, 0.01)
     budget = tuning.Budget(cap, 1e-5)
     assert budget.epsilon == pytest.approx(cap.epsilon(1e-5), rel=1e-8)
@@ -176,7 +176,7 @@ def test_steps_of_one_sgd_may_be_split_at_will() -> None:
         budget.spend(DpSgd(1.1, 10, 0.01))
 
 
-def test_what_a_budget_does_not_count_is_refused_in_one_line() -> None:
+def test_unsupported_mechanisms_are_refused_in_one_line() -> None:
     budget = tuning.Budget(3.0)
     budget.spend(GaussianMechanism(0.1))
     for wrong, words in (
@@ -221,7 +221,7 @@ def test_a_file_survives_a_kill_and_its_cap_cannot_be_changed(
     again = tuning.Budget(cap, file=file)  # as after a kill: nothing was closed
     assert again.remaining == budget.remaining < 1.0
     assert again.runs_left(one) == before - 1
-    # Both spend out of one file.
+    # Both budgets use one file.
     if before > 2:
         again.spend(one)
         budget.spend(one)
@@ -263,7 +263,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
     assert tuning.Budget(3.0, file=file).spent == ((GaussianMechanism(0.01), 60),)
 
 
-def test_an_odometer_is_exceeded_no_more_often_than_it_says() -> None:
+def test_an_odometer_is_exceeded_at_most_with_probability_delta() -> None:
     # Gaussian runs, stopped where the loss is largest: of 20,000 tunings a share delta = 0.05 at
     # most. The expected number is at most 1,000; five standard errors are 154.
     rng, delta, tunings = np.random.default_rng(3), 0.05, 20_000
@@ -276,7 +276,7 @@ def test_an_odometer_is_exceeded_no_more_often_than_it_says() -> None:
     assert 0 < exceeded <= 1000 + 154
 
 
-def test_an_odometer_reading_is_that_of_its_supermartingales() -> None:
+def test_an_odometer_reading_equals_the_bound_of_its_supermartingales() -> None:
     # At one order it is the sum of divergences + log(1/delta)/(alpha - 1): 25 orders cost little.
     runs = [LaplaceMechanism(20.0)] * 5 + [GaussianMechanism(0.2)]
     reading = odometer(runs, 1e-5)
@@ -288,7 +288,7 @@ def test_an_odometer_reading_is_that_of_its_supermartingales() -> None:
     assert odometer([ApproximateDp(1.0, 1e-9)]) == math.inf
 
 
-def test_a_capped_tuning_costs_its_cap_and_nothing_else_is_valid() -> None:
+def test_a_capped_tuning_costs_its_cap_and_no_other_bound_is_valid() -> None:
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.3), GaussianMechanism(0.2)]
     capped = tuning.cost_of_trials(trials, "sequential", cap=3.0)
     assert (capped.best_only, capped.all_released, capped.kind) == (3.0, 3.0, "valid")
@@ -303,7 +303,7 @@ def test_a_capped_tuning_costs_its_cap_and_nothing_else_is_valid() -> None:
     assert planned.kind == "valid"
     assert planned.best_only == pytest.approx(GaussianMechanism(math.sqrt(0.14)).epsilon(1e-5))
     assert "fixed beforehand" in planned.assumed
-    # Equal budgets are taken to be planned, unless it is said that they were not.
+    # Equal budgets are assumed to be planned, unless stated otherwise.
     equal = [GaussianMechanism(0.1)] * 3
     assert tuning.cost_of_trials(equal, "sequential").kind == "valid"
     assert tuning.cost_of_trials(equal, "sequential", budgets="adaptive").best_only is None
@@ -341,7 +341,7 @@ def test_a_capped_tuning_of_mixed_runs_is_counted_by_its_first() -> None:
     assert found.best_only == pytest.approx(cap.epsilon(1e-5), rel=1e-8)
 
 
-def test_every_split_of_a_cap_is_accepted_and_nothing_more() -> None:
+def test_a_budget_accepts_every_split_and_no_larger_sum() -> None:
     cap = Composition((PureDp(0.1),) * 2 + (PureDp(0.2),))
     for order in set(itertools.permutations(cap.parts)):
         budget = tuning.Budget(cap, 1e-5)

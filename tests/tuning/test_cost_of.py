@@ -1,4 +1,4 @@
-"""The tuning you did: what it cost, from a csv file and from Optuna."""
+"""The cost of a finished tuning, from a csv file and from Optuna."""
 
 import contextlib
 import functools
@@ -52,18 +52,18 @@ def test_random_trials_cost_a_fixed_number_of_runs() -> None:
     assert found.best_only < found.all_released
 
 
-def test_random_trials_with_a_law_cost_the_law() -> None:
+def test_random_trials_with_a_distribution_of_k_cost_that_of_random_search() -> None:
     found = tuning.cost_of_trials([GaussianMechanism(0.5)], "random", protocol="tnb:1,0.1")
     with pytest.raises(ValueError, match="protocol must be a random search, got grid:3"):
         tuning.cost_of_trials([GaussianMechanism(0.5)], "random", protocol="grid:3")
-    # One run came, and many might have: the composition of one is no bound.
+    # One run was drawn, but K may be larger: the composition of one run is not a bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
     assert "no candidate of the prior is less private" in found.assumed
 
 
 @pytest.mark.parametrize("law", ["fixed:2", "fixed:4", "binomial:2,0.5", "tnb:0,0.2@2"])
-def test_a_law_that_cannot_draw_the_number_of_trials_is_refused(law: str) -> None:
+def test_a_distribution_that_cannot_draw_the_number_of_trials_is_refused(law: str) -> None:
     trials = [GaussianMechanism(0.5)] * 3
     with pytest.raises(ValueError, match="protocol must be a distribution that draws the number"):
         tuning.cost_of_trials(trials, "random", protocol=law)
@@ -78,7 +78,7 @@ def test_trials_of_several_relations_are_refused() -> None:
 
 def test_trials_of_several_group_sizes_are_refused() -> None:
     one, three = (DpSgd(4.0, 10, group_size=size) for size in (1, 3))
-    # Composed, they would protect a single record only, and groups of three cost more.
+    # Their composition would hold for single records only; groups of three cost more.
     together = Composition((one, three)).epsilon(1e-5)
     assert together < DpSgd(4.0, 20, group_size=3).epsilon(1e-5)
     for chosen in ("grid", "random", "sequential"):
@@ -90,7 +90,7 @@ def test_trials_of_several_group_sizes_are_refused() -> None:
         tuning.cost_of_trials([one], "random", protocol="tnb:1,0.5", prior=prior)
 
 
-def test_sequential_trials_cost_all_of_them_and_the_reason_is_told() -> None:
+def test_sequential_trials_cost_their_composition_and_the_reason_is_stated() -> None:
     found = tuning.cost_of_trials(TEN, "sequential")
     assert found.best_only == found.all_released
     assert "composition" in found.bound
@@ -98,13 +98,13 @@ def test_sequential_trials_cost_all_of_them_and_the_reason_is_told() -> None:
     assert found.why.count("\n") == 0
 
 
-def test_a_grid_costs_no_less_than_as_many_draws_and_no_more_than_all() -> None:
+def test_grid_cost_is_between_independent_draws_and_composition() -> None:
     found = tuning.cost_of_trials(TEN, "grid")
     draws = tuning.cost_of_trials(TEN, "random")
     assert draws.best_only <= found.best_only <= found.all_released
 
 
-def test_trials_of_mixed_noise_cost_each_its_own_where_all_count() -> None:
+def test_sequential_trials_of_mixed_noise_each_cost_their_own() -> None:
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.2), GaussianMechanism(0.2)]
     found = tuning.cost_of_trials(trials, "random")
     assert found.all_released == pytest.approx(GaussianMechanism(0.3).epsilon(1e-5), rel=1e-6)
@@ -112,7 +112,7 @@ def test_trials_of_mixed_noise_cost_each_its_own_where_all_count() -> None:
     assert found.best_only <= min(worst, found.all_released)  # type: ignore[type-var]
 
 
-def test_trials_of_mixed_noise_cost_each_its_own() -> None:
+def test_trials_of_mixed_noise_each_cost_their_own() -> None:
     trials = [GaussianMechanism(0.05)] * 30 + [GaussianMechanism(0.2)] * 2
     found = tuning.cost_of_trials(trials, "grid")
     base = Candidates(tuple(trials))
@@ -129,7 +129,7 @@ def test_trials_of_mixed_noise_cost_each_its_own() -> None:
 
 
 def most_leaked(prior: Any, law: Any, epsilon: Any) -> Any:
-    """delta of the best of K draws, the largest of all orders of (candidate, output)."""
+    """The largest delta of the best of K draws over all orders of (candidate, output)."""
     laws = [
         np.concatenate(
             [
@@ -141,7 +141,7 @@ def most_leaked(prior: Any, law: Any, epsilon: Any) -> Any:
     ]
     most = 0.0
     for order in itertools.permutations(range(len(laws[0]))):
-        # One run is not preferred with chance 1 - s: the best is not with phi(1 - s).
+        # A run is outside a set with probability 1 - s, and the best run with phi(1 - s).
         rest = [np.append(1.0, 1.0 - np.cumsum(p[list(order)])).clip(0.0, 1.0) for p in laws]
         best, best_with = (-np.diff(law.phi(one)) for one in rest)
         for p, q in ((best, best_with), (best_with, best)):
@@ -155,16 +155,16 @@ def test_random_trials_assume_that_no_less_private_one_was_possible() -> None:
     found = tuning.cost_of_trials([quiet] * 3, "random", 0.19)
     assert found.bound == "tight, fixed:3"
     assert most_leaked(Mixture((quiet,), (1.0,)), repetitions.Fixed(3), found.best_only) <= 0.19
-    # Draws of both are quiet in one of eight tunings, but leak more than is stated of them.
+    # One tuning in eight draws only the more private candidate, but another would leak more.
     either = Mixture((quiet, loud), (0.5, 0.5))
     assert most_leaked(either, repetitions.Fixed(3), found.best_only) > 0.4
     assert "no candidate of the prior is less private" in found.assumed
 
 
-def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(
+def test_trials_of_mixed_noise_cost_the_mean_over_a_known_prior(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The bound that is smallest here, alone: the others take time.
+    # Only the bound that is smallest here, because the others are slow.
     tight = find("tight", RandomSearch)
     monkeypatch.setattr(
         sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", functools.partial(row, tight)
@@ -174,10 +174,10 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(
     quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6), directed=True)
     law, prior = repetitions.parse_repetitions(spec), Mixture((loud, quiet), (0.2, 0.8))
     found = tuning.cost_of_trials([loud, quiet], "random", delta, law, prior)
-    # The exact cost of this small case: it is kept, and not by much.
+    # The exact cost of this small case is below the bound, and close to it.
     assert 0.9 * delta < most_leaked(prior, law, found.best_only) <= delta
     assert "drawn from the given prior" in found.assumed
-    # Chances that are not those of the draws say too little.
+    # With probabilities other than those of the draws, the bound is too small.
     rarely_loud = tuning.cost_of_trials(
         [quiet], "random", delta, law, Mixture((loud, quiet), (0.1, 0.9))
     )
@@ -209,7 +209,7 @@ def test_bounds_command_reads_a_prior(tmp_path: Path, capsys: pytest.CaptureFixt
     assert bounds.main([*command, "--prior", str(prior), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["best_only"]
     assert found == cost(read_prior(prior), "tnb:1,0.5", 1e-5).epsilon
-    prior.write_text("mu\n0.1\n0.1\n0.2\n0.1\n")  # equally likely rows, equal ones added up
+    prior.write_text("mu\n0.1\n0.1\n0.2\n0.1\n")  # equally likely rows; equal rows are merged
     assert read_prior(prior) == Mixture((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
     prior.write_text("mu,chance\n0.1,2\n")
     assert bounds.main([*command, "--prior", str(prior)]) == 2
@@ -303,7 +303,7 @@ def test_many_different_trials_are_dominated_by_few(trials: Any) -> None:
     assert len(set(alike.values())) <= module._MAX_KINDS < len(set(trials))
     for one, instead in alike.items():
         assert np.all(instead.renyi([2.0, 5.0, 30.0]) >= one.renyi([2.0, 5.0, 30.0]))
-    # The least private stays as it is, and so does each mechanism with at most its cost.
+    # The least private mechanism does not change; the others cost at most as much as it.
     worst = max(trials, key=lambda one: float(one.renyi(8.0)))
     assert worst in set(alike.values())
     few = trials[:5]
@@ -334,14 +334,14 @@ def test_trials_of_a_grid_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_few_sampled_trials_of_a_high_rate_are_composed() -> None:
-    # 10^8 steps of this trial would be out of range, but this grid never takes them.
+    # 10^8 steps of this trial would be out of range, but this grid has fewer.
     trial = DpSgd(1.0, 100, 0.2)
     found = tuning.cost_of_trials([trial] * 2, "grid")
     assert found.all_released == DpSgd(1.0, 200, 0.2).epsilon(1e-5)
 
 
 def test_many_rows_are_counted(tmp_path: Path) -> None:
-    # Known truths: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
+    # Known values: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
     path = tmp_path / "trials.csv"
     path.write_text("mu\n" + "1e-4\n" * 20_000)
     found = tuning.cost_of_trials(path, "sequential")
@@ -382,7 +382,7 @@ def test_several_objectives_release_more_than_the_best() -> None:
         integration.cost_of_study(study, protocol="tnb:0,0.1")
 
 
-def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap() -> None:
+def test_budgets_chosen_by_a_sampler_have_no_cost_without_a_cap() -> None:
     study = optuna.create_study(sampler=SAMPLERS.TPESampler(seed=0, n_startup_trials=2))
     study.optimize(lambda trial: trial.suggest_float("mu", 0.1, 0.2), n_trials=4)
     found = integration.cost_of_study(study)
@@ -405,9 +405,7 @@ def refused_line(capsys: pytest.CaptureFixture[str], storage: Any, name: Any = "
     return captured.err
 
 
-def test_a_storage_is_read_and_never_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_storage_is_only_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage, file = stored(tmp_path)
     before = file.read_bytes()
     file.chmod(0o444)
@@ -490,13 +488,13 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("sampler", "way"), WAYS, ids=lambda one: type(one).__name__)
-def test_the_way_is_read_off_the_sampler(sampler: Any, way: str) -> None:
+def test_the_protocol_is_derived_from_the_sampler(sampler: Any, way: str) -> None:
     study = optuna.create_study(sampler=sampler)
     study.optimize(objective, n_trials=4)
     assert integration.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
 
 
-def test_pruned_trials_make_it_sequential() -> None:
+def test_pruned_trials_make_a_study_sequential() -> None:
     def pruned(trial: Any) -> None:
         objective(trial)
         raise optuna.TrialPruned
@@ -508,7 +506,7 @@ def test_pruned_trials_make_it_sequential() -> None:
     assert (len(runs), way) == (3, "sequential")
 
 
-def test_trials_put_in_by_hand_make_it_sequential() -> None:
+def test_trials_added_by_hand_make_a_study_sequential() -> None:
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(objective, n_trials=1)
     study.enqueue_trial({"x": 4})
@@ -516,7 +514,7 @@ def test_trials_put_in_by_hand_make_it_sequential() -> None:
     assert integration.read_study(study)[1] == "sequential"
 
 
-def test_a_stored_study_is_read_to_the_safe_side(
+def test_uncertain_facts_of_a_stored_study_increase_its_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
@@ -538,7 +536,7 @@ def test_a_stored_study_is_read_to_the_safe_side(
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_study_that_does_not_tell_its_noise_is_refused_or_told() -> None:
+def test_a_study_without_recorded_noise_needs_an_argument() -> None:
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
     with pytest.raises(ValueError, match="trials must have noise_multiplier and steps"):
@@ -568,13 +566,13 @@ def test_an_objective_runs_unchanged_under_a_private_protocol() -> None:
     assert not any(pruned)
     assert set(best.candidate) == {"rate", "width"}
     assert best.score == best.candidate["rate"] == best.model[0] < 0.5  # type: ignore[index]
-    # Optuna draws each candidate anew: another seed, others.
+    # Optuna draws the candidates, so another seed gives others.
     seen = [integration.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
             .optimize(unchanged).score for _ in range(3)]  # fmt: skip
     assert len(set(seen)) == 3
 
 
-def test_an_objective_is_told_its_noise() -> None:
+def test_an_objective_receives_its_noise() -> None:
     told = {}
 
     def objective(trial: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every protocol in the game: against plain loops, closed forms and scikit-learn."""
+"""Every protocol in audits, against plain loops, closed forms and scikit-learn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ RUNS = Path(__file__).parents[2] / "runs"
 
 
 class Recorder:
-    """An engine whose outcomes are functions of the run alone; it keeps its packs."""
+    """An engine whose outcomes depend only on the run; it stores its packs."""
 
     def __init__(self, mu: Any = 1.0, diverge: Any = 0.0) -> None:
         self.mu, self.diverge = mu, diverge
@@ -71,7 +71,7 @@ def tuned(
 
 
 @pytest.mark.parametrize(("spec", "candidates"), [("grid:4", 4), ("grid:5,0.3", 5), ("grid:3", 1)])
-def test_a_grid_is_a_plain_loop_over_its_candidates(spec: str, candidates: int) -> None:
+def test_a_grid_equals_a_plain_loop_over_its_candidates(spec: str, candidates: int) -> None:
     engine, included, winners = tuned(spec, candidates=candidates, engine=Recorder(diverge=0.2))
     protocol = protocols.parse_protocol(spec)
     (lanes,) = engine.lanes
@@ -98,11 +98,11 @@ def test_a_grid_is_a_plain_loop_over_its_candidates(spec: str, candidates: int) 
         assert np.all(winners.runs == protocol.candidates)
     else:
         share = winners.runs.mean() / protocol.candidates
-        # 400 x 5 coins of chance 0.3: within 4 standard deviations, false alarm 6e-5.
+        # 400 x 5 coins with probability 0.3: within 4 standard deviations, false alarm 6e-5.
         assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 2000)
 
 
-def test_the_gaussian_process_is_scikit_learns() -> None:
+def test_the_gaussian_process_equals_that_of_scikit_learn() -> None:
     rng = np.random.default_rng(3)
     protocol = protocols.parse_protocol("adaptive:0.3,3")
     values = rng.random((5, 2))
@@ -125,10 +125,10 @@ def test_the_gaussian_process_is_scikit_learns() -> None:
             expected = relative_density(protocol, space, [tuple(v) for v in values], ended)
             np.testing.assert_allclose(row, expected, rtol=1e-6)
             assert row.mean() == pytest.approx(1.0, abs=1e-12)
-    assert found[0].max() > 1.2  # it did learn
+    assert found[0].max() > 1.2  # it has learned
 
 
-def test_densities_are_projected_and_drawn_from() -> None:
+def test_candidates_are_drawn_from_projected_densities() -> None:
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
@@ -142,8 +142,8 @@ def test_densities_are_projected_and_drawn_from() -> None:
     assert stats.chisquare(np.bincount(drawn, minlength=7), expected).pvalue > 1e-4
 
 
-def test_an_adversarial_sampler_tells_by_the_candidate() -> None:
-    # Without freedom nothing is revealed; with it candidates of the last half win with the canary.
+def test_an_adversarial_sampler_reveals_the_canary_by_the_candidate() -> None:
+    # With c = C = 1 nothing is revealed; else candidates of the last half win with the canary.
     shares = {}
     for spec in ("adaptive:1,1/fixed:12", "adaptive:0.25,4/fixed:12"):
         engine, _, _ = tuned(spec, trials=2000, sampler="adversarial", engine=Recorder(0.5))
@@ -181,7 +181,7 @@ def test_an_accepted_run_is_a_draw_of_the_accepted_set() -> None:
             x = winners.lambda_a[kept & (included == bit)] - bit
             left = special.ndtr(-x) / special.ndtr(bit - good)
             assert stats.kstest(left, "uniform").pvalue > 1e-3  # four tests: 4e-3
-    # Runs until the first success are geometric; g (1-a) / (g + (1-g) a) release nothing.
+    # The number of runs is geometric; a share g (1-a) / (g + (1-g) a) releases nothing.
     assert stats.ttest_1samp(until.runs[~included], 10.0).pvalue > 1e-3
     nothing = 0.05 * 0.9 / (0.05 + 0.95 * 0.1)
     count = int(np.sum(~some[~included]))
@@ -192,7 +192,7 @@ def test_an_accepted_run_is_a_draw_of_the_accepted_set() -> None:
 
 
 @pytest.mark.parametrize("final", ["rest", "all"])
-def test_the_canary_is_tuned_on_or_trained_on(final: str) -> None:
+def test_the_canary_is_in_the_subset_or_in_the_final_run(final: str) -> None:
     protocol = f"subset:0.3,{final}/fixed:3"
     engine, included, winners = tuned(protocol, trials=500, records=11)
     tuning, last = engine.lanes
@@ -220,7 +220,7 @@ def test_the_canary_is_tuned_on_or_trained_on(final: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["batched", "opacus"])
-def test_records_of_a_lane_are_all_that_it_trains_on(engine: str) -> None:
+def test_a_run_trains_only_on_its_own_records(engine: str) -> None:
     threat_model = build("NTNV", "input", train_size=12, validation_size=8)
     settings = DpSgdSettings(3, 1e-9, (1.0,), (0.1,), model="logistic")
     members = np.arange(12) % 3 != 1
@@ -274,7 +274,7 @@ def test_presets_are_played(preset: str) -> None:
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
 
 
-def test_a_threshold_by_trial_accepts_no_less_than_is_said() -> None:
+def test_a_threshold_from_trials_accepts_at_least_the_stated_share() -> None:
     config, (the_set_up,), games = play_trials(
         threat="NTNV", canary="input", protocol="until:0.3", train_size=15, validation_size=10,
         trials=150, repeats=1, epsilon=(4.0,), steps=2, model="logistic", learning_rates=(0.05,),
@@ -286,7 +286,7 @@ def test_a_threshold_by_trial_accepts_no_less_than_is_said() -> None:
     assert set_up(config, 0).good_enough == the_set_up.good_enough
 
 
-def test_the_report_says_what_holds_under_the_protocol() -> None:
+def test_the_report_states_which_bounds_are_valid_under_the_protocol() -> None:
     config, set_ups, games = play_trials(
         protocol="stopping:0.5", score="worst-order", trials=2000, repeats=1, epsilon=(4.0,)
     )
@@ -307,8 +307,8 @@ def test_the_report_says_what_holds_under_the_protocol() -> None:
     assert 0.98 * two_events.epsilon < attained <= two_events.epsilon
 
 
-def test_tails_leak_what_a_fine_grid_of_outputs_does() -> None:
-    # The released distribution over cells, and its hockey sticks by plain sums.
+def test_leakage_of_accepted_tails_equals_that_of_a_fine_grid() -> None:
+    # The released distribution over cells, and its hockey-stick divergences as sums.
     for stop in (0.0, 0.2):
         tails = AcceptedTails(0.8, -1.0, 1.5, stop)
         x = np.linspace(-9.0, 10.0, 38001)
@@ -353,7 +353,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_protocol_is_one_thing_however_it_is_written() -> None:
+def test_equal_protocols_in_different_notation_are_one_audit() -> None:
     same = [
         AuditConfig(protocol="adaptive:0.5,2", repetitions="fixed:4"),
         AuditConfig(protocol="adaptive:0.5,2/fixed:4"),

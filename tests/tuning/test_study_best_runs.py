@@ -32,7 +32,7 @@ def test_the_best_of_one_is_random_search() -> None:
         assert one == played(plan_of("tnb:1,0.3"), key)
 
 
-def test_fewer_runs_than_places_release_all_and_lost_runs_release_nothing() -> None:
+def test_fewer_than_m_runs_are_all_released_and_failed_runs_are_not() -> None:
     assert len(released(played(plan_of("best:4/fixed:2"), 3))) == 2
 
     def train(trial: Any, calls: Any = []) -> Any:  # noqa: B006 (counts the calls)
@@ -72,7 +72,7 @@ def test_interrupted_study_releases_the_same_runs(tmp_path: Path, saved: bool) -
     assert released(again) == released(through)
 
 
-def test_workers_find_the_same_runs() -> None:
+def test_workers_release_the_same_runs() -> None:
     settings = {"protocol": "best:3/fixed:7", "seed": 4}
     assert study(**settings).run(noisy, jobs=2) == study(**settings).run(noisy)
 

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("region_alone")
         ([], None, "accountant must have recorded a step"),
     ],
 )
-def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(
+def test_a_run_with_other_settings_than_the_accounted_ones_ends_the_study(
     history: list[tuple[float, float, int]], loader: Any | None, words: str
 ) -> None:
     def train(trial: Any) -> Any:
@@ -49,7 +49,7 @@ def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(
         study(base=DP_SGD).run(train)
 
 
-def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted() -> None:
+def test_a_run_that_costs_less_than_accounted_is_allowed() -> None:
     def train(trial: Any) -> Any:
         loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
         trial.check(Recorded((2.0, 0.05, 10)), loader)
@@ -58,14 +58,14 @@ def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted() -> None:
 
     checked = study(base=DP_SGD)
     assert checked.run(train).candidate is not None
-    # Less than the study's constants: whether they depend on the number of records is not seen.
+    # The settings are below the study's constants, so their dependence on n was not checked.
     assert checked._played.checked == {
         "steps", "noise_multiplier", "sampling_rate", "poisson_sampling",
     }  # fmt: skip
 
 
 class Optimizer:
-    """What `Trial.check` reads of Opacus's optimizer."""
+    """The attributes of Opacus's optimizer that `Trial.check` reads."""
 
     def __init__(self, expected_batch_size: Any, loss_reduction: Any = "mean") -> None:
         self.expected_batch_size = expected_batch_size
@@ -86,7 +86,7 @@ class CountedLoader(Loader):
 def checked_constants(
     history: Any = (1.0, 0.1, 100), rate: Any = 0.1, optimizer: Any = None, **settings: Any
 ) -> Any:
-    """What a study of DP-SGD sees of a run, in which nothing is trained."""
+    """The checked conditions and the certificate of a study of DP-SGD without any training."""
 
     def train(trial: Any) -> Any:
         trial.check(Recorded(history), CountedLoader(rate), optimizer)
@@ -107,21 +107,21 @@ def test_constants_of_the_study_are_checked_where_the_number_of_records_is_priva
     (divisor,) = [one.words for one in certificate.conditions if one.name == "divisor"]
     assert divisor.endswith("divided by 120")
     assert "differentially private for add-remove neighbours, if the" in certificate.statement
-    # A sum has no divisor; of two workers, each divides by its half.
+    # A sum has no divisor; each of two workers divides by half of it.
     assert "divisor" in checked_constants(optimizer=Optimizer(7, "sum"))[0]
     halves = Optimizer(60)
     halves.world_size = 2
     assert "divisor" in checked_constants(optimizer=halves, expected_batch_size=120)[0]
 
 
-def test_what_is_not_seen_is_taken_on_trust() -> None:
+def test_unchecked_conditions_are_assumed() -> None:
     found, certificate = checked_constants(expected_batch_size=120)
     assert found == {"constants"}
     (divided,) = [one for one in certificate.conditions if one.name == "divisor"]
     assert divided.ground.value == "on trust"
-    # 100 is not int(1200 * 0.1): a constant that the study does not know.
+    # 100 is not int(1200 * 0.1), and the study does not know this constant.
     assert checked_constants(optimizer=Optimizer(100))[0] == {"constants"}
-    # Fewer steps, more noise or a smaller rate than the study's may follow from n, or not.
+    # Fewer steps, more noise or a smaller rate than the study's may depend on n.
     for history in ((1.0, 0.1, 90), (1.5, 0.1, 100), (1.0, 0.09, 100)):
         assert checked_constants(history, expected_batch_size=120)[0] == set()
 
@@ -156,7 +156,7 @@ def test_constants_that_depend_on_the_number_of_records_end_the_study(
     with pytest.raises(tuning.StudyAborted, match=words) as ended:
         checked_constants(**settings)
     assert "120" not in str(ended.value)  # the message does not contain that number either
-    # Where it is public, all of them are fine, and nothing is said of them.
+    # If it is public, all of them are allowed and not mentioned.
     public = accounting.DpSgd(1.0, 100, 0.1, "zero-out")
     found, certificate = checked_constants(**settings, base=public)
     assert found == set()
@@ -169,7 +169,7 @@ def test_constants_that_depend_on_the_number_of_records_end_the_study(
     assert "differentially private for zero-out neighbours, if the" in certificate.statement
 
 
-def test_a_study_that_is_told_nothing_takes_the_number_of_records_as_public() -> None:
+def test_the_number_of_records_is_public_by_default() -> None:
     assert study(base=None, epsilon=2.0, steps=5).base.neighbours == "zero-out"
     told = study(base=None, epsilon=2.0, steps=5, neighbours="add-remove", protocol="fixed:1")
     assert told.base.neighbours == "add-remove"
@@ -177,7 +177,7 @@ def test_a_study_that_is_told_nothing_takes_the_number_of_records_as_public() ->
         study(expected_batch_size=0)
 
 
-def test_another_run_s_optimizer_is_refused() -> None:
+def test_the_optimizer_of_another_run_is_refused() -> None:
     counted = Recorded((1.0, 0.1, 100))
     optimizer = Optimizer(120)
     optimizer.step_hook = lambda optim: counted.history
@@ -188,7 +188,7 @@ def test_another_run_s_optimizer_is_refused() -> None:
 
 
 class BatchSplittingSampler:
-    """Named as the one of Opacus' BatchMemoryManager is."""
+    """A sampler with the name of that of Opacus's BatchMemoryManager."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -216,7 +216,7 @@ def test_steps_after_the_check_count() -> None:
         study(base=DP_SGD).run(train)
 
 
-def test_a_check_that_is_caught_ends_the_study_all_the_same() -> None:
+def test_a_failed_check_ends_the_study_even_if_its_error_is_caught() -> None:
     def train(trial: Any) -> Any:
         with contextlib.suppress(ValueError):
             trial.check(Recorded((0.5, 0.1, 100)))
@@ -237,13 +237,13 @@ def test_two_accountants_of_one_run_add_up() -> None:
 
 
 @pytest.mark.parametrize("space", [np.array(0.5), np.ma.masked, "x" * 10**6, 1j])
-def test_a_space_that_is_none_is_one_short_line(space: Any) -> None:
+def test_an_invalid_space_is_one_short_line(space: Any) -> None:
     with pytest.raises(InvalidInput, match="space must be a mapping from names to values, or") as e:
         tuning.Study(space, "fixed:2", base="gaussian:0.1", folder=None)
     assert len(str(e.value)) < 500
 
 
-def test_hostile_scores_and_jobs_are_refused_or_lose() -> None:
+def test_invalid_scores_lose_and_invalid_jobs_are_refused() -> None:
     assert tuning.Outcome(10**400).lost
     study = tuning.Study({"lr": [1]}, "fixed:2", base="gaussian:0.1", folder=None)
     for jobs in (0, -2, 1e308, 10**30, "x"):

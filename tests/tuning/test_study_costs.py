@@ -1,4 +1,4 @@
-"""What a run costs: budgets of candidates, and the noise of a score."""
+"""The cost of a run: budgets of candidates, and the noise of a score."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.registry import find
 
 
-def test_private_score_gets_its_noise_from_the_study() -> None:
+def test_the_study_adds_the_noise_of_a_private_score() -> None:
     private = tuning.Private(noise_std=3.0, sensitivity=1.0)
     plan = Plan(protocols.parse_protocol("fixed:1"), Space.parse(LEVELS), lambda _: BASE, private)
     scores = [played(plan, key, lambda trial: tuning.Outcome(7.0)).score for key in range(300)]
@@ -59,7 +59,9 @@ def test_candidates_with_budgets_cost_their_mean(monkeypatch: pytest.MonkeyPatch
     assert {mixed.rehearsal().steps for _ in range(30)} == {10, 40}
 
 
-def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budgets_are_combined_with_the_noise_of_a_private_score(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     monkeypatch.setattr(live, "_by_region", lambda *_: True)
     private = tuning.Private(noise_std=4.0, sensitivity=1.0)
@@ -71,7 +73,7 @@ def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch: pytest.M
     assert mixed.base == accounting.Mixture(tuple(each), (0.5, 0.5))
 
 
-def test_budgets_of_a_grid_cost_each_its_own() -> None:
+def test_each_candidate_of_a_grid_costs_its_own_budget() -> None:
     space = {"steps": [1, 400], "lr": [0.1, 1.0]}
     grid = study(space=space, protocol="grid:4", base=None, epsilon=2.0)
     each = [
@@ -146,7 +148,7 @@ def test_the_history_of_opacus_may_protect_groups() -> None:
 def test_adaptive_budgets_are_drawn_and_their_composition_is_that_of_the_worst() -> None:
     quiet, loud = accounting.DpSgd(50.0, 1), accounting.DpSgd(1.0, 1)
     drawn = accounting.Mixture((quiet, loud), (0.5, 0.5))
-    # With densities up to twice the prior every run may be the loud one.
+    # With densities up to twice the prior, every run may be the least private one.
     for bound in ("composition", "hypo"):
         function = find(bound, protocols.Adaptive).function
         protocol = protocols.parse_protocol("adaptive:0.01,2/tnb:1,0.5")

@@ -1,4 +1,4 @@
-"""The random draws of a study, and how it chooses the best run."""
+"""The random draws of a study, and its choice of the best run."""
 
 import contextlib
 import hashlib
@@ -32,7 +32,7 @@ from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
 
 
-def test_number_of_runs_follows_the_law_of_k() -> None:
+def test_number_of_runs_follows_the_distribution_of_k() -> None:
     plan = plan_of("tnb:0,0.1")
     drawn = [len(plan.runs(key)) for key in range(2000)]
     law = repetitions.parse_repetitions("tnb:0,0.1")
@@ -67,7 +67,7 @@ def test_grid_runs_every_candidate_once_or_with_its_chance() -> None:
 
 
 def test_draws_are_independent_streams_of_shake_256() -> None:
-    # Known answer, computed apart from the code: SHAKE-256 of "study:7:1:2".
+    # A known value that was computed separately: SHAKE-256 of "study:7:1:2".
     expected = hashlib.shake_256(b"study:7:1:2").digest(8)
     assert secret_integer(64, 7, 1, 2) == int.from_bytes(expected, "little")
     words = np.frombuffer(hashlib.shake_256(b"study:7:1:2:-1:1").digest(24), "<u8")
@@ -86,7 +86,7 @@ def test_draws_are_independent_streams_of_shake_256() -> None:
     assert stats.chisquare(counts, expected_counts).pvalue > 1e-4
 
 
-def test_a_worker_is_not_told_the_key_of_the_study() -> None:
+def test_workers_do_not_receive_the_key_of_the_study() -> None:
     seen = []
     one = study(protocol="fixed:1", seed=2**200 + 12345)
     with pytest.MonkeyPatch.context() as patch:
@@ -114,12 +114,12 @@ def test_a_billion_runs_are_not_listed() -> None:
     assert time.process_time() - began < 1.0
 
 
-def test_entropy_is_the_systems_unless_there_is_a_seed() -> None:
+def test_the_key_is_from_the_system_unless_a_seed_is_given() -> None:
     assert len({study().run(noisy).model for _ in range(3)}) == 3
     assert len({study(seed=3).run(noisy).model for _ in range(3)}) == 1
 
 
-def test_best_run_wins_and_the_first_of_equals() -> None:
+def test_the_best_run_wins_and_the_first_wins_ties() -> None:
     plan = plan_of("fixed:20")
     best = played(plan, 5)
     trials = [plan.trial(5, index, plan.point(5, index, ())) for index in range(20)]
@@ -128,7 +128,7 @@ def test_best_run_wins_and_the_first_of_equals() -> None:
     assert constant.model == trials[0].seed
 
 
-def test_adaptive_density_stays_within_its_limits_whatever_came_before() -> None:
+def test_adaptive_density_stays_within_its_limits_for_every_history() -> None:
     space = Space.parse({"level": list(range(8))})
     protocol = protocols.Adaptive("fixed:3", 0.6, 1.5)
     before = [Record(i, space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
@@ -138,18 +138,18 @@ def test_adaptive_density_stays_within_its_limits_whatever_came_before() -> None
     assert density.max() <= 1.5 + 1e-12
     assert density.mean() == pytest.approx(1.0, abs=1e-9)
     at_five = np.array([space.at(point)["level"] == 5 for point in pool])
-    assert density[at_five].min() > density[~at_five].max()  # it has learnt
+    assert density[at_five].min() > density[~at_five].max()  # it has learned
     drawn = [
         space.at(samplers.adaptive_point(protocol, space, np.random.default_rng(i), before))
         for i in range(150)
     ]
     share = np.mean([one["level"] == 5 for one in drawn])
-    # 1/8 times at most 1.5, and learnt; five standard deviations of 150 draws.
+    # At most 1.5 times 1/8: five standard deviations of 150 draws.
     assert share + 5 * np.sqrt(0.19 * 0.81 / 150) > 0.125
     assert share < 0.1875 + 5 * np.sqrt(0.19 * 0.81 / 150)
 
 
-def test_adaptive_study_finds_what_is_good() -> None:
+def test_adaptive_study_finds_good_candidates() -> None:
     def train(trial: Any) -> Any:
         return tuning.Outcome(-abs(trial.candidate["x"] - 0.3))
 
@@ -166,14 +166,14 @@ def test_an_adaptive_study_breaks_ties_at_random() -> None:
         best = played(plan, key, lambda trial: tuning.Outcome(1.0, trial.seed))
         trial = plan.trial(key, 0, plan.point(key, 0, ()))
         first += best.model == trial.seed
-    # A quarter of 60: fewer than 1 or more than 33 in one of 10^6 tests. By arrival it is all 60.
+    # A quarter of 60: fewer than 1 or more than 33 in one of 10^6 tests. In order of arrival: 60.
     assert 1 <= first <= 33
 
 
 @pytest.mark.parametrize(("protocol", "chance"), [("until:0.1", 1.0), ("stopping:0.25", 0.5)])
 def test_until_accepted_and_random_stopping(protocol: str, chance: float) -> None:
     plan = plan_of(protocol)
-    # A run is accepted with chance 1/4: stopping first with chance (3/16) / (1/4 + 3/16) = 3/7.
+    # A run is accepted with probability 1/4, so none is with (3/16) / (1/4 + 3/16) = 3/7.
     expected = 1.0 if protocol.startswith("until") else (1 / 4) / (1 / 4 + 3 / 16)
     best = [
         played(plan, key, accept=lambda outcome: outcome.score > stats.norm.isf(0.25))
@@ -186,7 +186,7 @@ def test_until_accepted_and_random_stopping(protocol: str, chance: float) -> Non
 
 
 @pytest.mark.parametrize("final", ["rest", "all"])
-def test_subset_is_tuned_on_and_the_rest_trained_on(final: str) -> None:
+def test_runs_train_on_the_subset_and_the_final_run_on_the_rest(final: str) -> None:
     plan = plan_of(f"subset:0.3,{final}/fixed:4")
     seen = []
 
@@ -202,21 +202,21 @@ def test_subset_is_tuned_on_and_the_rest_trained_on(final: str) -> None:
     assert all((one[2] == tuned_on).all() for one in tuning_runs)
     assert (mask == (np.ones(1000, bool) if final == "all" else ~tuned_on)).all()
     assert abs(tuned_on.sum() - 300) < 5 * np.sqrt(210)
-    # The final run takes the candidate that won, and is what is released.
+    # The final run uses the winning candidate and is released.
     scores = [noisy(plan.trial(3, index, plan.point(3, index, ()))).score for index in range(4)]
     assert candidate == best.candidate == tuning_runs[int(np.argmax(scores))][1]
     assert best.model not in {plan.trial(3, index, (0.5,)).seed for index in range(4)}
     others = played(plan, 4, train)
     assert others.model != best.model
-    assert (seen[-2][2] != tuned_on).any()  # a study of its own has a subset of its own
+    assert (seen[-2][2] != tuned_on).any()  # another study has another subset
 
 
-def test_subset_that_is_not_asked_for_ends_the_study() -> None:
+def test_a_run_that_does_not_request_its_subset_ends_the_study() -> None:
     with pytest.raises(tuning.StudyAborted, match=r"train must call trial.records\(count\)"):
         study(protocol="subset:0.5/fixed:2").run(noisy)
 
 
-def test_data_of_another_size_than_the_subset_ends_the_study() -> None:
+def test_a_run_on_data_of_another_size_than_the_subset_ends_the_study() -> None:
     def train(trial: Any) -> Any:
         mask = trial.records(100)
         loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
@@ -236,7 +236,7 @@ def test_data_of_another_size_than_the_subset_ends_the_study() -> None:
     assert "count_of_records" in checked._played.checked
 
 
-def test_final_run_that_fails_releases_the_candidate_alone() -> None:
+def test_a_failed_final_run_releases_only_the_candidate() -> None:
     def train(trial: Any) -> Any:
         trial.records(10)
         if trial.is_final:
@@ -248,7 +248,7 @@ def test_final_run_that_fails_releases_the_candidate_alone() -> None:
     assert best.score is best.model is None
 
 
-def test_runs_that_raise_or_diverge_count_and_lose_in_silence(
+def test_runs_that_raise_or_diverge_are_counted_and_lose_without_a_message(
     capfd: pytest.CaptureFixture[str], caplog: Any
 ) -> None:
     calls = []
@@ -276,25 +276,25 @@ def test_runs_that_raise_or_diverge_count_and_lose_in_silence(
     assert "secret" not in caplog.text
 
 
-def test_nothing_is_released_where_all_lose_or_none_is_drawn() -> None:
+def test_nothing_is_released_if_all_runs_lose_or_none_is_drawn() -> None:
     with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study().run(lambda trial: tuning.Outcome(float("nan"))) == tuning.Best()
     with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study(protocol="poisson:1e-9").run(noisy) == tuning.Best()
 
 
-def test_what_is_not_an_outcome_ends_the_study_and_is_named() -> None:
+def test_an_invalid_outcome_ends_the_study_and_is_named() -> None:
     voided = study()
     with pytest.raises(
         tuning.StudyAborted, match=r"train must return a tuning.Outcome, got a float"
     ):
         voided.run(lambda trial: 0.5)
     with pytest.raises(tuning.StudyAborted, match=r"train must return"):
-        voided.run(noisy)  # not to be tried until it pleases
+        voided.run(noisy)  # cannot be repeated until the result is favourable
     with pytest.raises(tuning.StudyAborted, match="score must be a number, got a str"):
         study().run(lambda trial: tuning.Outcome("high"))
 
 
-def test_progress_shows_the_time_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_only_the_time(capsys: pytest.CaptureFixture[str]) -> None:
     study().run(noisy, progress=True)
     assert not any(character.isdigit() for character in capsys.readouterr().err)

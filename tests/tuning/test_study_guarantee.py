@@ -1,4 +1,4 @@
-"""Input of a study, its settings, and that it leaks at most the certified cost."""
+"""The input and settings of a study, and audits of its certified cost."""
 
 import json
 from pathlib import Path
@@ -78,21 +78,21 @@ ONE_OF_EACH = {
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("attack", list(ONE_OF_EACH.values()), ids=lambda one: one.protocol)
-def test_winners_leak_no_more_than_is_certified(attack: Any) -> None:
+def test_winners_leak_at_most_the_certified_epsilon(attack: Any) -> None:
     learns = attack.protocol.startswith("adaptive")  # a Gaussian process a run: slow
     leaked = attack.leaked(40 if learns else 200)
     assert leaked <= attack.cost
-    # The attack sees something; on a subset it needs the 5,000 studies of the test below.
+    # The attack detects leakage; on a subset, it needs the 5,000 studies of the test below.
     assert learns or attack.protocol.startswith("subset") or leaked > 0.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", studies.honest(5_000), ids=lambda one: one.protocol)
-def test_winners_of_ten_thousand_studies_leak_no_more_than_is_certified(attack: Any) -> None:
+def test_winners_of_ten_thousand_studies_leak_at_most_the_certified_epsilon(attack: Any) -> None:
     assert 0.0 < attack.leaked(5_000) <= attack.cost
 
 
-# The one that shows soonest comes first: the others are slow.
+# The control that fails after the smallest number of studies comes first: others are slow.
 BROKEN = sorted(
     zip(studies.broken(250), (250, 400, 1500), strict=True), key=lambda one: one[1] != 400
 )
@@ -100,11 +100,11 @@ BROKEN = sorted(
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(("attack", "number"), BROKEN)
-def test_studies_that_do_not_do_what_they_claim_are_refuted(attack: Any, number: int) -> None:
+def test_studies_that_violate_their_claim_are_refuted(attack: Any, number: int) -> None:
     assert attack.leaked(number) > attack.cost
 
 
-def test_a_mechanism_of_ones_own_need_not_be_hashable() -> None:
+def test_a_user_defined_mechanism_need_not_be_hashable() -> None:
     class Own(accounting.Mechanism):
         pairs = BASE.pairs
         __hash__ = None

@@ -19,7 +19,7 @@ from study_helpers import (
 from audit import tuning
 
 
-def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known() -> None:
+def test_noise_does_not_depend_on_seeds_of_the_script() -> None:
     def train(trial: Any) -> Any:
         drawn = random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
         return tuning.Outcome(-drawn[2], drawn)
@@ -34,29 +34,29 @@ def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known() -> No
     first = float(torch.rand(1))
     (one, after), (two, _) = drawn_after_seeding(), drawn_after_seeding()
     assert not set(one) & set(two)
-    assert after == first  # and nothing drawn afterwards depends on a run
+    assert after == first  # later draws do not depend on the runs
     assert drawn_after_seeding(seed=3)[0] == drawn_after_seeding(seed=3)[0]
 
 
-def test_devices_are_seeded_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_devices_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[Any] = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
     trials = []
     with pytest.raises(
-        tuning.StudyAborted, match="seeded torch alike"
-    ):  # torch's own is where it was
+        tuning.StudyAborted, match="seeded torch equally"
+    ):  # torch's own generator is restored
         study(protocol="fixed:2").run(lambda trial: trials.append(trial) or noisy(trial))
     assert seeded == [trial.seed for trial in trials]
 
 
-def test_runs_that_seed_torch_alike_end_the_study() -> None:
+def test_runs_that_seed_torch_equally_end_the_study() -> None:
     def train(trial: Any) -> Any:
         torch.manual_seed(constant or trial.seed % 2**32)
         return noisy(trial)
 
     constant = 42
-    with pytest.raises(tuning.StudyAborted, match="got two runs that seeded torch alike"):
+    with pytest.raises(tuning.StudyAborted, match="got two runs that seeded torch equally"):
         study().run(train)
     constant = None
     assert study().run(train).candidate is not None
@@ -76,7 +76,7 @@ def test_released_modules_hold_no_gradient_of_a_single_record() -> None:
         )
         wrapped(records.tensors[0]).sum().backward()
         optimizer.step()
-        wrapped(records.tensors[0])  # a pass without its backward one
+        wrapped(records.tensors[0])  # a forward pass without a backward pass
         left.append([set(vars(one)) for one in (*module.parameters(), module)])
         return tuning.Outcome(1.0, {"module": wrapped, "inside": [module, optimizer]})
 
@@ -104,39 +104,39 @@ def test_released_modules_hold_no_gradient_of_a_single_record() -> None:
         ("torch", lambda: torch.manual_seed(0)),
     ],
 )
-def test_runs_that_seed_a_global_generator_alike_end_the_study(
+def test_runs_that_seed_a_global_generator_equally_end_the_study(
     name: str, seed: Callable[..., Any]
 ) -> None:
     def train(trial: Any) -> Any:
         seed()
         return noisy(trial)
 
-    with pytest.raises(tuning.StudyAborted, match=f"got two runs that seeded {name} alike"):
+    with pytest.raises(tuning.StudyAborted, match=f"got two runs that seeded {name} equally"):
         study().run(train)
 
 
-def test_alike_seeds_are_seen_whatever_was_drawn_afterwards() -> None:
+def test_equal_seeds_are_detected_after_any_number_of_draws() -> None:
     def train(trial: Any) -> Any:
         np.random.seed(0)  # noqa: NPY002
         np.random.rand(trial.seed % 1000)  # noqa: NPY002
         return noisy(trial)
 
-    with pytest.raises(tuning.StudyAborted, match=r"seeded numpy\.random alike"):
+    with pytest.raises(tuning.StudyAborted, match=r"seeded numpy\.random equally"):
         study().run(train)
 
 
-def test_a_captured_seed_function_is_seen_by_the_state_that_it_leaves() -> None:
+def test_calls_of_a_captured_seed_function_are_detected() -> None:
     captured = random.seed
 
     def train(trial: Any) -> Any:
         captured(0)
         return noisy(trial)
 
-    with pytest.raises(tuning.StudyAborted, match="seeded random alike"):
+    with pytest.raises(tuning.StudyAborted, match="seeded random equally"):
         study().run(train)
 
 
-def test_generators_seeded_from_the_trial_are_fine_and_put_back() -> None:
+def test_generators_seeded_from_the_trial_are_allowed_and_restored() -> None:
     def train(trial: Any) -> Any:
         random.seed(trial.seed)
         np.random.seed(trial.seed % 2**32)  # noqa: NPY002
@@ -185,7 +185,7 @@ logging.getLogger("main").error("an error of the script")
 """
 
 
-def test_threads_that_outlive_their_run_are_not_heard() -> None:
+def test_output_of_threads_that_outlive_their_run_is_hidden() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=60
     )
@@ -193,7 +193,7 @@ def test_threads_that_outlive_their_run_are_not_heard() -> None:
     assert done.stderr == ""
 
 
-def test_streams_are_as_before_where_no_thread_is_left() -> None:
+def test_streams_are_restored_if_no_thread_is_left() -> None:
     before = sys.stdout, sys.stderr
     study().run(noisy)
     assert (sys.stdout, sys.stderr) == before

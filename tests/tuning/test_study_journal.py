@@ -20,7 +20,7 @@ from audit.tuning import study as live
 from audit.tuning.journal import Journal, Record, _end
 
 
-def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path: Path) -> None:
+def test_folder_is_private_and_deleted_at_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     seen = {}
 
@@ -43,7 +43,7 @@ def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("mine")
     tmp_path.chmod(0o755)
     with pytest.raises(ValueError, match="folder must be empty, new, or that of a study, got"):
@@ -55,7 +55,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", range(7))
-def test_a_folder_half_begun_or_half_deleted_is_taken_up(tmp_path: Path, left: int) -> None:
+def test_a_study_continues_in_a_partly_created_or_partly_deleted_folder(
+    tmp_path: Path, left: int
+) -> None:
     folder = tmp_path / "study"
     study(folder=folder, keep=True).run(noisy)
     (folder / "models").mkdir()
@@ -68,14 +70,14 @@ def test_a_folder_half_begun_or_half_deleted_is_taken_up(tmp_path: Path, left: i
     assert folder.exists() == (left > 5)
 
 
-def test_finished_study_is_kept_where_asked_and_answers_the_same(tmp_path: Path) -> None:
+def test_a_kept_study_returns_the_same_result_when_run_again(tmp_path: Path) -> None:
     first = study(folder=tmp_path / "kept", keep=True).run(noisy)
     again = study(folder=tmp_path / "kept", keep=True).run(noisy)
     assert (again.model, again.score) == (first.model, first.score)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_certificate_says_what_became_of_the_key(
+def test_a_certificate_states_whether_the_key_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
     monkeypatch.setattr(
@@ -90,7 +92,7 @@ def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     study(folder=tmp_path, keep=True).run(noisy)
     with pytest.raises(ValueError, match="folder must hold a study of these settings"):
         study(folder=tmp_path, delta=1e-6).run(noisy)
-    with pytest.raises(ValueError, match=r"seed must be the one|of these settings"):
+    with pytest.raises(ValueError, match=r"seed must be that of|of these settings"):
         study(folder=tmp_path, seed=4).run(noisy)
 
 
@@ -105,7 +107,7 @@ def test_default_folder_is_the_same_for_the_same_settings(
 
 
 def end_after(folder: Any, lines: Any) -> Any:
-    """The end.json of a journal after its first lines."""
+    """The end.json of a journal that has only the first lines."""
     rows = (folder / "runs.jsonl").read_text().splitlines()
     return _end(lines, json.loads(rows[lines - 1])["checksum"]) if lines else ""
 
@@ -126,7 +128,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path: Path) -> None:
         assert journal.records() == [first, second]
 
 
-def test_two_deaths_before_the_count_lose_nothing(tmp_path: Any) -> None:
+def test_two_kills_before_the_count_lose_nothing(tmp_path: Any) -> None:
     journal = Journal(tmp_path)
     journal.begin({"key": "0x1", "settings": "", "runs": 3})
     records = [Record(i, (0.5,), float(i), "digest", ("steps",)) for i in range(3)]
@@ -194,7 +196,7 @@ def test_a_journal_edited_by_hand_is_refused_in_one_line(tmp_path: Path, edit: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_part_of_a_study_is_named(tmp_path: Path) -> None:
+def test_a_file_that_does_not_belong_to_a_study_is_named(tmp_path: Path) -> None:
     study(folder=tmp_path / "s", keep=True).run(noisy)
     (tmp_path / "s" / ".DS_Store").write_bytes(b"\0")
     with pytest.raises(ValueError, match=r"which holds '\.DS_Store'"):
@@ -217,9 +219,9 @@ def test_a_run_that_changes_the_working_directory_does_not_move_the_study(
 
 
 class JournalMachine(stateful.RuleBasedStateMachine):
-    """A study that is stopped, killed, edited, run twice at once, and runs out of disk.
+    """A study that is stopped, killed, edited and run twice at once, and whose disk is full.
 
-    Whatever happens, its journal is refused or gives what was written, and the end is the same.
+    In every case, its journal is refused or read as it was written, and the result is the same.
     """
 
     SETTINGS = {"protocol": "fixed:8", "seed": 4}  # noqa: RUF012

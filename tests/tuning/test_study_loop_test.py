@@ -119,7 +119,7 @@ def test_a_divisor_of_n_is_allowed_where_n_is_public() -> None:
     assert not one.premises.broken
 
 
-def test_conditions_stay_on_trust_without_a_test() -> None:
+def test_conditions_are_assumed_without_a_test() -> None:
     for train, how in (
         (make_train(watched=False), {"records": RECORDS}),
         (make_train(), {"records": RECORDS, "rehearse": False}),

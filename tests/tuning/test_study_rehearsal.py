@@ -19,7 +19,7 @@ from audit.tuning.rehearsal import synthetic
 
 
 class Stop(BaseException):
-    """What no `except Exception` catches."""
+    """An error that `except Exception` does not catch."""
 
 
 def test_any_exception_of_a_run_counts_and_its_message_is_not_shown() -> None:
@@ -58,7 +58,7 @@ def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path
             voided.run(lambda trial: trial.candiate)
     with pytest.raises(ValueError, match="certificate needs a study that was run to its end"):
         voided.certificate  # noqa: B018
-    # One that only diverged ranks higher, and is what is reported: no candidate was chosen.
+    # A run that only diverged ranks higher, and its reason is reported: no candidate was chosen.
     calls = []
 
     def train(trial: Any) -> Any:
@@ -79,7 +79,7 @@ def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path
         ),
     ],
 )
-def test_an_accept_that_raises_or_says_nothing_ends_the_study(
+def test_an_accept_that_raises_or_returns_nothing_ends_the_study(
     accept: Callable[..., Any], words: str
 ) -> None:
     with pytest.raises(tuning.StudyAborted, match=words):
@@ -94,7 +94,7 @@ def by_mean(trial: Any, records: Any) -> Any:
 PRIVATE = (np.full((30, 2), 1e6), np.full(30, 7))
 
 
-def test_records_are_rehearsed_on_synthetic_ones_and_then_given_to_train() -> None:
+def test_the_rehearsal_uses_synthetic_records_and_the_study_the_given_ones() -> None:
     seen = []
 
     def train(trial: Any, records: Any) -> Any:
@@ -108,11 +108,11 @@ def test_records_are_rehearsed_on_synthetic_ones_and_then_given_to_train() -> No
     assert len(given) == 3
     for features, labels in rehearsed:
         assert features.shape == (30, 2)
-        assert np.abs(features).max() < 10.0  # made of shapes alone
+        assert np.abs(features).max() < 10.0  # made from shapes alone
         assert set(labels.tolist()) == {0, 1}
 
 
-def test_a_typo_is_shown_by_the_rehearsal_before_anything_is_drawn(tmp_path: Path) -> None:
+def test_the_rehearsal_finds_a_typo_before_anything_is_drawn(tmp_path: Path) -> None:
     def train(trial: Any, records: Any) -> Any:
         return tuning.Outcome(records.maen())
 
@@ -132,7 +132,7 @@ def test_a_typo_is_shown_by_the_rehearsal_before_anything_is_drawn(tmp_path: Pat
         (
             lambda trial, x: np.random.seed(0) or noisy(trial),  # noqa: NPY002
             {},
-            r"two runs that seeded numpy\.random alike",
+            r"two runs that seeded numpy\.random equally",
         ),
         (lambda trial, x: noisy(trial), {"accept": lambda one: None}, "accept must return True"),
         (lambda trial, x: noisy(trial), {"accept": lambda one: one.no}, "has no attribute 'no'"),
@@ -143,7 +143,7 @@ def test_a_typo_is_shown_by_the_rehearsal_before_anything_is_drawn(tmp_path: Pat
         ),
     ],
 )
-def test_rehearsal_shows_what_would_end_or_spoil_the_study(
+def test_the_rehearsal_reports_errors_that_would_end_or_spoil_the_study(
     train: Callable[..., Any], settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises((ValueError, AttributeError, OSError), match=words):
@@ -167,7 +167,7 @@ def test_until_accepted_is_rehearsed_first_or_refused() -> None:
     assert one.run(noisy, accept=lambda outcome: True).candidate is not None
 
 
-def test_synthetic_records_have_the_shape_of_the_given_ones_and_nothing_else() -> None:
+def test_synthetic_records_depend_only_on_the_shape_of_the_given_ones() -> None:
     given = {
         "x": torch.full((4, 3), 5.0, dtype=torch.float64),
         "y": [np.full(4, 9, dtype=np.int16), None, 3.5],

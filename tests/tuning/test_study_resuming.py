@@ -17,7 +17,7 @@ from study_helpers import interrupted, study, subset_run
 from audit import tuning
 
 
-def test_interrupted_study_goes_on_with_the_same_draws(tmp_path: Path) -> None:
+def test_an_interrupted_study_continues_with_the_same_draws(tmp_path: Path) -> None:
     settings = {"protocol": "fixed:7", "seed": 11}
     through = []
     best = study(**settings).run(lambda trial: through.append(trial) or noisy(trial))
@@ -25,10 +25,10 @@ def test_interrupted_study_goes_on_with_the_same_draws(tmp_path: Path) -> None:
     assert found == best
     seeds = [trial.seed for _, calls in parts for trial in calls] + [trial.seed for trial in last]
     assert seeds[:7] == [trial.seed for trial in through]  # no run twice, and none left out
-    assert set(seeds[7:]) <= {best.model}  # but the winner's, if it was another process's
+    assert set(seeds[7:]) <= {best.model}  # except the winner's, if another process ran it
 
 
-def test_adaptive_study_goes_on_with_the_same_draws(tmp_path: Path) -> None:
+def test_an_adaptive_study_continues_with_the_same_draws(tmp_path: Path) -> None:
     settings = {
         "space": {"x": tuning.Uniform(0, 1)}, "protocol": "adaptive:0.5,2/tnb:1,0.1", "seed": 1,
     }  # fmt: skip
@@ -42,7 +42,7 @@ def test_adaptive_study_goes_on_with_the_same_draws(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("until", [2, 5])
-def test_interrupted_subset_study_goes_on_with_the_same_final_run(
+def test_an_interrupted_subset_study_continues_with_the_same_final_run(
     tmp_path: Path, until: int
 ) -> None:
     settings = {"protocol": "subset:0.4/fixed:4", "seed": 2}
@@ -55,7 +55,7 @@ def test_interrupted_subset_study_goes_on_with_the_same_final_run(
     assert [trial.is_final for trial in done] == [False] * 4 + [True]
 
 
-def test_final_model_is_trained_again_or_loaded_where_only_it_was_missing(tmp_path: Path) -> None:
+def test_a_missing_final_model_is_retrained_or_loaded(tmp_path: Path) -> None:
     settings = {"protocol": "subset:0.4/fixed:4", "seed": 2, "folder": tmp_path, "keep": True}
     calls = []
 
@@ -68,10 +68,10 @@ def test_final_model_is_trained_again_or_loaded_where_only_it_was_missing(tmp_pa
     assert [trial.is_final for trial in calls] == [False] * 4 + [True, True]
 
 
-def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path: Path) -> None:
+def test_a_winner_that_cannot_be_reproduced_is_not_released(tmp_path: Path) -> None:
     def fresh(
         trial: Any,
-    ) -> Any:  # pays no heed to its seed: the second training would be one run more
+    ) -> Any:  # ignores its seed, so the second training would be an additional run
         return tuning.Outcome(trial.candidate["level"], os.urandom(8))
 
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path: Path) 
         list(interrupted(tmp_path, 3, protocol="fixed:9", seed=1, train=fresh))
 
 
-def test_saved_model_is_not_trained_again(tmp_path: Path) -> None:
+def test_a_saved_model_is_not_retrained(tmp_path: Path) -> None:
     def save(model: Any, path: Any) -> None:
         path.write_bytes(model)
 
@@ -106,7 +106,7 @@ def test_saved_model_is_not_trained_again(tmp_path: Path) -> None:
     assert len(best.model) == 8
 
 
-def test_two_processes_do_not_share_a_study(tmp_path: Path) -> None:
+def test_two_processes_cannot_run_one_study(tmp_path: Path) -> None:
     def train(trial: Any) -> None:
         study(folder=tmp_path, seed=1).run(noisy)  # refused, so this run loses
         raise AssertionError
@@ -133,7 +133,7 @@ print(study.run(train).model, flush=True)
 
 
 def kill_and_restart(tmp_path: Path, kills: Any, rng: Any, runs: Any) -> Any:
-    """Kills a study at random moments, then lets it end: what it released, and all that it ran."""
+    """Kills a study at random times, then lets it end; returns the release and all runs."""
     code, seeds = KILLED.replace("fixed:40", f"fixed:{runs}"), tmp_path / "seeds"
     command = [sys.executable, "-c", code, str(tmp_path / "s"), str(seeds)]
 
@@ -162,12 +162,12 @@ def kill_and_restart(tmp_path: Path, kills: Any, rng: Any, runs: Any) -> Any:
 def test_killed_study_gives_the_same_winner(tmp_path: Path, kills: int, runs: int) -> None:
     winner, seeds, killed = kill_and_restart(tmp_path, kills, np.random.default_rng(0), runs)
     assert winner == study(protocol=f"fixed:{runs}", seed=8).run(noisy).model
-    assert 0 < killed < runs  # it was killed on its way
+    assert 0 < killed < runs  # it was killed before its end
     assert len(set(seeds)) == runs  # the same K and the same draws
     assert len(seeds) <= runs + kills + 1  # a run cut off is repeated, and the winner's model
 
 
-def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn: Any) -> None:
+def test_a_stopped_study_does_not_reveal_how_many_runs_were_left(recwarn: Any) -> None:
     with pytest.raises(tuning.StudyAborted, match=r"must return a tuning\.Outcome"):
         study(seed=5, protocol="tnb:1,0.05").run(returns_nothing, jobs=2)
     gc.collect()

@@ -27,7 +27,7 @@ def schedule(spec: Any, base: Any = ONE, **settings: Any) -> Any:
 
 
 def accept_step(step: Any) -> Any:
-    """Accepts the run of one step, which is known by its noise."""
+    """An `accept` for the run of one step, which is recognised by its noise."""
     return lambda trial: tuning.Outcome(float(np.isclose(trial.base.mu, step)), trial.seed)
 
 
@@ -47,7 +47,7 @@ def test_one_step_costs_one_run(base: DpSgd | GaussianMechanism) -> None:
 
 
 def test_steps_that_reveal_nothing_cost_nothing() -> None:
-    # A step with 5,000 times the noise is as one that cannot be accepted.
+    # A step with 5,000 times the noise reveals nothing.
     alone = ONE.epsilon(DELTA)
     assert alone <= schedule("5000,5000,1").total_epsilon <= alone + 2e-3
     assert schedule_ex_post(ONE, schedule("5000,1").protocol, DELTA)[1] <= ONE.epsilon(
@@ -67,7 +67,7 @@ def test_no_schedule_costs_more_than_its_composition_or_less_than_its_largest_st
     assert most <= one.total_epsilon * (1 + 1e-9) <= together * (1 + 1e-8)
     found = schedule_ex_post(base, one.protocol, DELTA)
     for last, epsilon in enumerate(found):
-        # One step may always be the only one that is accepted.
+        # It is possible that only one given step can be accepted.
         assert steps[last].epsilon(DELTA / len(steps)) <= epsilon * (1 + 1e-6)
     if base is ONE:
         assert found == pytest.approx(
@@ -117,7 +117,7 @@ def test_a_private_test_has_the_noise_of_its_step() -> None:
 
 
 @pytest.mark.parametrize("until", [1, 2])
-def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path: Path, until: int) -> None:
+def test_an_interrupted_schedule_continues_with_the_same_draws(tmp_path: Path, until: int) -> None:
     settings = {"protocol": "schedule:4,3,2,1", "base": ONE, "seed": 9}
     through = []
     train = accept_step(1.0)
@@ -140,16 +140,16 @@ def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path: Path, until:
     assert found == best
     assert best.step == 3
     assert done[:4] == through
-    assert set(done[4:]) <= {through[-1]}  # the winner may be trained again
+    assert set(done[4:]) <= {through[-1]}  # the winner may be retrained
 
 
-def test_the_noise_of_the_schedule_keeps_the_cap() -> None:
+def test_the_noise_of_the_schedule_satisfies_the_budget() -> None:
     one = schedule("3,1", None, epsilon=2.0, steps=50)
     assert 1.99 < one.total_epsilon <= 2.0
     assert one.rehearsal().noise_multiplier == pytest.approx(3.0 * one.noise_multiplier)
 
 
-def test_less_noise_than_that_of_the_step_aborts() -> None:
+def test_less_noise_than_the_step_requires_ends_the_study() -> None:
     class Recorded:
         history = ((4.0, 0.1, 100),)
 

@@ -125,5 +125,5 @@ def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
     assert study(**settings).run(noisy, jobs=2) == study(seed=5).run(noisy)
 
 
-def test_jobs_change_nothing() -> None:
+def test_the_number_of_jobs_does_not_change_the_result() -> None:
     assert study(seed=5).run(noisy, jobs=2) == study(seed=5).run(noisy)

@@ -1,4 +1,4 @@
-"""The best m of K runs: known values, every order of small cases, and what it must reduce to."""
+"""The best m of K runs: known values, every order of small cases, and special cases."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ def test_derivatives_are_sums_over_k(law: str, order: int) -> None:
 
 
 def released(law: Any, order: Any, chances: Any, m: Any) -> Any:
-    """Chances of what is released, the best m outputs in their order, by going over all runs."""
+    """Probabilities of the released outputs, the best m in order, by enumeration of all runs."""
     rank = {y: at for at, y in enumerate(order)}
     found: dict[Any, Any] = {}
     for k, chance in enumerate(chances):
@@ -56,7 +56,7 @@ def released(law: Any, order: Any, chances: Any, m: Any) -> Any:
 
 
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6", "two-point:0.3,4"])
-def test_no_order_of_small_cases_leaks_more(spec: str) -> None:
+def test_no_order_of_small_cases_exceeds_the_bound(spec: str) -> None:
     rng, law = np.random.default_rng(5), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(5))
     largest = 0.0
@@ -80,7 +80,7 @@ def test_no_order_of_small_cases_leaks_more(spec: str) -> None:
 
 
 def front(law: Any, scores: Any, chances: Any, most: int) -> Any:
-    """Chances of the runs on the Pareto front, the first of them in the order of their scores."""
+    """Probabilities of the first runs on the Pareto front, in the order of their scores."""
     found: dict[Any, float] = {}
     for k, chance in enumerate(chances):
         for runs in itertools.product(range(len(law)), repeat=k):
@@ -95,7 +95,7 @@ def front(law: Any, scores: Any, chances: Any, most: int) -> Any:
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6"])
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_no_scores_of_small_cases_leak_more_on_a_pareto_front(spec: str, most: int) -> None:
+def test_no_scores_of_small_cases_exceed_the_bound_of_a_pareto_front(spec: str, most: int) -> None:
     rng, law = np.random.default_rng(7 * most), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(5))
     largest, several = 0.0, 0
@@ -141,7 +141,7 @@ def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base: An
     rows = upper_bounds.all_upper_bounds(base, "best:3/fixed:3", DELTA)
     composed, derived = (row.epsilon for row in rows)
     assert derived == pytest.approx(composed, rel=2e-4)
-    # There are never as many as five: all are released.
+    # There are never five runs, so all are released.
     rows = {
         row.name: row.epsilon
         for row in upper_bounds.all_upper_bounds(base, "best:5/fixed:3", DELTA)
@@ -149,7 +149,7 @@ def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base: An
     assert rows["best-runs"] == pytest.approx(composed, rel=2e-4)  # type: ignore[call-overload]
 
 
-def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says() -> None:
+def test_the_cost_is_the_smaller_bound_and_gaps_have_reasons() -> None:
     base = GaussianMechanism(0.24721)
     assert upper_bounds.tuning_cost(base, "best:10/fixed:11", DELTA).name == "composition"
     assert upper_bounds.tuning_cost(base, "best:2/tnb:0,0.01", DELTA).name == "best-runs"

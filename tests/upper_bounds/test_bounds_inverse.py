@@ -1,4 +1,4 @@
-"""What a budget affords."""
+"""The noise, the runs and the distributions of K that a budget allows."""
 
 from typing import Any
 
@@ -36,7 +36,9 @@ def test_a_family_takes_any_mean(spec: str, mean: float) -> None:
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
 @pytest.mark.parametrize("target", [0.3, 8.0])
-def test_the_least_noise_keeps_the_budget_and_no_less_does(spec: str, target: float) -> None:
+def test_the_smallest_noise_satisfies_the_budget_and_less_does_not(
+    spec: str, target: float
+) -> None:
     law = repetitions.parse_repetitions(spec)
     mu = upper_bounds.calibrate_mu_for_tuning(law, target_epsilon=target, target_delta=DELTA)
     spent = upper_bounds.tuning_cost(GaussianMechanism(mu), law, DELTA).epsilon
@@ -46,7 +48,7 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec: str, target: fl
 
 
 def random_setting(rng: Any) -> Any:
-    """A distribution of K, a target and delta, as people choose them."""
+    """A random distribution of K, target and delta, in typical ranges."""
     runs = int(np.exp(rng.uniform(np.log(2), np.log(50))))
     spec = [
         f"fixed:{runs}",
@@ -62,7 +64,7 @@ def random_setting(rng: Any) -> Any:
 @pytest.mark.parametrize(
     "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 20))]
 )
-def test_the_inverse_spends_what_the_cost_reports(part: int) -> None:
+def test_the_inverse_agrees_with_the_reported_cost(part: int) -> None:
     # 60 random settings in all, three in each part.
     rng = np.random.default_rng([23, part])
     settings = [("fixed:7", 1.0, 0.005)] if part == 0 else []
@@ -93,7 +95,7 @@ def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["adaptive:0.75,1.33/tnb:0,0.1", "grid:10"])
-def test_the_least_noise_of_a_protocol_on_sampled_batches(spec: str) -> None:
+def test_the_smallest_noise_of_a_protocol_on_sampled_batches(spec: str) -> None:
     noise = upper_bounds.calibrate_noise(
         spec, target_epsilon=2.0, target_delta=DELTA, steps=100, sampling_rate=0.05
     )
@@ -106,7 +108,7 @@ def test_the_least_noise_of_a_protocol_on_sampled_batches(spec: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
-def test_the_least_noise_of_sampled_batches(neighbours: str) -> None:
+def test_the_smallest_noise_of_sampled_batches(neighbours: str) -> None:
     law = repetitions.parse_repetitions("tnb:0,0.05")
     noise = upper_bounds.calibrate_noise(
         law,
@@ -128,7 +130,7 @@ def test_the_least_noise_of_sampled_batches(neighbours: str) -> None:
     "spec", ["tnb:0,0.5", "tnb:-0.5,0.5", "poisson:1", "fixed:1", "two-point:0.5,3"]
 )
 @pytest.mark.parametrize("base", [GaussianMechanism(0.3), LaplaceMechanism(5.0)])
-def test_the_most_runs_keep_the_budget(
+def test_the_largest_number_of_runs_satisfies_the_budget(
     spec: str, base: GaussianMechanism | LaplaceMechanism
 ) -> None:
     law = upper_bounds.calibrate_runs(base, spec, target_epsilon=1.6, target_delta=DELTA)
@@ -152,7 +154,7 @@ def test_more_runs_by_the_region_bound_than_by_renyi() -> None:
     assert by_renyi.mean < by_region.mean
 
 
-def test_the_best_law_has_the_highest_quantile_within_the_budget() -> None:
+def test_the_best_distribution_has_the_highest_quantile_within_the_budget() -> None:
     base = GaussianMechanism(0.3)
     found = upper_bounds.best_repetitions(base, target_epsilon=1.6, target_delta=DELTA)
     quantiles = [one.expected_quantile for one in found]

@@ -66,7 +66,7 @@ def test_known_values_of_a_mechanism_of_unknown_direction(p: list[float], q: lis
     assert alone.epsilon(DELTA) == pytest.approx(4.4998, abs=1e-4)
 
 
-def test_a_stated_direction_costs_what_it_costs() -> None:
+def test_a_stated_direction_has_its_own_cost() -> None:
     (p, q), protocol = LOUD, "subset:0.1/fixed:1"
     found = [
         upper_bounds.tuning_cost(DiscreteMechanism(*laws, directed=True), protocol, DELTA).epsilon
@@ -136,7 +136,7 @@ def test_every_cost_of_several_is_invariant_under_exchanging_any_of_them(
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_a_composition_costs_what_the_worst_directions_cost(count: int) -> None:
+def test_a_composition_costs_as_much_as_its_worst_directions(count: int) -> None:
     rng = np.random.default_rng(3)
     for _ in range(3):
         pairs = [(random_law(rng, 2), random_law(rng, 2)) for _ in range(count)]
@@ -151,7 +151,7 @@ def test_a_composition_costs_what_the_worst_directions_cost(count: int) -> None:
         assert found.pairs[0].profile(worst * (1.0 - 1e-6)) >= DELTA * (1.0 - 1e-9)
 
 
-def test_a_draw_of_several_costs_what_the_worst_directions_cost() -> None:
+def test_a_random_choice_costs_as_much_as_its_worst_directions() -> None:
     chances = 0.5, 0.3
     worst = max(
         epsilon_of(

@@ -1,4 +1,4 @@
-"""What a grid costs on a Gaussian base, against every order that goes from both ends."""
+"""The cost of a grid on Gaussian bases, against all orders that proceed from both ends."""
 
 import itertools
 import math
@@ -29,17 +29,17 @@ DELTA = 1e-5
 
 
 def most_of_three(candidates: Any, epsilon: Any, inclusion: Any = 1.0) -> Any:
-    """The largest delta of three candidates, of the orders that go through each from both ends.
+    """The largest delta of three candidates over all orders that use their cells from both ends.
 
-    From the end that speaks most against the record each cell is won with, from the other lost
-    with; whose turn it is may depend on all that has gone. What is still to be gained depends on
-    what is left of each alone, so this is an induction from the end.
+    A cell at the end with the evidence against the record counts as a win, a cell at the other end
+    as a loss. The choice of the next candidate may depend on all used cells. The remaining gain
+    depends only on the remaining cells of each candidate, so it follows by backward induction.
 
     Args:
-        candidates: of each, probabilities [n] of cells without and with the record, those that
-            speak most against it first.
-        epsilon: at which delta is asked.
-        inclusion: chance of each candidate to be run.
+        candidates: for each candidate, the probabilities [n] of its cells without and with the
+            record, those with the strongest evidence against the record first.
+        epsilon: the epsilon at which delta is computed.
+        inclusion: probability that a candidate is run.
     """
     n = len(candidates[0][0])
     states = [(a, gone - a) for gone in range(n, -1, -1) for a in range(gone + 1)]
@@ -52,7 +52,7 @@ def most_of_three(candidates: Any, epsilon: Any, inclusion: Any = 1.0) -> Any:
         1.0 - inclusion + inclusion * np.array([[x[a : n - b].sum() for a, b in states] for x in c])
         for c in candidates
     ]
-    # Where nothing is left there is nothing to gain, and no way on.
+    # Without remaining cells, the gain is zero.
     won = np.array([place.get((a + 1, b), place[a, b]) for a, b in states])
     lost = np.array([place.get((a, b + 1), place[a, b]) for a, b in states])
     cells = [
@@ -62,7 +62,7 @@ def most_of_three(candidates: Any, epsilon: Any, inclusion: Any = 1.0) -> Any:
     weight = np.array([1.0, -math.exp(epsilon)])
     most = np.zeros((len(states),) * 3)
     every = np.arange(len(states))
-    for at in itertools.product(ends, repeat=3):  # as much has gone of each in all these states
+    for at in itertools.product(ends, repeat=3):  # these states have the same number of used cells
         found = []
         for moved in range(3):
             chances = [(cells if k == moved else lefts)[k][:, part] for k, part in enumerate(at)]
@@ -82,11 +82,12 @@ def gaussian_cells(mu: Any, n: Any) -> Any:
 
 
 def leak_of_greedy_order(kinds: Any, epsilon: Any, cells: Any = 1000) -> Any:
-    """Leakage of one order of the cells of all candidates of several kinds.
+    """The leakage of one order of the cells of candidates of several kinds.
 
-    The next cell comes from the kind whose lowest cell speaks most against the record, compared
-    with what is left of it, or from the kind whose highest cell speaks most for it; the lowest
-    cells are won with where they gain, all others are lost with.
+    The next cell is the lowest cell of the kind for which it is the strongest evidence against the
+    record, relative to the remaining mass, or the highest cell of the kind for which it is the
+    strongest evidence for the record. The lowest cells count as wins if this increases the leakage.
+    All other cells count as losses.
     """
     edges = [
         np.concatenate([[-np.inf], np.linspace(-7.0, 7.0 + mu, cells - 1), [np.inf]])
@@ -138,7 +139,7 @@ def test_no_order_of_three_gaussian_candidates_leaks_more(mu: float, epsilon: fl
     (pair,) = GaussianMechanism(mu).pairs
     coarse, fine = (most_of_three([gaussian_cells(mu, n)] * 3, epsilon) for n in (5, 8))
     bound = TightCurve.at(pair, Fixed(3), fine).delta(epsilon)
-    # Cells reveal less than the output itself; with more cells, less is lost.
+    # Cells reveal less than the output itself; the difference decreases with their number.
     assert coarse < fine <= bound
     assert bound - fine < 0.5 * (bound - coarse)
     assert fine > 0.9 * bound
@@ -163,7 +164,7 @@ def test_two_candidates_left_out_by_chance_cost_the_tight_bound_of_binomial_draw
 ) -> None:
     base, law = GaussianMechanism(mu), Binomial(2, inclusion)
     (pair,) = base.pairs
-    none = [np.zeros(8)] * 2  # a third candidate that only takes a factor: it never wins
+    none = [np.zeros(8)] * 2  # The third candidate never wins and contributes only a factor.
 
     def leak(n: int) -> float:
         cells = [np.pad(side, (0, 8 - n)) for side in gaussian_cells(mu, n)]
@@ -202,7 +203,7 @@ def test_bins_hold_all_chances_of_how_many_are_run(count: int, chance: float, de
 
 
 @pytest.mark.slow
-def test_where_many_of_many_are_run_it_is_below_the_grid_bound() -> None:
+def test_the_bound_is_below_the_grid_bound_if_many_of_many_candidates_are_run() -> None:
     base = GaussianMechanism(0.25)
     found = {
         row.name: row.epsilon for row in upper_bounds.all_upper_bounds(base, "grid:200,0.5", DELTA)
@@ -216,7 +217,7 @@ def test_where_many_of_many_are_run_it_is_below_the_grid_bound() -> None:
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
-def test_two_candidates_are_their_composition_and_one_is_one(mu: float) -> None:
+def test_two_candidates_cost_their_composition_and_one_costs_one_run(mu: float) -> None:
     base = GaussianMechanism(mu)
     composed = GaussianMechanism(math.sqrt(2.0) * mu).epsilon(DELTA)
     found = grid_tight(base, "grid:2", DELTA)
@@ -225,7 +226,7 @@ def test_two_candidates_are_their_composition_and_one_is_one(mu: float) -> None:
     assert grid_tight(base, "grid:1", DELTA).epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-8)
 
 
-def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score() -> None:
+def test_the_bound_equals_that_of_independent_draws_and_is_the_smallest() -> None:
     for base in (GaussianMechanism(0.25), DpSgd(70.0, 300)):
         found = grid_tight(base, "grid:12", DELTA)
         assert found.epsilon == upper_bounds.tight(base, "fixed:12", DELTA).epsilon
@@ -244,7 +245,7 @@ def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score() -> No
         (((0.5, 2), (0.4, 2), (0.3, 2), (0.2, 2), (0.1, 2)), 4.0, 0.3),
     ],
 )
-def test_an_order_of_candidates_of_different_noise_comes_near(
+def test_an_order_of_candidates_of_different_noise_nearly_attains_the_bound(
     kinds: Any, epsilon: float, least: float
 ) -> None:
     bound = kinds_delta(kinds, epsilon)
@@ -279,7 +280,7 @@ def test_two_candidates_leak_at_most_their_composition(
 
 
 @pytest.mark.parametrize(("mu", "count"), [(0.24721, 10), (1.0, 3), (0.1, 100)])
-def test_one_kind_is_the_tight_bound_of_as_many_draws(mu: float, count: int) -> None:
+def test_equal_candidates_cost_the_tight_bound_of_as_many_draws(mu: float, count: int) -> None:
     epsilon = upper_bounds.tight(GaussianMechanism(mu), f"fixed:{count}", DELTA).epsilon
     assert kinds_delta([(mu, count)], epsilon) == pytest.approx(DELTA, rel=5e-3)
 
@@ -312,7 +313,7 @@ def test_extreme_kinds_never_cost_more_than_the_least_private(mus: tuple[float, 
     assert GaussianMechanism(max(mus)).epsilon(DELTA) <= found.epsilon <= worst.epsilon
 
 
-def test_kinds_of_small_mu_are_told_apart() -> None:
+def test_kinds_of_small_mu_are_distinguished() -> None:
     # At epsilon 1 every height underflows; the bound is then not 1.
     assert kinds_delta([(0.02, 1), (0.01, 2)], 1.0) < 1e-100
     base = Candidates((GaussianMechanism(0.02), GaussianMechanism(0.01), GaussianMechanism(0.01)))
@@ -338,7 +339,7 @@ def test_candidates_left_out_by_chance_count_as_the_least_private() -> None:
         (GaussianMechanism(0.1), "fixed:4", "a fixed list of candidates"),
     ],
 )
-def test_it_says_where_it_says_nothing(base: Any, protocol: str, words: str) -> None:
+def test_unsupported_grids_have_a_reason(base: Any, protocol: str, words: str) -> None:
     found = grid_tight(base, protocol, DELTA)
     assert not found.applies
     assert words in found.reason

@@ -41,7 +41,7 @@ DELTA = 1e-5
         pytest.param(1.0, 0.01, 3000, 100, 24.03, marks=pytest.mark.slow),
     ],
 )
-def test_a_grid_costs_what_as_many_draws_cost(
+def test_a_grid_costs_as_much_as_independent_draws(
     noise: float, rate: float, steps: int, candidates: int, value: float
 ) -> None:
     base, grid = DpSgd(noise, steps, rate), f"grid:{candidates}"
@@ -122,7 +122,7 @@ def test_no_order_leaks_more_where_the_loss_is_log_concave(shape: str, reveals: 
         assert 0.5 * curve.delta(epsilon) <= attained <= curve.delta(epsilon)
 
 
-def test_a_loss_with_two_modes_leaks_more_than_draws_and_the_bound_covers_it() -> None:
+def test_a_loss_with_two_modes_leaks_more_than_draws_but_at_most_the_bound() -> None:
     p, q = [0.5606, 0.4394], [0.1694, 0.8306]
     attained = leak_of_grid([p] * 3, [q] * 3, 1.0)
     assert attained > 1.6 * TightCurve.at(DiscretePair(p, q), Fixed(3), 0.1).delta(1.0)
@@ -130,7 +130,7 @@ def test_a_loss_with_two_modes_leaks_more_than_draws_and_the_bound_covers_it() -
     assert TightCurve.at(pair, Fixed(3), 0.1).delta(1.0) >= attained
 
 
-def test_bases_without_a_density_are_left_to_other_bounds() -> None:
+def test_bases_without_a_density_are_not_supported() -> None:
     for base, reason in (
         (GaussianMechanism(0.3), "grid-tight is simpler"),
         (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "with the record"),

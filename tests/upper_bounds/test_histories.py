@@ -1,4 +1,4 @@
-"""Adaptive choice charged for what runs reveal: known truths, and samplers of small cases."""
+"""The bound on adaptive choice by histories: known values, and samplers of small cases."""
 
 import itertools
 import math
@@ -45,10 +45,10 @@ def largest_leak(
     epsilon: Any,
     levels: Any = range(4),
 ) -> Any:
-    """P[the best is in the event] - e^eps P'[..] by the sampler that leaks most, two candidates.
+    """The largest P[E] - e^eps P'[E] over all samplers of two candidates.
 
-    By induction from the last run to the first: the rest is linear in the density. Places of one
-    level are equally good, and of these the earlier run wins.
+    E is the event that the best run is in a given set. Backward induction over the runs: the
+    remaining difference is linear in the density. The earlier of two equally good runs wins.
     """
     rank = {place: levels[at] for at, place in enumerate(order)}
     low, high = limits
@@ -98,7 +98,7 @@ def test_ties_broken_by_arrival_stay_below_the_simple_adaptive_bound() -> None:
 
 
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:3,0.5"])
-def test_no_sampler_of_small_cases_leaks_more(spec: str) -> None:
+def test_no_sampler_of_small_cases_exceeds_the_bound(spec: str) -> None:
     rng, law = np.random.default_rng(11), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(4)).tolist()
     largest = 0.0
@@ -156,11 +156,12 @@ def test_outputs_of_one_data_set_only(p: list[float], q: list[float]) -> None:
             assert max(one_run, kept) * (1 - 1e-9) <= curve.delta(epsilon) <= plain.delta(epsilon)
 
 
-def test_two_runs_by_a_second_computation() -> None:
-    # K = 2: the induction written out, and integrated over the outputs themselves.
+def test_two_runs_equal_a_direct_computation() -> None:
+    # K = 2: the steps of the induction, integrated over the outputs themselves.
     mu, low, high, epsilon = 0.5, 0.6, 1.5, 1.5
     (pair,) = GaussianMechanism(mu).pairs
-    x = np.arange(9.0, -9.0, -0.005)  # outputs under N(mu, 1); the largest say most against P'
+    # Outputs under N(mu, 1); the largest are the strongest evidence against P'.
+    x = np.arange(9.0, -9.0, -0.005)
     ratios, weights = np.exp(mu**2 / 2 - mu * x), norm.pdf(x - mu) * 0.005
     done = norm.cdf(mu - x + 0.0025)
     few = np.geomspace(1e-9, 0.5, 400)
@@ -171,7 +172,7 @@ def test_two_runs_by_a_second_computation() -> None:
     least_with = np.maximum(low * (1 - s_with), 1 - high * s_with)
 
     def worse(gain: FloatArray, line: FloatArray) -> FloatArray:
-        # One more run that is worse, from what each of its outputs adds.
+        # The contribution of one more run that is worse, summed over its outputs.
         whole, positive = np.cumsum(gain), np.cumsum(np.maximum(gain, 0.0))
         found = np.interp(least, done, whole) + np.interp(most, done, positive)
         return np.asarray(np.minimum(found - np.interp(least, done, positive), line))
@@ -210,7 +211,7 @@ def test_a_base_that_leaks_nothing_costs_nothing() -> None:
         (1.0, "adaptive:0.5,2/tnb:0,0.01"),
     ],
 )
-def test_between_draws_of_one_law_and_the_adaptive_bound(mu: float, spec: str) -> None:
+def test_the_bound_is_between_random_search_and_the_adaptive_bound(mu: float, spec: str) -> None:
     base, protocol = GaussianMechanism(mu), protocols.parse_protocol(spec)
     found, plain = both(base, spec)
     worst = upper_bounds.worst_order(base, protocol.repetitions, DELTA).epsilon
@@ -218,7 +219,7 @@ def test_between_draws_of_one_law_and_the_adaptive_bound(mu: float, spec: str) -
     assert found < 0.84 * hypo(base, protocol, DELTA).epsilon
 
 
-def test_above_an_attack() -> None:
+def test_the_bound_is_above_an_attack() -> None:
     spec = "adaptive:0.5,2/tnb:0,0.01"
     attack = AdaptiveAttack(
         0.24721,
@@ -233,7 +234,7 @@ def test_above_an_attack() -> None:
     assert found == pytest.approx(2.434, abs=2e-3)
 
 
-def test_without_freedom_it_is_random_search() -> None:
+def test_constant_densities_cost_as_much_as_random_search() -> None:
     base, law = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:0,0.05")
     tight = upper_bounds.tight(base, law, DELTA).epsilon
     for limits in ((1.0, 1.0), (0.5, 1.0), (1.0 - 1e-9, 1.0 + 1e-9)):
@@ -243,7 +244,7 @@ def test_without_freedom_it_is_random_search() -> None:
 
 
 @pytest.mark.parametrize("limits", [(1.0, 1.0), (0.5, 1.0), (1.0, 2.0)])
-def test_a_density_that_cannot_move_costs_what_random_search_costs(
+def test_a_density_equal_to_the_prior_costs_as_much_as_random_search(
     limits: tuple[float, float],
 ) -> None:
     base, law = GaussianMechanism(0.24721), repetitions.parse_repetitions("fixed:10")
@@ -267,7 +268,7 @@ def test_extremes_are_never_above_the_adaptive_bound(mu: float, spec: str) -> No
         assert 0.0 <= curve.delta(epsilon) <= plain.delta(epsilon) <= 1.0
 
 
-def test_sampled_steps_tell_less_than_log_c() -> None:
+def test_sampled_steps_reveal_less_than_log_c() -> None:
     base = DpSgd(noise_multiplier=4.0, steps=20, sampling_rate=0.01)
     found, plain = both(base, "adaptive:0.75,1.33/geometric:0.5")
     assert base.epsilon(DELTA) < found < 0.6 * plain

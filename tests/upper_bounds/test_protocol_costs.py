@@ -1,4 +1,4 @@
-"""What every protocol costs: known values, brute force over all orders, and what must follow."""
+"""The cost of every protocol: known values, brute force over all orders, and special cases."""
 
 import itertools
 import math
@@ -81,13 +81,13 @@ def test_known_values(mu: float, delta: float, protocol: str, values: dict[str, 
         row.epsilon for row in found.values() if row.applies and not row.attained
     )
     for row in found.values():
-        # What the best order falls short of a tight bound is some 1e-4 by itself.
+        # The best order is below a tight bound by about 1e-4, due to discretisation.
         most = 2e-4 if row.name == "grid-tight" else 1e-4
         assert 0.0 <= row.error <= most * max(row.epsilon, 1.0), row.name
 
 
 def chance_to_win(laws: Any, place: Any, preferred: Any, inclusion: Any) -> Any:
-    """That the best run is (candidate, output), given the set of places preferred to it."""
+    """Probability that (candidate, output) is the best run, given the set of better pairs."""
     i, y = place
     rest = [
         1.0 - inclusion * sum(laws[j][z] for k, z in preferred if k == j) for j in range(len(laws))
@@ -96,9 +96,9 @@ def chance_to_win(laws: Any, place: Any, preferred: Any, inclusion: Any) -> Any:
 
 
 def largest_leak(places: Any, gain: Any) -> Any:
-    """The largest sum of positive gains over all orders, found set by set.
+    """The largest sum of positive gains over all orders, by dynamic programming over sets.
 
-    What a place gains depends on the set that is preferred to it, not on the order of that set.
+    The gain of a pair depends on the set of better pairs, not on the order of that set.
     """
     best: dict[frozenset[Any], float] = {frozenset(): 0.0}
     for size in range(len(places)):
@@ -122,7 +122,7 @@ def leak_of_grid(laws: Any, laws_with: Any, epsilon: Any, inclusion: Any = 1.0) 
     return largest_leak(places, gain)
 
 
-def test_a_grid_leaks_more_than_draws_of_one_law() -> None:
+def test_a_grid_leaks_more_than_independent_draws() -> None:
     laws, laws_with = [np.array([0.5606, 0.4394])] * 3, [np.array([0.1694, 0.8306])] * 3
     order = [(0, 1), (2, 0), (1, 0), (1, 1), (0, 0), (2, 1)]
     leak = sum(
@@ -147,7 +147,7 @@ def test_a_grid_leaks_more_than_draws_of_one_law() -> None:
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
-def test_no_order_of_a_small_grid_leaks_more_than_any_bound(inclusion: float) -> None:
+def test_no_order_of_a_small_grid_exceeds_a_bound(inclusion: float) -> None:
     rng = np.random.default_rng(6)
     for case in range(CASES // 8):
         sizes = [(2, 2, 2), (3, 2), (2, 3), (4, 2)][case % 4]
@@ -179,7 +179,7 @@ def test_candidates_of_a_grid_may_differ() -> None:
     assert least < bounds["grid"].epsilon < most
     same = rows(Candidates((quiet,) * 6), "grid:6")["grid"].epsilon
     assert same == pytest.approx(least, rel=1e-9)
-    # A candidate that leaks next to nothing may still be placed so that it reveals the other.
+    # A candidate that leaks almost nothing can be ranked so that it reveals the other.
     one = rows(Candidates((loud, GaussianMechanism(1e-6))), "grid:2")
     assert loud.epsilon(DELTA) < one["grid"].epsilon < 1.1 * loud.epsilon(DELTA)
     assert one["composition"].epsilon == pytest.approx(loud.epsilon(DELTA), rel=1e-6)
@@ -187,7 +187,7 @@ def test_candidates_of_a_grid_may_differ() -> None:
         tuning_cost(mixed, "grid:5", DELTA)
 
 
-def test_a_grid_reduces_to_what_it_must() -> None:
+def test_special_cases_of_a_grid() -> None:
     base = GaussianMechanism(0.8)
     for bound in rows(base, "grid:1").values():
         assert bound.epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-8)
@@ -195,13 +195,13 @@ def test_a_grid_reduces_to_what_it_must() -> None:
     by_chance = rows(base, "grid:1,0.5")
     for bound in by_chance.values():
         assert bound.epsilon == pytest.approx(half.epsilon(DELTA), rel=1e-6)
-    # For a Gaussian base the product is worst where all are equal: the region bound.
+    # For a Gaussian base, equal candidates leak most: the region bound.
     for grid, law in (("grid:20", "fixed:20"), ("grid:20,0.3", "binomial:20,0.3")):
         region = upper_bounds.region(base, law, DELTA).epsilon
         assert rows(base, grid)["grid"].epsilon == pytest.approx(region, rel=1e-5)
 
 
-def test_one_of_several_leaks_their_mean() -> None:
+def test_a_random_choice_leaks_the_mean_of_several() -> None:
     parts = GaussianMechanism(0.3), GaussianMechanism(1.0)
     mixed = Mixture(parts, (0.25, 0.5))
     epsilons = np.array([-0.5, 0.0, 0.5, 2.0])
@@ -262,7 +262,7 @@ def test_corners_of_a_box_between_two_lines() -> None:
     assert found == {(0.4, 0.3), (0.6, 0.3), (0.6, 0.4), (0.2, 0.8), (0.2, 0.5)}
 
 
-def test_rerunning_reduces_to_one_run() -> None:
+def test_special_cases_of_repeating_until_acceptance() -> None:
     base = GaussianMechanism(0.7)
     assert tuning_cost(base, "until:1", DELTA).epsilon == pytest.approx(
         base.epsilon(DELTA), rel=2e-5
@@ -274,8 +274,8 @@ def test_rerunning_reduces_to_one_run() -> None:
 
 
 @pytest.mark.parametrize("law", ["tnb:0,0.01", "tnb:1,0.1"])
-def test_a_loud_subset_is_attained_by_its_tuning_alone(law: str) -> None:
-    # Who sees the tuned run sees random search amplified by the rate.
+def test_the_subset_bound_is_attained_by_the_tuning_alone(law: str) -> None:
+    # The tuned run alone is random search, amplified by sampling.
     base, rate = GaussianMechanism(1.0), 0.3
     worst = upper_bounds.worst_order(base, law, DELTA / rate).epsilon
     attained = math.log1p(rate * math.expm1(worst))
@@ -285,11 +285,11 @@ def test_a_loud_subset_is_attained_by_its_tuning_alone(law: str) -> None:
 
 
 def adaptive_leak(pair: Any, first: Any, second: Any, epsilon: Any) -> Any:
-    """Two runs of two candidates: chances of the first output, and of the second given it."""
+    """The leakage of two runs of two candidates, the second chosen given the first output."""
     places = [(i, y) for i in range(2) for y in range(2)]
 
     def gain(place: Any, preferred: Any) -> Any:
-        worse = set(places) - preferred  # the place itself too
+        worse = set(places) - preferred  # including the pair itself
         sides = []
         for laws in pair:
             one = {(i, y): (first, 1 - first)[i] * laws[i][y] for i, y in places}
@@ -307,7 +307,7 @@ def adaptive_leak(pair: Any, first: Any, second: Any, epsilon: Any) -> Any:
     return largest_leak(places, gain)
 
 
-def test_no_adaptive_choice_of_two_runs_leaks_more() -> None:
+def test_no_adaptive_choice_of_two_runs_exceeds_the_bound() -> None:
     rng = np.random.default_rng(62)
     for _ in range(CASES // 10):
         # Both candidates have one pair; the prior is uniform, densities are 0.6 or 1.4.
@@ -338,7 +338,7 @@ def test_an_adaptive_choice_without_freedom_is_random_search() -> None:
     nearly = protocols.Adaptive(law, 1 - 1e-7, 1 + 1e-7)
     near = adaptive(base, nearly, DELTA).epsilon
     assert near == pytest.approx(region, rel=1e-5)
-    # A base that leaks next to nothing has histories that say next to nothing.
+    # A base that leaks almost nothing has histories that reveal almost nothing.
     assert tuning_cost(GaussianMechanism(1e-4), "adaptive:0.5,2/tnb:1,0.1", DELTA).epsilon < 2e-3
     pure = rows(PureDp(0.1), "adaptive:0.5,2/tnb:1,0.1", 1e-12)
     assert pure["hypo-pure"].epsilon == pytest.approx(3 * (0.1 + math.log(4)), rel=1e-12)
@@ -382,19 +382,19 @@ def test_the_sum_over_losses_is_the_double_integral() -> None:
             sides = mixed - math.exp(epsilon), 1.0 - math.exp(epsilon) * mixed
             exact = max(float(np.sum(mass * np.maximum(side, 0.0))) for side in sides)
             assert curve.delta(epsilon) == pytest.approx(exact, rel=1e-4)
-    # Without a word the final run takes the rest, as in the paper.
+    # By default, the final run uses the remaining records, as in the paper.
     assert SubsetCurve(tuned, base.pairs[0], base.pairs[0], 0.2) == replace(curve, on_all=False)
 
 
 def test_a_subset_of_runs_whose_profile_is_constant() -> None:
-    # One run reveals the data set with probability 1/2, and so does the whole with one run each.
+    # One run reveals the data set with probability 1/2, and so does a tuning with one run.
     base = DiscreteMechanism([0.5, 0.5, 0.0], [0.0, 0.5, 0.5], directed=True)
     assert tuning_cost(base, "subset:0.2/fixed:1", 0.5001).epsilon == 0.0
     with pytest.raises(DeltaUnreachable, match="no epsilon reaches delta"):
         tuning_cost(base, "subset:0.2/fixed:1", 0.4999)
 
 
-def test_a_subset_reduces_to_what_it_must() -> None:
+def test_special_cases_of_a_subset() -> None:
     base, law = GaussianMechanism(0.6), repetitions.parse_repetitions("tnb:1,0.2")
     one, tuned = base.epsilon(DELTA), upper_bounds.TunedMechanism(base, law)
     for final in ("rest", "all"):
@@ -432,7 +432,7 @@ SPECS = ("grid:{n}", "grid:{n},0.4", "adaptive:0.8,1.3/poisson:{n}", "until:{a}"
     st.floats(0.01, 0.9),
     st.floats(1e-9, 1e-3),
 )
-def test_costs_grow_with_what_is_done(spec: Any, mu: Any, n: Any, a: Any, delta: Any) -> None:
+def test_protocol_costs_are_monotone(spec: Any, mu: Any, n: Any, a: Any, delta: Any) -> None:
     def at(mu: Any, n: Any, a: Any, delta: Any) -> Any:
         return tuning_cost(GaussianMechanism(mu), spec.format(n=n, a=a), delta).epsilon
 
@@ -454,7 +454,7 @@ def test_costs_grow_with_what_is_done(spec: Any, mu: Any, n: Any, a: Any, delta:
         ("adaptive:0.8,1.3/poisson:5", "adaptive:0.7,1.3/poisson:5"),
         ("adaptive:0.8,1.3/poisson:5", "adaptive:0.8,1.5/poisson:5"),
         ("noisy-max:10", "noisy-max:20"),
-        # Not where the final run is on the rest: what tunes is then spared in the final run.
+        # This does not hold if the final run uses the remaining records: it then omits the subset.
         ("subset:0.1,all/tnb:1,0.1", "subset:0.3,all/tnb:1,0.1"),
         ("subset:0.3/tnb:1,0.1", "subset:0.3,all/tnb:1,0.1"),
         ("ptr:0.1,1e-7,1e-7/tnb:1,0.1", "ptr:0.2,1e-7,1e-7/tnb:1,0.1"),
@@ -506,12 +506,12 @@ def test_extreme_parameters_are_finite(mu: float, protocol: str) -> None:
     assert 0.0 <= tuning_cost(GaussianMechanism(mu), protocol, 1e-9).epsilon < 1e5
 
 
-def test_a_grid_that_hardly_ever_runs_costs_nothing_and_no_memory() -> None:
+def test_a_grid_that_rarely_runs_costs_almost_nothing() -> None:
     base, inclusions = GaussianMechanism(0.5), (1e-300, 1e-12, 1e-6, 1e-5, 1e-3)
     costs = [tuning_cost(base, f"grid:10,{inclusion}", DELTA).epsilon for inclusion in inclusions]
     assert costs[:3] == [0.0, 0.0, 0.0]
     assert costs[2] < costs[3] < costs[4]
-    # All of what leaks lies in the one run: P[a run] times the profile of a run.
+    # The leakage is that of the only run: P[a run] times the profile of a run.
     one, rare = (
         {row.name: row.epsilon for row in upper_bounds.all_upper_bounds(base, grid, DELTA)}[
             "composition"
@@ -533,7 +533,7 @@ def test_a_base_with_its_own_delta_is_refused_in_one_line() -> None:
 
 @dataclass
 class OwnMechanism(Mechanism):
-    """One of a user's own, that has no hash."""
+    """A user-defined mechanism without a hash."""
 
     mu: float
 
@@ -564,7 +564,7 @@ def test_grid_curve_from_below() -> None:
         assert curve.attained_delta(epsilon) == pytest.approx(curve.delta(epsilon), rel=1e-4)
 
 
-def test_what_a_grid_gives_up_as_a_full_leak_is_its_share_of_delta() -> None:
+def test_a_grid_counts_rare_outputs_as_full_leaks_within_its_share_of_delta() -> None:
     curve = GridCurve(GaussianMechanism(0.5).pairs, (10,), 0.2, 1e-12)
     assert 10 * 0.2 * curve.least == pytest.approx(1e-12, abs=0.0)  # two of the candidates are run
 

@@ -50,7 +50,7 @@ def value(bound: Any, base: Any, spec: Any, delta: Any = DELTA) -> Any:
 
 
 def tuned(masses: Any, order: Any, law: Any) -> Any:
-    """The distribution of the best of K outputs, where the last in `order` is the best."""
+    """The distribution of the best of K outputs; the last in `order` is the best."""
     reached = np.append(0.0, np.cumsum(masses[list(order)]))
     with np.errstate(divide="ignore"):
         best = np.diff(np.exp(law.log_phi_at(np.minimum(np.log(reached), 0.0))))
@@ -69,7 +69,7 @@ def random_pair(seed: Any, outputs: Any = 4) -> Any:
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec: str, seed: int) -> None:
+def test_no_order_of_a_small_base_exceeds_the_bounds(spec: str, seed: int) -> None:
     p, q = random_pair(seed)
     base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     curves = [RegionCurve(pair, law) for pair in base.pairs]
@@ -107,7 +107,7 @@ def test_every_bound_holds_for_every_order_of_a_small_base(spec: str, delta: flo
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4", "tnb:1,0.05@12"])
-def test_the_likelihood_order_is_played_exactly(spec: str) -> None:
+def test_leakage_of_the_likelihood_order_is_exact(spec: str) -> None:
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
     base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     there, back = tuned(p, range(4), law), tuned(q, range(4), law)
@@ -163,7 +163,7 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu: Any, spec: Any, delta: Any) 
             assert row.epsilon - row.error <= region
         elif row.claim.any_score:
             assert row.epsilon >= rows["worst-order"].epsilon - rows["worst-order"].error
-            # Bounds that set the chance of a failure apart may be smaller where delta is large.
+            # Bounds with a separate failure probability may be smaller if delta is large.
             if row.name not in ("approximate", "liu-talwar", "tight"):
                 assert row.epsilon >= region * (1 - 1e-9)
     assert rows["tight"].epsilon <= region * (1 + 1e-9)
@@ -190,7 +190,7 @@ def test_the_hierarchy_holds_for_sampled_bases(base: DpSgd, spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:2,0.1", "poisson:20"])
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
-def test_lemma_7_is_behind_theorems_2_and_6(spec: str, mu: float) -> None:
+def test_lemma_7_is_at_least_as_tight_as_theorems_2_and_6(spec: str, mu: float) -> None:
     base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     orders = np.array([1.1, 2.0, 5.0, 30.0])
     assert np.all(lemma_7_curve(base, law)(orders) <= renyi_curve(base, law)(orders) * (1 + 1e-5))
@@ -206,7 +206,7 @@ def test_corollary_4_is_theorem_2_in_closed_form() -> None:
         upper_bounds.published.corollary_4_curve(ZeroConcentratedDp(9.0), law)
 
 
-def test_corollary_4_needs_a_law_of_enough_runs() -> None:
+def test_corollary_4_needs_a_distribution_with_enough_runs() -> None:
     # log(1/gamma) >= rho: at gamma = 0.5 up to rho = 0.69.
     law = repetitions.parse_repetitions("tnb:1,0.5")
     for rho, applies in ((0.69, True), (0.70, False)):
@@ -215,7 +215,7 @@ def test_corollary_4_needs_a_law_of_enough_runs() -> None:
         assert applies or "log(1/gamma) must be at least rho" in found.assumes
 
 
-def test_lemma_22_approaches_the_law_before_truncation() -> None:
+def test_lemma_22_approaches_the_distribution_before_truncation() -> None:
     base, before = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:1,0.1")
     limit = upper_bounds.published.lemma_7(base, before, DELTA).epsilon
     values = []
@@ -231,7 +231,7 @@ def test_lemma_22_approaches_the_law_before_truncation() -> None:
 
 
 @pytest.mark.parametrize("spec", [*ANY, "fixed:3"])
-def test_the_law_of_k_when_no_run_failed(spec: str) -> None:
+def test_the_distribution_of_k_given_no_failure(spec: str) -> None:
     law, failure = repetitions.parse_repetitions(spec), 0.07
     k = np.arange(200)
     weights = law.pmf(k) * (1 - failure) ** k
@@ -242,7 +242,7 @@ def test_the_law_of_k_when_no_run_failed(spec: str) -> None:
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
-def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(
+def test_a_user_defined_distribution_has_only_the_general_bounds(
     spec: str, base: ApproximateDp | GaussianMechanism
 ) -> None:
     known = repetitions.parse_repetitions(spec)
@@ -261,7 +261,7 @@ def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4"])
-def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec: str) -> None:
+def test_approximate_bases_are_covered_by_both_bounds(spec: str) -> None:
     law, leak, epsilon_0 = repetitions.parse_repetitions(spec), 1e-4, 0.2
     base, total = (
         ApproximateDp(epsilon_0, leak),
@@ -337,12 +337,12 @@ def test_a_fixed_number_of_runs_costs_k_times(k: int) -> None:
     proved = k * epsilon_0 - k * np.log1p(np.exp(-epsilon_0)) / (orders - 1.0)  # proposition 17
     assert np.all(mechanism.renyi(orders) >= proved * (1 - 1e-12))
     law = repetitions.Fixed(k)
-    # Both are roots, sought to 1e-10.
+    # Both are roots with a tolerance of 1e-10.
     bound = upper_bounds.region(PureDp(epsilon_0), law, 1e-6).epsilon
     assert mechanism.epsilon(1e-6) <= bound * (1.0 + 2e-10)
 
 
-def test_noisy_max_against_its_exact_law() -> None:
+def test_noisy_max_against_its_exact_distribution() -> None:
     # Three queries at (0, 0, 0), or (1, -1, -1) apart: P[first wins] by quadrature.
     sigma = 1.5
 
@@ -492,7 +492,7 @@ def test_tuning_twice_covers_an_exact_game(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.2, 1.0])
-def test_laws_in_their_limits(mu: float) -> None:
+def test_limits_of_distributions(mu: float) -> None:
     base = GaussianMechanism(mu)
     poisson = value("region", base, "poisson:10")
     assert value("region", base, "binomial:1000000,1e-5") == pytest.approx(poisson, rel=1e-3)
@@ -520,11 +520,11 @@ def test_sampling_everything_is_the_gaussian_bound(spec: str) -> None:
     st.sampled_from(["tnb:0,0.5", "tnb:1,0.5", "tnb:-0.5,0.5", "poisson:1"]),
     st.floats(2.0, 1e5),
 )
-def test_more_of_anything_costs_more(mu: Any, factor: Any, family: Any, mean: Any) -> None:
+def test_costs_increase_with_every_parameter(mu: Any, factor: Any, family: Any, mean: Any) -> None:
     law = repetitions.parse_repetitions(family).with_mean(mean)
     more = law.with_mean(mean * factor)
     base = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
-    # Beyond, probabilities of exp(-epsilon) leave double precision: safe, but not to six digits.
+    # Above, exp(-epsilon) underflows: bounds are valid, but not accurate to six digits.
     assume(base < 500)
     slack = 1 + 1e-6
     assert base <= upper_bounds.region(GaussianMechanism(mu * factor), law, DELTA).epsilon * slack
@@ -550,7 +550,7 @@ def test_extremes_of_other_bases(base: PureDp | DpSgd, spec: str, delta: float) 
     assert_in_order(upper_bounds.all_upper_bounds(base, law, delta))
 
 
-def test_what_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:0,0.1")
     with pytest.raises(ValueError, match="ratio must be in"):
         hypo_curve(base, law, 0.5)
@@ -564,10 +564,10 @@ def test_what_is_refused() -> None:
     assert issubclass(accounting.DeltaUnreachable, ValueError)
 
 
-def test_the_tightest_bound_is_the_tight_one() -> None:
+def test_the_tight_bound_is_the_smallest() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.05")
     assert upper_bounds.tuning_cost(GaussianMechanism(0.5), law, DELTA).name == "tight"
-    # Where delta is large, setting the chance of a failure apart beats the region bound only.
+    # If delta is large, a separate failure probability improves only on the region bound.
     weak = GaussianMechanism(0.0117)
     assert value("approximate", weak, law.spec, 0.01) < value("region", weak, law.spec, 0.01)
     assert upper_bounds.tuning_cost(weak, law, 0.01).name == "tight"

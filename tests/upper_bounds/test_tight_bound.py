@@ -28,7 +28,7 @@ def phi(x: Any, law: Any) -> Any:
 def worst_of_all_orders(p: Any, q: Any, law: Any, epsilon: Any) -> Any:
     """The largest hockey-stick divergence over all orders of n outputs, by 2^n subproblems.
 
-    What an output adds depends on the set preferred to it, not on the order of that set.
+    The contribution of an output depends on the set of better outputs, not on the set's order.
     """
     n = len(p)
     sets = np.arange(1 << n)
@@ -50,7 +50,7 @@ def worst_of_all_orders(p: Any, q: Any, law: Any, epsilon: Any) -> Any:
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize(("outputs", "parts"), [(3, 4), (11, 1)])
 @pytest.mark.parametrize("seed", range(2))
-def test_no_order_leaks_more_and_one_leaks_as_much(
+def test_no_order_exceeds_the_bound_and_one_attains_it(
     spec: str, outputs: int, parts: int, seed: int
 ) -> None:
     # A score may be randomised: every output is split into equal parts, ranked on their own.
@@ -72,7 +72,7 @@ def test_no_order_leaks_more_and_one_leaks_as_much(
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", LAWS)
-def test_outputs_that_one_side_never_gives(spec: str) -> None:
+def test_outputs_with_probability_zero_on_one_side(spec: str) -> None:
     law, rng = repetitions.parse_repetitions(spec), np.random.default_rng(1)
     for seed in range(4):
         p, q = random_pair(seed, 7)
@@ -89,7 +89,7 @@ def test_outputs_that_one_side_never_gives(spec: str) -> None:
 
 @pytest.mark.parametrize("points", [3, 40])
 @pytest.mark.parametrize("spec", [*LAWS, "tnb:1,0.1@12"])
-def test_the_bound_is_safe_however_few_the_events(spec: str, points: int) -> None:
+def test_the_bound_is_valid_for_any_number_of_events(spec: str, points: int) -> None:
     law, (pair,) = repetitions.parse_repetitions(spec), GaussianMechanism(0.7).pairs
     coarse = TightCurve(pair, law, np.linspace(-6.0, 6.0, points))
     fine = TightCurve.at(pair, law, 1e-3)
@@ -100,7 +100,7 @@ def test_the_bound_is_safe_however_few_the_events(spec: str, points: int) -> Non
 
 
 def test_one_run_is_covered_by_a_single_event() -> None:
-    # One cell before it and one behind: neither has two neighbours whose chords could meet.
+    # One cell precedes the event and one follows; neither has two neighbours.
     p, q = np.array([0.05, 0.35, 0.6]), np.array([0.5, 0.4, 0.1])
     for pair in DiscreteMechanism(p, q).pairs:
         for at in np.linspace(*pair.event_range, 20)[1:-1]:
@@ -110,7 +110,7 @@ def test_one_run_is_covered_by_a_single_event() -> None:
 
 
 @pytest.mark.parametrize("spec", ["fixed:4", "poisson:3", "tnb:0,0.05"])
-def test_folded_games_are_played_exactly(spec: str) -> None:
+def test_leakage_of_folded_orders_is_exact(spec: str) -> None:
     law, epsilon = repetitions.parse_repetitions(spec), 0.3
     p, q = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), np.array([0.3, 0.25, 0.2, 0.15, 0.1])
     left = [np.append(np.cumsum(v[::-1])[::-1], 0.0) for v in (p, q)]
@@ -142,7 +142,7 @@ def test_folded_games_are_played_exactly(spec: str) -> None:
 )
 @pytest.mark.parametrize("spec", ["fixed:3", "poisson:20", "tnb:0,0.01"])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
-def test_it_is_attained(base: Any, spec: str, delta: float) -> None:
+def test_the_bound_is_attained(base: Any, spec: str, delta: float) -> None:
     law = repetitions.parse_repetitions(spec)
     tight = upper_bounds.tight(base, law, delta)
     assert tight.epsilon <= upper_bounds.region(base, law, delta).epsilon * (1 + 1e-9)
@@ -156,11 +156,11 @@ def test_it_is_attained(base: Any, spec: str, delta: float) -> None:
     ("spec", "region", "tight"),
     [("fixed:10", 3.0096, 2.7273), ("fixed:3", 1.7186, 1.6306), ("poisson:20", 2.5734, 2.5511)],
 )
-def test_it_closes_the_gap_of_the_region_bound(spec: str, region: float, tight: float) -> None:
+def test_the_bound_is_below_the_region_bound(spec: str, region: float, tight: float) -> None:
     base, law = GaussianMechanism(0.24721), repetitions.parse_repetitions(spec)
     assert upper_bounds.region(base, law, 1e-5).epsilon == pytest.approx(region, rel=1e-4)
     assert upper_bounds.tight(base, law, 1e-5).epsilon == pytest.approx(tight, rel=2e-4)
-    # The order as a score on the line, distinguished by other cells.
+    # The same order with other cells.
     order, attained = worst_case_order(0.24721, law, 1e-5)
     assert attained == pytest.approx(tight, rel=1e-4)
     assert attained == pytest.approx(TunedOrder(0.24721, law, order, 0.01).epsilon(1e-5), rel=1e-4)
@@ -190,7 +190,7 @@ def test_extreme_bases_keep_their_order(mu: float, spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,1e-170", "tnb:0,1e-200", "tnb:0,1e-299"])
-def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec: str) -> None:
+def test_the_bound_is_above_an_attack_for_enormous_numbers_of_runs(spec: str) -> None:
     # E[K] is up to 10^296: products of slopes of phi overflow, and once did in the hull.
     base, law = GaussianMechanism(1.0), repetitions.parse_repetitions(spec)
     attained = upper_bounds.worst_order(base, law, 1e-5).epsilon
@@ -200,7 +200,7 @@ def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec: str) -> Non
         )
 
 
-def test_a_bound_below_what_an_attack_attains_is_not_believed() -> None:
+def test_bounds_below_the_epsilon_of_an_attack_are_withdrawn() -> None:
     base, law = GaussianMechanism(1.0), "tnb:0,0.01"
     rows = [upper_bounds.region(base, law, 1e-5), upper_bounds.worst_order(base, law, 1e-5)]
     assert registry.without_contradictions(rows) == rows
@@ -209,13 +209,13 @@ def test_a_bound_below_what_an_attack_attains_is_not_believed() -> None:
     assert kept == attack
     assert not refused.applies
     assert "which an attack attains" in refused.assumes
-    # A bound for monotone scores may well be below what the worst score attains.
+    # A bound for monotone scores may be below the epsilon of the worst score.
     monotone = upper_bounds.reduced_exact(base, law, 1e-5)
     assert monotone.epsilon < attack.epsilon
     assert registry.without_contradictions([monotone, attack]) == [monotone, attack]
 
 
-def test_the_best_column_of_every_row_is_found_in_whatever_order_epsilons_are_asked() -> None:
+def test_the_best_column_of_each_row_does_not_depend_on_the_order_of_epsilons() -> None:
     rng = np.random.default_rng(17)
     gains, slopes, weights = rng.random((60, 40)), rng.random((60, 40)), rng.random(60)
     rows = _Envelope(gains, weights, slopes)
@@ -226,7 +226,7 @@ def test_the_best_column_of_every_row_is_found_in_whatever_order_epsilons_are_as
     assert rows.most(40.0) < 1e-9 * rows.most(-3.0)  # a row that gains nothing adds nothing
 
 
-def test_tight_is_never_above_region_by_the_tolerance_of_a_root() -> None:
+def test_tight_is_never_above_region() -> None:
     base, delta = GaussianMechanism(1e-4), 1e-30
     tight = upper_bounds.tight(base, "tnb:0,1e-9", delta).epsilon
     assert tight <= upper_bounds.region(base, "tnb:0,1e-9", delta).epsilon

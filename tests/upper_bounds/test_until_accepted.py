@@ -42,7 +42,7 @@ def brute_force(steps: Any, epsilon: Any, *, only_last: Any) -> Any:
 @pytest.mark.parametrize("only_last", [False, True])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_rule_of_small_cases_costs_more_and_some_rule_costs_as_much(
+def test_no_rule_of_small_cases_exceeds_the_cost_and_one_attains_it(
     seed: int, epsilon: float, only_last: bool
 ) -> None:
     rng = np.random.default_rng(seed)

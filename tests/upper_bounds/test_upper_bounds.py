@@ -109,7 +109,7 @@ def test_one_run_costs_one_run() -> None:
     assert bounds["reduced-renyi"].epsilon == pytest.approx(base.renyi_epsilon(1e-6), rel=1e-6)
 
 
-def test_fixed_k_of_the_largest_is_the_extreme_value_law() -> None:
+def test_fixed_k_equals_the_extreme_value_distribution() -> None:
     # P[max of k <= x] = Phi(x)^k; hockey stick by adaptive quadrature, a second computation.
     k, mu, epsilon = 5, 0.6, 0.7
     game = ReducedGame(mu, repetitions.parse_repetitions(f"fixed:{k}"))
@@ -184,7 +184,7 @@ def test_masses_of_an_order_by_simulation(order: FoldedOrder | SplitOrder) -> No
 
 
 def test_a_folded_order_leaks_more_than_any_split_order() -> None:
-    # So split orders are not optimal; a score as continuous as |x - c| leaks more than both.
+    # So split orders are not optimal. A continuous score such as |x - c| leaks more than both.
     law = repetitions.parse_repetitions("tnb:1,0.01")
     _, split = worst_case_split_order(1.0, law, 1e-5)
     order, folded = worst_case_order(1.0, law, 1e-5)
@@ -220,13 +220,13 @@ def test_best_split_order_beats_the_increasing_score() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1e-20])
 def test_a_corner_is_where_the_chords_of_its_neighbours_meet(scale: float) -> None:
-    # s' = 4 s up to the corner at s = 5/3, then 5 + s; events however small keep their digits.
+    # s' = 4 s up to the corner at s = 5/3, then 5 + s, accurate also for the smallest events.
     s, with_record = scale * np.array([[0.0, 1.0, 3.0, 4.0], [0.0, 4.0, 8.0, 9.0]])
     corners = -np.expm1(corner_events(np.log1p(-s), np.log1p(-with_record)))
     assert corners[:, 1] / scale == pytest.approx([5 / 3, 20 / 3], rel=1e-12)
 
 
-def test_attack_order_prefers_events_that_can_be_seen() -> None:
+def test_attack_order_prefers_events_that_trials_can_detect() -> None:
     law, mu = repetitions.parse_repetitions("tnb:0,0.01"), accounting.calibrate_mu(4.0, 1e-5)
     _, few = attack_order(mu, law, 1e-5, 300)
     _, many = attack_order(mu, law, 1e-5, 1_000_000)
@@ -287,7 +287,7 @@ def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed: int) -> None
     assert tightest <= 1e-4
 
 
-def test_region_bound_grows_with_everything() -> None:
+def test_region_bound_increases_with_every_parameter() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.01")
     by_mu = [upper_bounds.region(GaussianMechanism(m), law, 1e-5).epsilon for m in (0.1, 0.2, 0.4)]
     assert by_mu == sorted(by_mu)
@@ -316,7 +316,7 @@ def test_extreme_settings_are_finite_and_in_order(mu: float, delta: float, spec:
     assert_in_order(by_name(GaussianMechanism(mu), spec, delta).values())
 
 
-def test_bounds_that_do_not_apply_say_why() -> None:
+def test_bounds_that_do_not_apply_have_a_reason() -> None:
     bounds = by_name(GaussianMechanism(0.5), "two-point:0.1,10", 1e-5)
     for name in ("liu-talwar", "renyi", "profile"):
         assert not bounds[name].applies
@@ -326,7 +326,7 @@ def test_bounds_that_do_not_apply_say_why() -> None:
 
 
 def exact_renyi(mu: Any, law: Any, order: Any, sign: Any) -> Any:
-    """Of the reduced game, by the trapezoid rule on a grid that resolves the sharpest bend."""
+    """Renyi divergence of the reduced game, by the trapezoid rule on a sufficiently fine grid."""
     low, high, cells = -45.0 - order * mu, 45.0 + (order + 1.0) * mu, 1_500_000
     x = np.linspace(low, high, cells + 1)
     p, q = log_density(x, law), log_density(x - mu, law)
@@ -338,8 +338,8 @@ def exact_renyi(mu: Any, law: Any, order: Any, sign: Any) -> Any:
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed: int) -> None:
-    # Sharp bends, where one run and many weigh the same, are what a coarse grid passes over.
+def test_the_renyi_divergence_of_the_reduced_game_is_never_too_small(seed: int) -> None:
+    # A coarse grid misses sharp bends, where one run and many runs have equal weight.
     rng = np.random.default_rng(seed)
     many, few = int(np.exp(rng.uniform(1.0, 14.0))), float(np.exp(rng.uniform(-9.0, -0.1)))
     laws = (
@@ -356,15 +356,15 @@ def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed: int) -> Non
         for order, found in zip(orders, game.renyi(orders, sign), strict=True):
             exact = exact_renyi(mu, law, float(order), sign)
             assert exact * (1.0 - 1e-9) <= found <= exact * (1.0 + 1e-5) + 1e-9
-            # What is proved is not far above; where it gives up negligible outputs, below.
+            # The proved bound is close above, or below if negligible outputs are omitted.
             converted = float(epsilon_of_order(exact, order, 1e-5))
             proved = game.renyi_epsilon(float(order), 1e-5, sign)
             assert proved <= converted + 1e-3 * max(exact, 0.01)
 
 
 @pytest.mark.parametrize(("mean", "other"), [(0.0, 1.0), (1.0, 0.0)])
-def test_cells_of_which_rounding_leaves_no_mass_still_count(mean: float, other: float) -> None:
-    # One run, cells where p > q: the integral of p^4 q^-3, all but constant over so short cells.
+def test_cells_whose_mass_rounds_to_zero_are_counted(mean: float, other: float) -> None:
+    # One run, cells where p > q: the integral of p^4 q^-3, nearly constant over these short cells.
     order, width = 4.0, 2e-15
     edges = (-3.0 if mean < other else 4.0) + width * np.arange(9.0)
     log_p, log_q = (-0.5 * (edges[1:] - at) ** 2 for at in (mean, other))
@@ -374,13 +374,13 @@ def test_cells_of_which_rounding_leaves_no_mass_still_count(mean: float, other: 
     assert np.all(found >= exact - 1e-9)
 
 
-def test_algorithm_3_is_never_below_what_the_reduced_game_leaks() -> None:
+def test_algorithm_3_is_never_below_the_exact_reduced_game() -> None:
     # A slice of python -m benchmarks.reduced_renyi, whose 2,000 settings docs/theory.md reports.
     shares = [share_of_delta(one) for one in settings(10, seed=5)]
     assert 0.1 < max(shares) <= 1.0
 
 
-def test_a_two_point_law_that_a_coarse_grid_puts_too_low() -> None:
+def test_a_two_point_distribution_for_which_a_coarse_grid_is_too_low() -> None:
     base, law = (
         GaussianMechanism(0.2196194),
         repetitions.parse_repetitions("two-point:0.00075,39584"),
@@ -390,14 +390,14 @@ def test_a_two_point_law_that_a_coarse_grid_puts_too_low() -> None:
     assert exact.epsilon - exact.error <= found == pytest.approx(8.41987, abs=1e-5)
 
 
-def test_an_enormous_mu_takes_no_enormous_memory() -> None:
+def test_an_enormous_mu_needs_little_memory() -> None:
     # It once took 24 GB; cells are counted, not bytes.
     mu, law = 1000.0, repetitions.parse_repetitions("tnb:0,0.01")
     assert len(ReducedGame(mu, law)._edges) <= 2**18 + 2
     assert len(ReducedGameRenyi(mu, law)._cells(1.0 + 0.2)) < 20_000
 
 
-def test_a_law_is_taken_as_text_at_every_door() -> None:
+def test_every_function_accepts_a_distribution_as_text() -> None:
     text, law = "tnb:1,0.1", repetitions.parse_repetitions("tnb:1,0.1")
     base, alpha = GaussianMechanism(0.5), np.array([2.0, 8.0])
     doors = [
@@ -415,13 +415,13 @@ def test_a_law_is_taken_as_text_at_every_door() -> None:
         assert door(text) == door(law)
 
 
-def test_at_little_noise_what_is_lost_to_rounding_is_no_number() -> None:
-    # One run costs 3,541 alone; the masses that decide underflow, and mu "G" is 1e+21.
+def test_reduced_bounds_have_a_reason_if_their_masses_underflow() -> None:
+    # One run costs 3,541. The relevant masses underflow, and mu of "G" is 1e+21.
     base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse_repetitions("tnb:0,0.01")
     assert "they underflow" in upper_bounds.reduced_exact(base, law, 1e-5).reason
     found = upper_bounds.published.reduced_gdp_limit(base, law, 1e-5)
     assert "the approximation's mu must be in [1e-12, 1000], got" in found.reason
-    # Where they do not, the row is there and below what holds for any score.
+    # Without underflow, the bound exists and is below the bound for any score.
     base = accounting.DpSgd(0.5, 100, 0.5)
     found = upper_bounds.reduced_exact(base, law, 1e-5)
     assert base.epsilon(1e-5) < found.epsilon < upper_bounds.region(base, law, 1e-5).epsilon
