@@ -40,6 +40,11 @@ def test_subpackages_are_attributes() -> None:
     assert audit.upper_bounds.tuning_cost is audit.tuning_cost
     with pytest.raises(AttributeError, match="no attribute 'upper_bound'"):
         _ = audit.upper_bound
+    # In a process of its own, because other tests import the adapters.
+    script = "import audit; audit.integrations.optuna.PrivateStudy, audit.integrations.opacus"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'wandb'"):
+        _ = audit.integrations.wandb
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
