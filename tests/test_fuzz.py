@@ -800,8 +800,9 @@ CAUSES = {
     "sets of trials": "test_checks.py::test_a_set_is_no_list_because_it_drops_equal_items",
     "complex numbers, times and bytes": "test_checks.py::"
     "test_what_only_python_reads_as_a_number_is_refused",
-    "spaces larger than the memory": "tuning/test_study_guarantee.py::"
-    "test_bad_input_is_one_line",
+    "spaces larger than the memory": "tuning/test_study_guarantee.py::test_bad_input_is_one_line",
+    "names of folders that are too long": "report/test_compare.py::"
+    "test_folders_without_a_finished_audit_are_refused",
     "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",
 }
 
