@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,11 @@ def flag(name: str, value: object) -> bool:
 
 
 def items(name: str, value: object, of: str) -> list[Any]:
-    """Returns the items of an iterable other than text or a mapping, else raises InvalidInput."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+    """Returns the items of an iterable other than text, a set or a mapping, else raises InvalidInput.
+
+    A set would drop equal items, such as equal trials.
+    """
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping | Set):
         raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}")
     try:
         return list(value)
@@ -104,10 +107,12 @@ def to_floats(values: Any) -> "FloatArray":
     """
     import numpy as np  # other checks work without it
 
-    values = detached(values)
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("numpy would drop the mask")
-    found = np.asarray(values)
+    try:
+        found = np.asarray(detached(values))
+    except RuntimeError:  # of torch, for a tensor without numbers
+        raise TypeError("a tensor must have numbers") from None
     if found.dtype.kind not in _NUMBERS:
         raise TypeError("numpy would drop imaginary parts or units of time, or unpack fields")
     return np.asarray(found, dtype=np.float64)
@@ -127,8 +132,18 @@ def _is_bool(value: object) -> bool:
 
 
 def is_misread(value: object) -> bool:
-    """Whether Python would convert a value to a number by mistake: a bool, or text such as 1_0."""
-    return _is_bool(value) or (isinstance(value, str) and ("_" in value or not value.isascii()))
+    """Whether Python would convert a value to a number by mistake: a bool, or text such as 1_0.
+
+    Of complex numbers and times of numpy and torch, Python would drop a part or the unit.
+    """
+    if isinstance(value, str):
+        return "_" in value or not value.isascii()
+    kind = str(getattr(value, "dtype", ""))
+    return (
+        _is_bool(value)
+        or isinstance(value, bytes | bytearray | memoryview)
+        or re.match(r"(torch\.)?(bool|complex|datetime|timedelta)", kind) is not None
+    )
 
 
 def read_number(text: str) -> float:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import audit
-from audit import accounting, certificate, checks, errors, protocols, repetitions
+from audit import accounting, certificate, checks, errors, protocols, repetitions, tuning
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
@@ -134,6 +135,7 @@ def test_text_that_python_reads_as_another_number_is_refused(value: str) -> None
         np.array([(1.0,)], dtype=[("x", float)]),
         np.array([b"1"], dtype="V1"),
         np.array([1j]),
+        torch.zeros(2, device="meta"),
         np.ma.masked_array([1.0, 2.0], [True, False]),
     ],
 )
@@ -146,9 +148,15 @@ def test_arrays_that_numpy_would_change_are_refused(values: Any) -> None:
         assert checks.numbers("scores", right).tolist() == [0.5]
 
 
-@pytest.mark.parametrize("value", [True, False, np.True_])
-def test_booleans_are_not_numbers(value: Any) -> None:
-    with pytest.raises(ValueError, match=f"seed must be a whole number >= 0, got .*{bool(value)}"):
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(True, False, np.True_, np.array(True), torch.tensor(True), b"1", b"1_0", bytearray(b"1")),
+        *(np.complex64(1 + 5j), np.array(1 + 5j), torch.tensor(1 + 5j), np.timedelta64(1)),
+    ],
+)
+def test_what_only_python_reads_as_a_number_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be a whole number >= 0, got "):
         checks.integer("seed", value, 0)
     with pytest.raises(ValueError, match=r"rate must be in \[-1, 2\], got"):
         checks.interval("rate", value, -1.0, 2.0, closed_low=True, closed_high=True)
@@ -186,6 +194,12 @@ def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     writer.start()
     assert audit.cost_of_trials(pipe, "grid").trials == 1
     writer.join()
+
+
+def test_a_set_is_no_list_because_it_drops_equal_items() -> None:
+    run = accounting.GaussianMechanism(0.1)
+    with pytest.raises(ValueError, match="trials must be a list of mechanisms, got "):
+        tuning.cost_of_trials({run, run}, "grid")
 
 
 def test_a_value_is_printed_on_one_line() -> None:

@@ -400,6 +400,10 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(
             )
 
     play()
+    path.write_text("mu\n0.1\n")
+    for option, values in NOT_OF_TRIALS.items():  # Random examples rarely have nothing else wrong.
+        argv = ["--trials", str(path), "--chosen", "grid", option, *values]
+        assert commanded(capsys, bounds.main, argv)[0] == 2
 
 
 def test_the_accountant_at_extreme_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -792,6 +796,13 @@ CAUSES = {
     "1_0 read as 10": "test_checks.py::test_text_that_python_reads_as_another_number_is_refused",
     "trials of several group sizes": "tuning/test_cost_of.py::"
     "test_trials_of_several_group_sizes_are_refused",
+    "misspelled columns": "tuning/test_cost_of.py::test_bad_files_are_one_line",
+    "sets of trials": "test_checks.py::test_a_set_is_no_list_because_it_drops_equal_items",
+    "complex numbers, times and bytes": "test_checks.py::"
+    "test_what_only_python_reads_as_a_number_is_refused",
+    "spaces larger than the memory": "tuning/test_study_guarantee.py::test_bad_input_is_one_line",
+    "names of folders that are too long": "report/test_compare.py::"
+    "test_folders_without_a_finished_audit_are_refused",
     "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",
 }
 

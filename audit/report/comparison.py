@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from audit.checks import one_line, printable
+from audit.checks import one_line, printable, reason_of
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.game.store import is_started, read_settings, write_text
@@ -106,7 +106,12 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
                 f"folders must hold finished audits, got the file {one_line(str(path))}: name its "
                 f"folder, {one_line(str(path.parent))}"
             )
-    found = {audit.folder: audit for path in paths if not path.is_file() for audit in _audits(path)}
+    try:
+        found = {one.folder: one for path in paths if not path.is_file() for one in _audits(path)}
+    except OSError as error:  # of a name that is too long
+        raise InvalidInput(
+            f"folders must hold finished audits, got one that cannot be read: {reason_of(error)}"
+        ) from error
     if not found:
         names = ", ".join(one_line(str(path)) for path in paths)
         raise InvalidInput(f"folders must hold finished audits, got the files {names}")

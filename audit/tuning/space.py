@@ -151,9 +151,14 @@ class Choice(Dimension):
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, values=tuple(self.values))
-        if not self.values:
-            raise InvalidInput("values must be a list of at least one, got none")
+        # A range may be longer than the memory.
+        checks.store_validated(self, values=_first(self.values))
+        if not 0 < len(self.values) <= _MAX_CANDIDATES:
+            more = f"more than {_MAX_CANDIDATES}: use Integer for a range"
+            raise InvalidInput(
+                f"values must be a list of one to {_MAX_CANDIDATES}, got "
+                f"{more if self.values else 'none'}"
+            )
 
     @property
     def count(self) -> int:
@@ -213,7 +218,7 @@ class Space:
                     )
             return cls({name: _dimension(name, given) for name, given in space.items()})
         try:
-            candidates = list(space)
+            candidates = list(_first(space))
         except TypeError:  # also an array without a dimension, which has an iterator
             candidates = []
         if not candidates or not all(isinstance(one, Mapping) for one in candidates):
@@ -275,7 +280,13 @@ def _dimension(name: str, given: Any) -> Dimension:
     if isinstance(given, Dimension):
         return given
     if isinstance(given, list | tuple | range) and len(given):
-        return Choice(tuple(given))
+        return Choice(_first(given))
     raise InvalidInput(
-        f"space[{name!r}] must be a list of values, Uniform, LogUniform or Integer, got {given!r}"
+        f"space[{checks.one_line(name)}] must be a list of values, Uniform, LogUniform or Integer, "
+        f"got {checks.one_line(given)}"
     )
+
+
+def _first(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The values; one more than allowed if there are more."""
+    return tuple(itertools.islice(values, _MAX_CANDIDATES + 1))

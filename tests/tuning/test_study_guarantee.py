@@ -1,5 +1,6 @@
 """The input and settings of a study, and audits of its certified cost."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from benchmarks import studies
         ({"space": {1: [1, 2]}}, "space must name hyperparameters by text, got 1"),
         ({"space": {"": [1, 2]}}, "space must name every hyperparameter, got an empty name"),
         ({"folder": 5}, "folder must be a path or None, got 5"),
+        ({"space": {"lr": range(10**12)}}, "values must be a list of one to 100000, got more than"),
+        ({"space": itertools.repeat({"lr": 1})}, "values must be a list of one to 100000, got mor"),
+        ({"space": {"lr": set(range(10**4))}}, r"space\['lr'\] must be .* got {.{,200}\.\.\.$"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
         ({"space": [1, 2]}, "space must be a mapping from names to values, or a list"),
         ({"space": {"f": [noisy]}, "folder": ""}, "space must hold values that read the same"),
