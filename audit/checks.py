@@ -82,7 +82,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def items(name: str, value: object, of: str) -> list[Any]:
-    """Returns the items of an iterable other than text, a set or a mapping, else raises InvalidInput.
+    """Returns the items of an iterable, not of text, sets or mappings, else raises InvalidInput.
 
     A set would drop equal items, such as equal trials.
     """

@@ -8,13 +8,16 @@ import asyncio
 import functools
 import html
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 from audit import checks, console
 from audit.accounting import DeltaUnreachable, DpSgd
 from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
+from audit.processes import end_with_parent
 from audit.protocols import Grid, RandomSearch, UntilAccepted, parse_protocol
 from audit.repetitions import Fixed, TruncatedNegativeBinomial
 from audit.upper_bounds import tuning_cost
@@ -84,6 +87,12 @@ class Answer:
 @functools.lru_cache(maxsize=1000)
 def _cost(run: DpSgd, spec: str, delta: float) -> float:
     return tuning_cost(run, spec, delta).epsilon
+
+
+@functools.cache
+def _curve_process() -> ProcessPoolExecutor:
+    """Computes the curves. In a thread, the curves of old inputs would delay the next answer."""
+    return ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
 
 
 def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
@@ -225,8 +234,9 @@ def _page() -> Any:
             y: list[float] = []
             for count in sorted({*_CURVE_RUNS, mean} if name == title else _CURVE_RUNS):
                 try:
-                    spec = PROTOCOLS[name][0](count)
-                    y = [*y, await asyncio.to_thread(_cost, run, spec, delta)]
+                    work = functools.partial(_cost, run, PROTOCOLS[name][0](count), delta)
+                    loop = asyncio.get_running_loop()
+                    y = [*y, await loop.run_in_executor(_curve_process(), work)]
                 except (InvalidInput, DeltaUnreachable):
                     continue
                 if latest[0] is not mine:

@@ -228,11 +228,14 @@ def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValu
         raise NotApplicable("the base is Gaussian: grid-tight is simpler")
     if not base.is_directed and not base.is_symmetric:
         raise NotApplicable("it must be known which data set of the pair has the record")
-    return BoundValue(max(_epsilon(pair, protocol, delta) for pair in base.pairs))
+    epsilon = 0.0
+    for pair in base.pairs:
+        epsilon = _epsilon(pair, protocol, delta, epsilon)
+    return BoundValue(epsilon)
 
 
-def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
-    """The bound for one direction, with the tails that cost least by the region bound."""
+def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -> float:
+    """The bound for one direction, at least `least`, with the tails of the least region bound."""
     runs, pmf = protocol.mean_runs, _on_lattice(pair)
     pair = LossPair(pmf)
     tail, lost = _left_tail(pair, delta / runs)
@@ -257,8 +260,9 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     if best is None:
         raise NotApplicable("the base reveals the data set with a larger probability")
     if protocol.inclusion < 1.0:
-        return by_chance(best[1], protocol, delta)
-    return TightCurve.at(best[1], law, delta).epsilon(delta)
+        return max(least, by_chance(best[1], protocol, delta))
+    curve = TightCurve.at(best[1], law, delta)
+    return least if curve.delta(least) <= delta else curve.epsilon(delta)
 
 
 def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:

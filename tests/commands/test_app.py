@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import audit
@@ -86,8 +87,10 @@ def page() -> Iterator[Any]:
                 chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
                 chrome.get(address)
                 yield chrome
+            (curves,) = psutil.Process(server.pid).children()[-1:]
         finally:
             server.terminate()
+        curves.wait(30.0)  # it ends with the server
 
 
 # Widgets live in shadow roots, which selectors of the document do not see.

@@ -20,9 +20,10 @@ from audit.accounting import (
 )
 from audit.accounting.pairs import DiscretePair
 from audit.arrays import FloatArray
+from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds import grid_log_concave, log_concave_pair, tight
-from audit.upper_bounds.grid_of_log_concave_losses import _dominating, _on_lattice
+from audit.upper_bounds.grid_of_log_concave_losses import _dominating, _epsilon, _on_lattice
 from audit.upper_bounds.tight import TightCurve
 
 DELTA = 1e-5
@@ -128,6 +129,14 @@ def test_a_loss_with_two_modes_leaks_more_than_draws_but_at_most_the_bound() -> 
     assert attained > 1.6 * TightCurve.at(DiscretePair(p, q), Fixed(3), 0.1).delta(1.0)
     pair = log_concave_pair(DiscretePair(p, q), 1e-9)
     assert TightCurve.at(pair, Fixed(3), 0.1).delta(1.0) >= attained
+
+
+def test_the_larger_direction_counts_in_either_order() -> None:
+    costs = {pair: _epsilon(pair, Grid(5), DELTA, 0.0) for pair in DpSgd(4.0, 500, 0.2).pairs}
+    (larger, most), (smaller, least) = sorted(costs.items(), key=lambda one: -one[1])
+    assert most > least
+    assert _epsilon(larger, Grid(5), DELTA, least) == most
+    assert _epsilon(smaller, Grid(5), DELTA, most) == most
 
 
 def test_bases_without_a_density_are_not_supported() -> None:
