@@ -239,7 +239,9 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     for number in range(_SEEDS_OF_OTHER_STEPS):
         seed = experiment.seed_of(800 + number)
         pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
-        if any(experiment.ended_early(run) for run in pair) or not draw_alike(pair[0], pair[1], steps):
+        if any(experiment.ended_early(run) for run in pair) or not draw_alike(
+            pair[0], pair[1], steps
+        ):
             continue
         found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
         sizes = np.linalg.norm(np.stack(found), axis=2)
