@@ -63,12 +63,17 @@ class CanaryRuns:
 
 
 def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
-    """The canaries of the pool that can be trained on, and a coupled run with each of them."""
+    """The canaries of the pool that can be trained on, and a coupled run with each of them.
+
+    Canaries with which the function draws other numbers cannot be compared with these. Those that
+    draw alike are compared with each other.
+    """
     pool: list[PoolRecord] = []
     traces: list[Trace] = []
     base = experiment.base
     raised: list[str] = []
     diverged: list[PoolRecord] = []
+    apart: list[Trace] = []
     overflowing: list[PoolRecord] = []
     for canary in experiment.pool:
         if len(traces) >= _FEWEST and not experiment.time_left(0.45):
@@ -80,6 +85,10 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
             overflowing.append(canary)
         elif not experiment.draws_as_reference(trace):
             diverged.append(canary)
+            if len(trace.steps) == experiment.steps and (
+                not apart or draw_alike(trace, apart[0], experiment.steps)
+            ):
+                apart.append(trace)
         elif len(trace.steps) < min(experiment.steps, len(base.steps)):
             if not any(f.message.startswith("The number of steps") for f in experiment.findings):
                 experiment.findings.append(
@@ -104,8 +113,12 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
     if diverged:
         experiment.notes.append(
             f"for {len(diverged)} of {len(experiment.pool)} canaries the number of steps or of "
-            "random draws depends on the record; they were left out"
+            "random draws depends on the record; they were compared with each other alone"
         )
+        if len(apart) > 1:
+            gradients = [trace.gradients for trace in apart]
+            together = contributions(gradients, base.slices, base.epsilon_of_type)
+            experiment.apart = together.largest
         _report_lost_noise(experiment, diverged)
     return pool, traces
 
@@ -228,9 +241,16 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     It then changes more steps than the accounted rate allows, and by other amounts for other
     seeds. A record that is drawn too often adds the same to a step for every seed.
     """
-    one, other = canaries.pair
-    if not experiment.sampled or one is other:
+    one = canaries.pair[0]
+    # Both features and labels differ, because either may change a statistic.
+    differing = [
+        each
+        for each in canaries.pool
+        if each.label != one.label and not np.array_equal(each.features, one.features)
+    ]
+    if not experiment.sampled or not differing:
         return
+    other = next((each for each in differing if each.family == "own"), differing[0])
     assert experiment.accounted is not None
     steps = len(canaries.found.largest)
     steps = steps if experiment.comparable is None else experiment.comparable
@@ -239,7 +259,9 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     for number in range(_SEEDS_OF_OTHER_STEPS):
         seed = experiment.seed_of(800 + number)
         pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
-        if any(experiment.ended_early(run) for run in pair) or not draw_alike(pair[0], pair[1], steps):
+        if any(experiment.ended_early(run) for run in pair) or not draw_alike(
+            pair[0], pair[1], steps
+        ):
             continue
         found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
         sizes = np.linalg.norm(np.stack(found), axis=2)
@@ -317,6 +339,8 @@ def measure(
     # Runs whose number of steps is random have only their first steps in common.
     elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
     np.maximum(found.largest, elsewhere, out=found.largest)
+    if experiment.apart is not None:
+        np.maximum(found.largest, experiment.apart[: len(found.largest)], out=found.largest)
     return canaries
 
 

@@ -52,7 +52,7 @@ def _parser() -> console.Parser:
     add("--one-run", action="store_true", help="train once, with many canaries")
     add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")
     add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
-    add("--jobs", type=int, metavar="N", help="worker processes (default: one per core)")
+    add("--jobs", type=int, metavar="N", help="worker processes (default: one per idle core)")
     add("--json", action="store_true", help="print the result as JSON")
     add("--max-runs", type=float, default=MAX_RUNS, metavar="N", help="calls (default: 1e6)")
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")

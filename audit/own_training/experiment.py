@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.own_training.canary_pool import PoolRecord, canary_pool
 from audit.own_training.coupled_runs import Accounted, CoupledRuns, Trace
 from audit.own_training.explanations import explain_test
@@ -122,6 +123,7 @@ class Experiment:
         later_steps: number of further steps that another experiment tests.
         first_step: the first tested step, from 0.
         brief: whether to make fewer runs.
+        apart: [T], largest contribution among canaries that change the number of draws, or None.
         comparable: number of steps before which the weights depend on gradients alone, or None.
     """
 
@@ -152,6 +154,7 @@ class Experiment:
         self.measured: dict[str, float] = {}
         self.first_step, self.later_steps, self.brief = 0, 0, False
         self.comparable: int | None = None
+        self.apart: FloatArray | None = None
         self._evidence: list[tuple[TestResult, Callable[[TestResult], Finding]]] = []
         self.started = time.perf_counter()
 
@@ -263,6 +266,7 @@ class Experiment:
             expanded = self.accounted.expanded[later.first_step :] or self.accounted.expanded[-1:]
             later.accounted = replace(self.accounted, expanded=expanded)
         later.pool, later.measured, later.untested = list(canaries), {}, {}
+        later.apart = None
         later.started, later.seconds = time.perf_counter(), seconds
         return later
 

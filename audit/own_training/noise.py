@@ -33,7 +33,7 @@ _MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
 _MAX_ROWS, _MIN_RATIO = 400, 1.1
 # Coordinates and runs that the test of the noise's grain compares.
 _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
-# Coordinates of the largest covariance that is tested, and the fewest lengths that are compared.
+# Coordinates of the largest covariance that is tested, and the least number of lengths compared.
 _MAX_FLAT, _MIN_LENGTHS = 400, 6
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)

@@ -554,7 +554,7 @@ BROKEN: dict[str, Control] = {
     ),
     "noise scaled by the largest private value (black box)": Control(exact_bounds, source=RECORDER),
     "output length from private data (black box)": Control(private_count_of_steps, source=RECORDER),
-    "exact mean beside noisy coefficients (black box)": Control(
+    "exact mean next to noisy coefficients (black box)": Control(
         scaler_without_noise, source=RECORDER
     ),
     "declared sensitivity too small (black box)": Control(half_sensitivity, source=RECORDER),

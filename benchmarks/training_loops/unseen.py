@@ -80,7 +80,7 @@ def whole_multiples(state: Any, each: list[Any]) -> list[Any]:
 
 
 def root_mean_square(state: Any, each: list[Any]) -> list[Any]:
-    """The root mean square of the tensors' norms stands for the norm."""
+    """The root mean square of the tensors' norms is taken as the norm."""
     norm = loops.norms(each) / len(each) ** 0.5
     factor = (state.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
     return [torch.einsum("i,i...->...", factor, g) for g in each]
@@ -338,7 +338,7 @@ UNSEEN: dict[str, Control] = {
     ),
     "five rounds of k-means, one claimed (black box)": Control(k_means(1)),
     "majority vote with a fifth of the noise (black box)": Control(votes(0.2)),
-    "bootstrap interval beside a noisy mean (black box)": Control(with_interval),
+    "bootstrap interval next to a noisy mean (black box)": Control(with_interval),
     "randomised response that keeps 90 % (black box)": Control(responses(0.1), relation="zero-out"),
 }
 
