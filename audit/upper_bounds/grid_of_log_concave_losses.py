@@ -240,7 +240,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
         # A small Gaussian mechanism, added to every run, smooths the density.
         pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * pmf.deviation)))
         tail, _ = _left_tail(pair, delta / runs)
-    law = (
+    repetitions = (
         Fixed(protocol.candidates)
         if protocol.inclusion == 1.0
         else Binomial(protocol.candidates, protocol.inclusion)
@@ -249,7 +249,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     for share in _SHARES:
         one = log_concave_pair(pair, share * delta / runs, tail)
         try:
-            epsilon = solve_epsilon(region_curve(one, law, _REGION_POINTS).delta, delta)
+            epsilon = solve_epsilon(region_curve(one, repetitions, _REGION_POINTS).delta, delta)
         except DeltaUnreachable:
             continue
         if best is None or epsilon < best[0]:
@@ -258,7 +258,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
         raise NotApplicable("the base reveals the data set with a larger probability")
     if protocol.inclusion < 1.0:
         return by_chance(best[1], protocol, delta)
-    return TightCurve.at(best[1], law, delta).epsilon(delta)
+    return TightCurve.at(best[1], repetitions, delta).epsilon(delta)
 
 
 def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:
