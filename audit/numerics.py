@@ -281,7 +281,7 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     first = int(np.argmin(b / a))
     a, b = a[first:], b[first:]
     for _ in range(6):
-        bent = _bent(a, b)
+        bent = _removable_points(a, b)
         if len(bent) == 0:
             break
         # The test of a point uses its neighbours, so two neighbours cannot be dropped at once.
@@ -294,7 +294,7 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     return a[vertices], b[vertices]
 
 
-def _bent(a: FloatArray, b: FloatArray) -> NDArray[np.intp]:
+def _removable_points(a: FloatArray, b: FloatArray) -> NDArray[np.intp]:
     """Indices of the points that are not below the line through their neighbours."""
     slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
     return np.flatnonzero(slopes[1:] <= slopes[:-1])

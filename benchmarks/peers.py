@@ -41,13 +41,7 @@ def why_missing(peer: str) -> str | None:
 
 
 def step(peer: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """A function that takes one training step on all records.
-
-    Args:
-        peer: one of PEERS.
-        model: the model, trained in place.
-        x: [n, ...] records.
-        y: [n] classes.
+    """A function that takes one training step of the model on all records, x [n, ...] and y [n].
 
     Raises:
         ImportError: fastDP is not installed.

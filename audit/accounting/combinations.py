@@ -202,7 +202,7 @@ class Composition(_Combination):
         )
 
     @cached_property
-    def _arranged(self) -> tuple[LossPair, ...]:
+    def _in_all_directions(self) -> tuple[LossPair, ...]:
         """The composition in every arrangement of the directions of its parts."""
         every = arrangements(self._different)
         # The second half are mirror images.
@@ -212,7 +212,9 @@ class Composition(_Combination):
     def delta(self, epsilon: ArrayLike) -> FloatArray:
         if not self._is_ambiguous:
             return super().delta(epsilon)
-        return np.asarray(np.max([pair.profile(epsilon) for pair in self._arranged], axis=0))
+        return np.asarray(
+            np.max([pair.profile(epsilon) for pair in self._in_all_directions], axis=0)
+        )
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)

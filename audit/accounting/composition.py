@@ -62,12 +62,12 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
         >>> round(float(compose([(laplace, 20)]).profile(1.0)), 4)
         0.0023
     """
-    return _composed(tuple((law, count) for law, count in parts), cells)
+    return _composed(tuple((loss, count) for loss, count in parts), cells)
 
 
 @memoize(4)  # several bounds of one base compose the same parts
 def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
-    if any(law.atoms(math.inf).p_only >= 1.0 for law, _ in parts):  # one run reveals everything
+    if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in parts):  # one run reveals everything
         return LossPair(PrivacyLossPmf(np.array([0.0]), np.array([-np.inf]), 1.0, 1.0))
     while len(parts) > _MANY:
         groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
@@ -81,9 +81,9 @@ def _on_one_grid(
     parts: tuple[tuple[PrivacyLoss, int], ...], cells: int, most_tilts: int, few: int
 ) -> LossPair:
     """Composition on one grid; `few` is the number of losses that locate the window."""
-    coarse = [(_coarse(law.atoms(math.inf), few), count) for law, count in parts]
+    coarse = [(_coarse(loss.atoms(math.inf), few), count) for loss, count in parts]
     if all(len(atoms.loss) == 1 for atoms, _ in coarse):
-        return _of_single_losses([(law.atoms(math.inf), count) for law, count in parts])
+        return _of_single_losses([(loss.atoms(math.inf), count) for loss, count in parts])
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
@@ -92,8 +92,8 @@ def _on_one_grid(
     # A rare large loss limits the number of cells. A coarser grid is equally safe.
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
     spacing = float(max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18))
-    laws = [(law.atoms(spacing), count) for law, count in parts]
-    grids = [_Grid(*on_lattice(atoms, spacing), count) for atoms, count in laws]
+    on_grid = [(loss.atoms(spacing), count) for loss, count in parts]
+    grids = [_Grid(*on_lattice(atoms, spacing), count) for atoms, count in on_grid]
     # On the grid, each run can reach one cell beyond its own loss.
     slack = 2 + min(runs, cells // 8)
     first = max(math.floor(low / spacing) - slack, sum(one.start * one.count for one in grids))
@@ -111,8 +111,8 @@ def _on_one_grid(
     p_only, q_only = (
         -math.expm1(sum(count * math.log1p(-part) for part, count in side))
         for side in (
-            [(atoms.p_only, count) for atoms, count in laws],
-            [(atoms.q_only, count) for atoms, count in laws],
+            [(atoms.p_only, count) for atoms, count in on_grid],
+            [(atoms.q_only, count) for atoms, count in on_grid],
         )
     )
     with np.errstate(over="ignore"):  # a sum that is not 1 is refused
@@ -130,12 +130,12 @@ def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[Privac
     for the next stage.
     """
     found: list[tuple[PrivacyLoss, int]] = []
-    for law, count in parts:
+    for loss, count in parts:
         blocks, rest = divmod(count, _REPEATED)
         if blocks:
-            found.append((compose([(law, blocks)]), _REPEATED))
+            found.append((compose([(loss, blocks)]), _REPEATED))
         if rest:
-            found.append((law, rest))
+            found.append((loss, rest))
     return tuple(found)
 
 

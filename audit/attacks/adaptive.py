@@ -183,9 +183,9 @@ def adaptive_attack(
     )
     best = attack(np.asarray(found.x))
     plain = replace(best, tip=math.inf, front=(top, top), back=(low, low))
-    return max((best, plain), key=lambda one: _certified(one, delta, trials, alpha))
+    return max((best, plain), key=lambda one: _expected_ratio(one, delta, trials, alpha))
 
 
-def _certified(attack: AdaptiveAttack, delta: float, trials: int, alpha: float) -> float:
+def _expected_ratio(attack: AdaptiveAttack, delta: float, trials: int, alpha: float) -> float:
     without, with_record = (np.array([max(c, 1e-300)]) for c in attack.chances())
     return float(expected_ratio(without, with_record, delta, trials, alpha)[0])

@@ -122,7 +122,17 @@ class Certificate:
         )
         if not study.tested:
             study = replace(study, tested_on="", tested_with="", tested_steps=0)
-        return cls(base, training, protocol, delta, numbers, score, study, _made_now(), model_hash)
+        return cls(
+            base,
+            training,
+            protocol,
+            delta,
+            numbers,
+            score,
+            study,
+            _current_provenance(),
+            model_hash,
+        )
 
     def declare(self, **statements: Any) -> Self:
         """Returns the certificate with additional statements of its author.
@@ -317,7 +327,7 @@ class Certificate:
         return (*missing, *self.declaration.not_stated)
 
 
-def _made_now() -> Made:
+def _current_provenance() -> Made:
     libraries = {}
     for name in _LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -159,7 +159,7 @@ def _parsed(content: bytes) -> Any:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise InvalidInput(f"a name must occur once in an object, got {_shown(twice)} twice")
+            raise InvalidInput(f"a name must occur once in an object, got {_quoted(twice)} twice")
         return found
 
     def finite(text: str) -> float:
@@ -193,7 +193,7 @@ def _verdict(values: Any) -> Verdict:
     checked = certificate.study.checked
     if checked != tuple(name for name in allowed if name in checked):
         return _wrong(
-            f"study.checked is {_shown(list(checked))}, must be of {_shown(list(allowed))}"
+            f"study.checked is {_quoted(list(checked))}, must be of {_quoted(list(allowed))}"
         )
     if problem := _problem_of_test(certificate):
         return _wrong(problem)
@@ -282,7 +282,7 @@ def _problem(
         for each in (values, right.as_dict())
     )
     for name, *pair in _differences(given, expected, ""):
-        return "{} is {}, must be {}".format(name, *map(_shown, pair))
+        return "{} is {}, must be {}".format(name, *map(_quoted, pair))
     return None
 
 
@@ -290,7 +290,7 @@ def _problem_of_test(certificate: Certificate) -> str | None:
     study = certificate.study
     allowed = testable(certificate.training, certificate.score)
     if study.tested != tuple(name for name in allowed if name in study.tested):
-        return f"study.tested is {_shown(list(study.tested))}, must be of {_shown(list(allowed))}"
+        return f"study.tested is {_quoted(list(study.tested))}, must be of {_quoted(list(allowed))}"
     if bool(study.tested) != bool(study.tested_on) or bool(study.tested) != bool(study.tested_with):
         return "study.tested_on and study.tested_with are required with study.tested, and only then"
     if study.tested_steps < 0 or (study.tested_steps and not study.tested):
@@ -299,7 +299,7 @@ def _problem_of_test(certificate: Certificate) -> str | None:
     if study.tested and study.tested_steps > most:
         return f"study.tested_steps is {study.tested_steps}, must be at most {most}, those of a run"
     if study.tested and not _VERSION.fullmatch(study.tested_with):
-        return f"study.tested_with is {_shown(study.tested_with)}, must be a version"
+        return f"study.tested_with is {_quoted(study.tested_with)}, must be a version"
     return None
 
 
@@ -307,15 +307,15 @@ def _problem_of_provenance(made: Made) -> str | None:
     try:
         day = datetime.date.fromisoformat(made.date)
     except ValueError:
-        return f"made.date is {_shown(made.date)}, must be a date such as 2026-11-22"
+        return f"made.date is {_quoted(made.date)}, must be a date such as 2026-11-22"
     # One more day, for clocks in other time zones.
     last = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
     if day.isoformat() != made.date or not _FIRST_DAY <= day <= last:
-        return f"made.date is {_shown(made.date)}, must be from {_FIRST_DAY} to {last}"
+        return f"made.date is {_quoted(made.date)}, must be from {_FIRST_DAY} to {last}"
     versions = {"version": made.version, "python": made.python, **made.libraries}
     for name, version in versions.items():
         if not _VERSION.fullmatch(version):
-            return f"made.{_name(name)} is {_shown(version)}, must be a version"
+            return f"made.{_name(name)} is {_quoted(version)}, must be a version"
     return None
 
 
@@ -324,7 +324,7 @@ def _differences(given: Any, right: Any, name: str) -> Iterator[tuple[str, Any, 
     kind = next((kind for kind in (Mapping, list, str) if isinstance(right, kind)), None)
     if kind is not None and not isinstance(given, kind):
         word = {Mapping: "an object", list: "a list", str: "a text"}[kind]
-        raise InvalidInput(f"{name} must be {word}, got {_shown(given)}")
+        raise InvalidInput(f"{name} must be {word}, got {_quoted(given)}")
     if kind is Mapping:
         for key in right:
             if key not in given:
@@ -340,11 +340,11 @@ def _differences(given: Any, right: Any, name: str) -> Iterator[tuple[str, Any, 
             yield f"{name}[{len(given)}]", "missing", right[len(given)]
         elif len(given) > len(right):
             yield f"{name}[{len(right)}]", given[len(right)], "absent"
-    elif not _same(given, right, name):
+    elif not _agrees(given, right, name):
         yield name, given, right
 
 
-def _same(given: Any, right: Any, name: str) -> bool:
+def _agrees(given: Any, right: Any, name: str) -> bool:
     if isinstance(given, bool) or isinstance(right, bool):
         return given is right
     if not (isinstance(given, int | float) and isinstance(right, int | float)):
@@ -363,10 +363,10 @@ def _join(name: str, key: str) -> str:
 
 
 def _name(key: str) -> str:
-    return key if key.isascii() and key.isidentifier() else _shown(key)
+    return key if key.isascii() and key.isidentifier() else _quoted(key)
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     text = ascii(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 

@@ -149,7 +149,7 @@ def _cluster(place: Place) -> Iterator[None]:
     except (AuditError, ValueError, OSError, RuntimeError):
         raise  # An error of a block, of the address or of the connection: it has a clear message.
     except Exception as error:
-        if not (isinstance(error, CancelledError) or _is_of_cluster(error)):
+        if not (isinstance(error, CancelledError) or _is_cluster_error(error)):
             raise
         raise ClusterLost(
             f"the {place.backend} cluster stopped working ({type(error).__name__}: {error}); "
@@ -157,7 +157,7 @@ def _cluster(place: Place) -> Iterator[None]:
         ) from error
 
 
-def _is_of_cluster(error: Exception) -> bool:
+def _is_cluster_error(error: Exception) -> bool:
     """Whether an error comes from Dask or Ray, by its class or by the code that raised it."""
     places = [kind.__module__ for kind in type(error).__mro__]
     # A Ray cluster without nodes raises a KeyError.

@@ -186,10 +186,10 @@ def read_study(
                 f"user attributes, or base must be given, got trial {trial.number} without"
             )
         found.append(one)
-    return found, _way_of(study)
+    return found, _selection_method(study)
 
 
-def _way_of(study: Any) -> str:
+def _selection_method(study: Any) -> str:
     marks = [set(trial.system_attrs) for trial in study.trials]
     if any(trial.state.name == "PRUNED" for trial in study.trials):
         return "sequential"

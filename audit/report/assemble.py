@@ -58,9 +58,9 @@ def assemble(
     results = []
     budgets: Sequence[int] = range(len(set_ups))
     for budget in progress(budgets) if progress else budgets:
-        game = set_ups[budget]
+        set_up = set_ups[budget]
         of_repeats = [trials[budget, repeat] for repeat in range(config.repeats)]
-        results.append(_at_budget(game.views[view], game, budget, of_repeats, proxies))
+        results.append(_at_budget(set_up.views[view], set_up, budget, of_repeats, proxies))
     threat_model = set_ups[0].views[view].threat_model
     sets = (threat_model.training_set, threat_model.validation_set)
     return Report(
@@ -76,7 +76,7 @@ def assemble(
 
 
 def _at_budget(
-    view: View, game: SetUp, budget: int, of_repeats: list[Trials], proxies: tuple[str, ...]
+    view: View, set_up: SetUp, budget: int, of_repeats: list[Trials], proxies: tuple[str, ...]
 ) -> BudgetResult:
     config, evaluation = view.config, view.config.evaluation
     runs = sum(int(trials.runs.sum()) for trials in of_repeats)
@@ -87,14 +87,17 @@ def _at_budget(
             "or score not finite), so there are no bounds: learning_rates "
             f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}, max_grad_norm "
             f"{', '.join(f'{norm:g}' for norm in config.max_grad_norm)}, noise multiplier "
-            f"{game.base.noise_multiplier:.4g}, model {config.model}"
+            f"{set_up.base.noise_multiplier:.4g}, model {config.model}"
         )
-    base = upper_bounds.report_mechanism(game.base, config.delta, config.accounting)
-    upper = [*base.bounds, *upper_bounds.all_upper_bounds(game.base, game.protocol, config.delta)]
+    base = upper_bounds.report_mechanism(set_up.base, config.delta, config.accounting)
+    upper = [
+        *base.bounds,
+        *upper_bounds.all_upper_bounds(set_up.base, set_up.protocol, config.delta),
+    ]
     pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
     # All proxies of one set of trials in turn, because they share the simulations of rank sums.
     found = [
-        [_lower_bounds(view, game, trials, proxy, config.confidence) for proxy in proxies]
+        [_lower_bounds(view, set_up, trials, proxy, config.confidence) for proxy in proxies]
         for trials in (pooled, *(of_repeats if len(of_repeats) > 1 else ()))
     ]
     lower = {
@@ -104,12 +107,12 @@ def _at_budget(
     upper_results = {bound.name: _upper(bound, view) for bound in upper}
 
     def recompute(proxy: str, confidence: float) -> dict[str, float]:
-        found = _lower_bounds(view, game, pooled, proxy, confidence)
+        found = _lower_bounds(view, set_up, pooled, proxy, confidence)
         return {bound.key: bound.epsilon for bound in found}
 
     return BudgetResult(
         epsilon_base=config.epsilon[budget],
-        mu=game.mu,
+        mu=set_up.mu,
         score=config.score,
         base=base,
         runs=runs,
@@ -150,18 +153,18 @@ def _rounding(config: AuditConfig, engine: str) -> Rounding | None:
 
 
 def _lower_bounds(
-    view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
+    view: View, set_up: SetUp, trials: Trials, proxy: str, confidence: float
 ) -> list[LowerBound]:
     evaluation = view.config.evaluation
     values = getattr(trials, proxy)
     mu = repetitions = threshold = split_top = None
-    if isinstance(game.protocol, RandomSearch):
-        repetitions = game.protocol.repetitions
-    if proxy == "lambda_a" and game.mu is not None:
+    if isinstance(set_up.protocol, RandomSearch):
+        repetitions = set_up.protocol.repetitions
+    if proxy == "lambda_a" and set_up.mu is not None:
         # sum_i p_i[0] / (C sigma sqrt N): N(b mu, 1) in one run if every gradient has norm C.
-        values, threshold = values * game.mu, game.threshold
+        values, threshold = values * set_up.mu, set_up.threshold
         if repetitions is not None:
-            mu, split_top = game.mu, view.split_top
+            mu, split_top = set_up.mu, view.split_top
     scores = Scores.of(values[~trials.bit], values[trials.bit])
     plan = SequentialPlan(len(evaluation.looks))
     found = [

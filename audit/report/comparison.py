@@ -349,15 +349,15 @@ def _settings(audits: Sequence[Audit]) -> str:
     trained = [audit for audit in audits if audit.row[1] != "empty"]
 
     def values(name: str) -> str:
-        return _or(audit.config[name] for audit in audits)
+        return _joined_by_or(audit.config[name] for audit in audits)
 
-    used = _or(audit.report.records.training for audit in trained)
+    used = _joined_by_or(audit.report.records.training for audit in trained)
     records = f", {used} training records" if trained else ""
     played = f"{values('trials')} trials x {values('repeats')}"
     return f"{played}, {values('steps')} steps{records}"
 
 
-def _or(values: Iterable[int]) -> str:
+def _joined_by_or(values: Iterable[int]) -> str:
     return " or ".join(map(str, sorted(set(values))))
 
 

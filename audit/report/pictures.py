@@ -91,7 +91,7 @@ def draw(report: Report, path: Path) -> None:
         axes = figure.subplots()
         labels = _draw_bounds(axes, report)
         axes.set_xlabel(_BUDGET)
-        axes.set_ylabel(_of_the_tuning(config))
+        axes.set_ylabel(_epsilon_label(config))
         figure.suptitle(
             f"{threat}, X = {training_set}, z = {canary}, score {config['score']}\n"
             f"{way_of_tuning(config)}, {config['trials']:,} trials x {config['repeats']}",
@@ -146,7 +146,7 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
         figure.suptitle(note, fontsize="medium")
         caption = _caption([report for row in grid for _, report in row], lines=5 - min(wide, 3))
         figure.supxlabel(f"{_BUDGET}\n{caption}", fontsize="small")
-        figure.supylabel(_of_the_tuning(grid[0][0][1].config), fontsize="medium")
+        figure.supylabel(_epsilon_label(grid[0][0][1].config), fontsize="medium")
         figure.legend(
             legend.values(), legend, loc="outside right center", frameon=False, fontsize="small"
         )
@@ -159,7 +159,7 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata={"Software": None})
 
 
-def _of_the_tuning(config: Mapping[str, Any]) -> str:
+def _epsilon_label(config: Mapping[str, Any]) -> str:
     return rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}"
 
 

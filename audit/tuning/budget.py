@@ -95,11 +95,11 @@ class Filter:
 
 def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
     """Filter for parts of the composition `cap`; `hint` extends the error for other mechanisms."""
-    limits = _amounts([(cap, 1)])
+    limits = _amounts_by_kind([(cap, 1)])
 
     def share(spent: Spent) -> float:
         most = 0.0
-        for kind, (amount, example) in _amounts(spent).items():
+        for kind, (amount, example) in _amounts_by_kind(spent).items():
             if kind not in limits:
                 allowed = "; ".join(one.description for _, one in limits.values())
                 raise InvalidInput(
@@ -119,7 +119,7 @@ def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
 _GAUSSIAN = "mu^2"
 
 
-def _amounts(
+def _amounts_by_kind(
     several: Iterable[tuple[Mechanism, int]],
 ) -> dict[Hashable, tuple[float, Mechanism]]:
     """Spent amounts by kind: mu^2, the steps of each DP-SGD, or runs; each with an example."""
@@ -297,7 +297,7 @@ class Budget:
             InvalidInput: this budget does not count such a mechanism.
         """
         try:
-            self._after(mechanism, times)
+            self._spent_after(mechanism, times)
         except BudgetExceeded:
             return False
         return True
@@ -324,15 +324,15 @@ class Budget:
             InvalidInput: this budget does not count such a mechanism.
         """
         if self._file is None:
-            self._spent = self._after(mechanism, times)
+            self._spent = self._spent_after(mechanism, times)
             return
         with _locked(self._file):
             self._read(self._file)  # another process may have spent meanwhile
-            after = self._after(mechanism, times)
+            after = self._spent_after(mechanism, times)
             self._write(self._file, after)
             self._spent = after
 
-    def _after(self, mechanism: Mechanism, times: int) -> Spent:
+    def _spent_after(self, mechanism: Mechanism, times: int) -> Spent:
         """The spent mechanisms after one more is charged."""
         if not isinstance(mechanism, Mechanism):
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")

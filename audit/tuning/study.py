@@ -470,7 +470,7 @@ class Study:
         with self._memory.locked(), shown:
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, accept, save, load)
-            state = self._begun(train)
+            state = self._initial_draws(train)
             plan, key = self._plan(), int(state["key"], 16)
             runs = state["runs"]
             try:
@@ -522,7 +522,7 @@ class Study:
                 "on synthetic records first, or pass rehearse=False"
             )
 
-    def _begun(self, train: Callable[..., Outcome]) -> dict[str, Any]:
+    def _initial_draws(self, train: Callable[..., Outcome]) -> dict[str, Any]:
         """The draws made before the first run, now or by an earlier process."""
         state = self._memory.state()
         if state is None:

@@ -243,7 +243,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         # A small Gaussian mechanism, added to every run, smooths the density.
         pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * pmf.deviation)))
         tail, _ = _left_tail(pair, delta / runs)
-    law = (
+    repetitions = (
         Fixed(protocol.candidates)
         if protocol.inclusion == 1.0
         else Binomial(protocol.candidates, protocol.inclusion)
@@ -252,7 +252,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
     for share in _SHARES:
         one = log_concave_pair(pair, share * delta / runs, tail)
         try:
-            epsilon = solve_epsilon(region_curve(one, law, _REGION_POINTS).delta, delta)
+            epsilon = solve_epsilon(region_curve(one, repetitions, _REGION_POINTS).delta, delta)
         except DeltaUnreachable:
             continue
         if best is None or epsilon < best[0]:
@@ -261,7 +261,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         raise NotApplicable("the base reveals the data set with a larger probability")
     if protocol.inclusion < 1.0:
         return max(least, by_chance(best[1], protocol, delta))
-    curve = TightCurve.at(best[1], law, delta)
+    curve = TightCurve.at(best[1], repetitions, delta)
     return least if curve.delta(least) <= delta else curve.epsilon(delta)
 
 

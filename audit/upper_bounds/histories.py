@@ -162,17 +162,19 @@ class HistoryCurve:
     def _plan(self) -> tuple[_Cells, FloatArray, NDArray[np.int64]]:
         """The cells [m], the lattice of t, and the number of runs considered for each cell."""
         k = np.arange(_MAX_RUNS + 1)
-        law = self.adaptive.repetitions
-        expected = np.cumsum(k * law.pmf(k))
-        most = min(max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * law.mean)), 1), _MAX_RUNS)
+        repetitions = self.adaptive.repetitions
+        expected = np.cumsum(k * repetitions.pmf(k))
+        most = min(
+            max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * repetitions.mean)), 1), _MAX_RUNS
+        )
         for events, per_deviation in _RESOLUTIONS:
             cells, t = _Cells.of(self.adaptive, events), self._lattice(per_deviation)
-            runs = cells.horizon(law.pmf(k[: most + 1]))
+            runs = cells.horizon(repetitions.pmf(k[: most + 1]))
             if runs.sum() * len(t) <= _BUDGET:
                 break
         while np.minimum(runs, most).sum() * len(t) > _MOST_VALUES:
             most //= 2
-        if expected[most] < 0.5 * law.mean:
+        if expected[most] < 0.5 * repetitions.mean:
             most = 1  # nothing to gain
         return cells, t, np.minimum(runs, most)
 

@@ -53,9 +53,9 @@ _BLOCK_ROWS = 32
 # Smallest share of the events that each part of a curve gets.
 _MIN_SHARE = 1e-9
 # Rounding of a logarithm near 0. A cell is split only where the ratio of its two widths loses less
-# than `_MAX_DOUBT` by rounding.
+# than `_MAX_RELATIVE_ERROR` by rounding.
 _LOG_ROUNDING = 1e-15
-_MAX_DOUBT = 1e-8
+_MAX_RELATIVE_ERROR = 1e-8
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class TightCurve:
         return p, q
 
     @cached_property
-    def _doubt(self) -> FloatArray:
+    def _relative_error(self) -> FloatArray:
         """Relative error [n-1] that rounding can leave in the ratio of both widths."""
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = [_LOG_ROUNDING * (1.0 - v[:-1]) / -np.expm1(np.diff(v)) for v in self.left]
@@ -375,17 +375,17 @@ class TightCurve:
         widths, widths_with = self._widths
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
-            chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
+            chord_before = np.append(chord[1:] * (1.0 - self._relative_error[1:]), 0.0)
             # A slope of 0 is safe if no slope exists, as before a step of L alone.
             usable = (chord_before > 0.0) & (chord_before < np.inf)
             chord_before = np.where(usable, chord_before, 0.0)
-            chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
-            rise = chord_after - chord * (1.0 - self._doubt)
+            chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._relative_error[:-1]))
+            rise = chord_after - chord * (1.0 - self._relative_error)
             near = rise / (chord_after - chord_before)
             near = np.where((near >= 0.0) & (near < 1.0), near, 1.0)
             near_with = np.nan_to_num(np.clip(near * chord_before / chord, 0.0, 1.0), nan=0.0)
             growth = widths_with / np.append(np.inf, widths_with[:-1])
-            growth *= 1.0 - self._doubt - np.append(0.0, self._doubt[:-1])
+            growth *= 1.0 - self._relative_error - np.append(0.0, self._relative_error[:-1])
         # Steps from a small cell to a large one would magnify rounding.
         growth = np.where((growth > 0.0) & (growth < 8.0), growth, 0.0)
         return near, near_with, chord_before, growth
@@ -456,7 +456,7 @@ class TightCurve:
         most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
         split = worst[: max(most, len(cells) // 10)]
         split = split[(split >= 1) & (split < len(self.t))]
-        split = split[self._doubt[split] < _MAX_DOUBT]
+        split = split[self._relative_error[split] < _MAX_RELATIVE_ERROR]
         middle = 0.5 * (self.t[split - 1] + self.t[split])
         return np.union1d(self.t, middle)
 

@@ -19,11 +19,7 @@ _MAX_AUDITS = 1_000_000
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the study and writes its tables.
 
-    Args:
-        argv: command-line arguments; None for those of the process.
-
-    Returns:
-        The exit code: 1 if the violation rate of a valid bound is significantly too large.
+    Returns the exit code 1 if the violation rate of a valid bound is significantly too large.
     """
     options = _parser().parse_args(argv)
     try:

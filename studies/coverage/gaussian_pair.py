@@ -105,13 +105,7 @@ def _pair_lower_limit(
 
 
 def pair_epsilon(gap: float, log_ratio: float, delta: float) -> float:
-    """Epsilon of N(0, 1) against N(gap, r^2) at delta, the larger of both directions.
-
-    Args:
-        gap: difference of the means.
-        log_ratio: log r.
-        delta: in (0, 1).
-    """
+    """Epsilon of N(0, 1) against N(gap, r^2) at delta, the larger of both directions."""
     ratio = math.exp(log_ratio)
     directions = ((gap, ratio), (gap / ratio, 1.0 / ratio))
 

@@ -9,11 +9,9 @@ _MIN_AUDITS_FOR_MAXIMUM = 200
 
 
 def coverage_page(study: pd.DataFrame, command: str) -> str:
-    """The page of a study.
+    """The page of a study, with the command that repeats it.
 
-    Args:
-        study: one row per mechanism, number of trials and estimator.
-        command: the command that repeats the study.
+    The table has one row per mechanism, number of trials and estimator.
     """
     claimed = study[study["claimed"]]
     flagged_rows = failures(study)

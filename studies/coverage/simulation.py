@@ -37,15 +37,10 @@ _SEQUENTIAL_MECHANISMS = ("pure noise", "Gaussian mu=1.5")
 def simulate_study(
     audits: Mapping[int, int], seed: int, only: Sequence[str] = ()
 ) -> Iterator[pd.DataFrame]:
-    """Simulates every mechanism at every number of trials.
+    """Yields one table per mechanism and number of trials, with one row per estimator.
 
-    Args:
-        audits: the number of audits by trials per side.
-        seed: seed of all random draws.
-        only: names of the mechanisms; empty for all of them.
-
-    Yields:
-        One table per mechanism and number of trials, with one row per estimator.
+    `audits` is the number of audits by trials per side. If `only` is empty, it simulates all
+    mechanisms.
     """
     for trials, repetitions in audits.items():
         for mechanism in mechanisms(trials):

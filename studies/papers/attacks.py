@@ -190,14 +190,7 @@ class FoldedOrderCurve(WorstOrderCurve):
 def play_attack(
     mu: float, protocol: Protocol, delta: float, trials: int, rng: np.random.Generator
 ) -> PlayedAttack:
-    """Plays the worst known attack on a protocol.
-
-    Args:
-        mu: mu of the base.
-        protocol: the tuning protocol.
-        delta: in (0, 1).
-        trials: number of trials on each side.
-        rng: source of all random draws.
+    """Simulates the worst known attack, with this number of trials on each side.
 
     Raises:
         ValueError: no attack on the protocol is known.
@@ -326,12 +319,7 @@ def attacks(
 ) -> Result:
     """The costs of protocols, and the epsilon that attacks attain and prove.
 
-    Args:
-        mus: values of mu of the base.
-        deltas: values of delta, in (0, 1).
-        protocols: the protocols, as text.
-        trials: number of trials on each side.
-        seed: seed of all trials.
+    Each attack has this number of trials on each side.
     """
     rows = []
     settings = [(delta, mu, spec) for delta in deltas for mu in mus for spec in protocols]

@@ -54,11 +54,7 @@ def _settings(path: str | None) -> dict[str, Any]:
 
 
 def _check_writable(folder: Path) -> None:
-    """Checks, before the computation, that results can be written.
-
-    Raises:
-        ValueError: the folder cannot be created, or it is not writable.
-    """
+    """Raises ValueError, before the computation, if results cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -88,14 +84,7 @@ def _report(result: Result, folder: Path, seconds: float) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0, or 2 after an error message of one line.
-    """
+    """Runs the command; returns the exit code 0, or 2 after an error message of one line."""
     arguments = _parser().parse_args(argv)
     if arguments.list:
         _print_list()

@@ -88,13 +88,7 @@ def keep(folder: Path, out: Path) -> list[Path]:
     """Joins the shards of an audit, finished or not, to one file per view.
 
     An unfinished audit keeps, at each budget and repeat, the blocks before the first missing one.
-
-    Args:
-        folder: results folder of an audit.
-        out: folder for the files.
-
-    Returns:
-        The files that were written.
+    Returns the paths of the written files.
 
     Raises:
         ValueError: the folder holds no audit or no trials.
@@ -170,11 +164,7 @@ def _view(whole: AuditConfig, view: str) -> AuditConfig:
 
 
 def load(path: Path) -> Iterator[KeptGame]:
-    """The games of a kept file, one per budget with trials.
-
-    Args:
-        path: a file that `keep` wrote.
-    """
+    """The games of a file that `keep` wrote, one per budget with trials."""
     with np.load(path, allow_pickle=False) as file:
         described = json.loads(str(file["described"]))
         columns = {column: file[column] for column in file.files if column != "described"}

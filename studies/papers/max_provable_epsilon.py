@@ -147,11 +147,11 @@ def _nearest(
 
     def missed(logit: float, side: int) -> float:
         shares[side] = float(special.expit(logit))
-        found = _given_way(p, q, factor, shares)
+        found = _pair_of_shares(p, q, factor, shares)
         return _excess(found[side], found[1 - side], epsilon) - delta * (1.0 - _SLACK)
 
     for _ in range(_TURNS):
-        found = _given_way(p, q, factor, shares)
+        found = _pair_of_shares(p, q, factor, shares)
         now = _excess(*found, epsilon), _excess(*found[::-1], epsilon)
         # The share increases if its direction leaks too much, and decreases if it leaks too little.
         wrong = [
@@ -163,12 +163,12 @@ def _nearest(
         side = int(now[1] > now[0]) if all(wrong) else wrong.index(True)
         kept = safe_root(partial(missed, side=side), _LARGEST_LOGIT, -_LARGEST_LOGIT, 1e-4)
         shares[side] = float(special.expit(kept))
-    found = _given_way(p, q, factor, shares)
+    found = _pair_of_shares(p, q, factor, shares)
     is_kept = max(_excess(*found, epsilon), _excess(*found[::-1], epsilon)) <= delta
     return found if is_kept else None
 
 
-def _given_way(
+def _pair_of_shares(
     p: FloatArray, q: FloatArray, factor: float, shares: Sequence[float]
 ) -> tuple[FloatArray, FloatArray]:
     """The pair with given shares of the largest multiplier of each direction; sums are 1."""

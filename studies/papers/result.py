@@ -195,15 +195,10 @@ def plot(
     points: Sequence[str] = (),
     names: Sequence[str] | None = None,
 ) -> None:
-    """Draws every curve of a table in its own colour and dashes.
+    """Draws every curve of a `Curves` table in its own colour and dashes.
 
-    Args:
-        axes: the axes to draw in.
-        table: a table of `Curves`.
-        x: column of abscissas.
-        y: column of ordinates.
-        points: names of the curves that are drawn as points.
-        names: names of the curves in the order of their colours, if several panels share them.
+    The curves in `points` are drawn as points. `names` lists the curves in the order of their
+    colours, if several panels share them.
     """
     order = list(dict.fromkeys(table["curve"])) if names is None else list(names)
     for name, rows in table.groupby("curve", sort=False):
@@ -232,12 +227,7 @@ def tidy(axes: Axes) -> None:
 
 
 def legend(axes: Axes, handles: Sequence[Artist] | None = None) -> None:
-    """Puts the legend to the right of the axes.
-
-    Args:
-        axes: the axes.
-        handles: the artists to explain; those of the axes if None.
-    """
+    """Puts the legend to the right of the axes; by default, it explains the artists of the axes."""
     shown = {} if handles is None else {"handles": handles}
     axes.legend(
         loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, handlelength=2.6, **shown
@@ -254,18 +244,7 @@ def draw(
     points: Sequence[str] = (),
     **limits: tuple[float | None, float | None],
 ) -> Figure:
-    """Draws all curves in one panel, with a legend.
-
-    Args:
-        curves: the curves.
-        title: title of the figure.
-        x: label of the abscissa.
-        y: label of the ordinate.
-        x_scale: linear or log.
-        y_scale: linear or log.
-        points: names of the curves that are drawn as points.
-        **limits: `xlim` and `ylim`.
-    """
+    """Draws all curves in one panel, with a legend; the curves in `points` are drawn as points."""
     with style():
         page = figure()
         axes = page.subplots()

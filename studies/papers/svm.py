@@ -133,10 +133,9 @@ def _outlier_score(models: FloatArray) -> FloatArray:
 def _open_tuning(
     places: FloatArray, labels: FloatArray, epochs: int, tunings: int, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Trains once with each alpha and selects the most accurate model; ties go to smaller alpha.
+    """Alpha [tunings], outlier score and accuracy of the best model of each tuning.
 
-    Returns:
-        alpha [tunings], the outlier score of the model, and its accuracy.
+    A tuning trains once with each alpha. The smallest alpha wins ties.
     """
     shape = tunings, labels.shape[1]
     places, labels = np.broadcast_to(places, (*shape, 3)), np.broadcast_to(labels, shape)
@@ -154,10 +153,9 @@ def _private_tuning(
     tunings: int,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Random search over alphas; each run is full-batch DP-SGD with one step per epoch.
+    """The results of `_open_tuning` for random searches over alpha, if they made a run.
 
-    Returns:
-        As `_open_tuning`, for the tunings that made a run.
+    Each run is full-batch DP-SGD with one step per epoch.
     """
     x, y = places[0], labels[0]
     x_clipped = x * np.minimum(1.0, _MAX_GRAD_NORM / np.linalg.norm(x, axis=1))[:, None]

@@ -171,12 +171,7 @@ def _discriminant(game: KeptGame, names: tuple[str, ...], learned_on: BoolArray)
 def separation(without: FloatArray, with_canary: FloatArray) -> tuple[float, float]:
     """AUC of a statistic, and its standard error (Hanley & McNeil 1982).
 
-    Args:
-        without: [n0] values of the trials without the canary.
-        with_canary: [n1] values of the trials with it.
-
-    Returns:
-        The probability that a trial with the canary has the larger value, and its error.
+    The AUC is the probability that a trial with the canary has the larger value.
     """
     n0, n1 = len(without), len(with_canary)
     auc = float(stats.mannwhitneyu(with_canary, without).statistic) / (n0 * n1)
@@ -267,11 +262,7 @@ def _folder() -> Path:
 
 
 def kept_games(folder: str = "") -> list[KeptGame]:
-    """All kept games, sorted by row and eps_B.
-
-    Args:
-        folder: folder of the kept files; `studies/table3` of the checkout if empty.
-    """
+    """All kept games of a folder (by default, `studies/table3`), sorted by row and eps_B."""
     paths = sorted((Path(folder) if folder else _folder()).glob("*.npz"))
     games = [game for path in paths for game in load(path)]
     order = {"NTNV": 0, "NTCV": 1, "ETCV": 2}
@@ -330,11 +321,7 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
 
 
 def played(folder: str = "") -> Result:
-    """Table 3 and figures 1 to 4 from kept trials.
-
-    Args:
-        folder: folder of the kept files; `studies/table3` of the checkout if empty.
-    """
+    """Table 3 and figures 1 to 4 from kept trials, by default those of `studies/table3`."""
     games = kept_games(folder)
     rows = [row for game in games for row in bounds_of(game)]
     table = pd.DataFrame(rows)
@@ -444,12 +431,7 @@ def _of_both(rows: list[dict[str, Any]]) -> dict[tuple[str, float], list[dict[st
 
 
 def _separations(rows: list[dict[str, Any]], names: dict[str, str]) -> Iterator[str]:
-    """AUC and standard error of some statistics at eps_B = 4, one line for each game.
-
-    Args:
-        rows: rows of `bounds_of`.
-        names: names of the statistics, and the headings of their columns.
-    """
+    """AUC and standard error at eps_B = 4 of the statistics in `names`, one line for each game."""
     yield f"| row | {' | '.join(names.values())} |"
     yield f"|{'---|' * (1 + len(names))}"
     found: dict[str, dict[str, str]] = defaultdict(dict)

@@ -292,16 +292,10 @@ def figure_6(
 def audit(
     base: DpSgd, repetitions: Repetitions, trials: int, rng: np.random.Generator
 ) -> dict[str, float]:
-    """Audits the reduced game: the best of K draws of N(0, 1), or of N(mu, 1) with the record.
+    """The lower bounds of `_LOWER` from an audit of the reduced game.
 
-    Args:
-        base: DP-SGD; its mu is that of equation 19, as in the paper.
-        repetitions: distribution of K.
-        trials: number of trials, half of them with the record.
-        rng: source of the trials.
-
-    Returns:
-        eps_L by the names of `_LOWER`.
+    A trial is the best of K draws of N(0, 1), or of N(mu, 1) with the record, which is in half of
+    the trials. As in the paper, mu is that of equation 19.
     """
     mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
     order, sizes = IncreasingOrder(), (trials // 2, trials - trials // 2)

@@ -9,14 +9,7 @@ from studies.papers.kept_trials import keep
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0, or 2 after an error message of one line.
-    """
+    """Runs the command; returns the exit code 0, or 2 after an error message of one line."""
     parser = console.Parser(
         prog="python -m studies.table3.keep",
         description="Joins the trials of audits, finished or not, to one small file per view.",

@@ -418,7 +418,7 @@ def test_every_function_accepts_a_distribution_as_text() -> None:
 def test_reduced_bounds_have_a_reason_if_their_masses_underflow() -> None:
     # One run costs 3,541. The relevant masses underflow, and mu of "G" is 1e+21.
     base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse_repetitions("tnb:0,0.01")
-    assert "they underflow" in upper_bounds.reduced_exact(base, law, 1e-5).reason
+    assert "must be negligible at this delta" in upper_bounds.reduced_exact(base, law, 1e-5).reason
     found = upper_bounds.published.reduced_gdp_limit(base, law, 1e-5)
     assert "the approximation's mu must be in [1e-12, 1000], got" in found.reason
     # Without underflow, the bound exists and is below the bound for any score.

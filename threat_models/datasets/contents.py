@@ -41,7 +41,7 @@ def pixels_of(values: Any, shape: tuple[int, ...]) -> Bytes:
     array = _numbers("images", values)
     if array.ndim == 0 or array.shape[1:] != shape or len(array) == 0:
         raise InvalidInput(f"it must contain images of shape {shape}, got an array {array.shape}")
-    return _whole("pixels", array, 0, 255)
+    return _whole_numbers("pixels", array, 0, 255)
 
 
 def labels_of(values: Any, count: int, low: int = 0, high: int = 9) -> Bytes:
@@ -58,7 +58,7 @@ def labels_of(values: Any, count: int, low: int = 0, high: int = 9) -> Bytes:
         raise InvalidInput(
             f"it must contain one label for each of {count} images, got {len(array)}"
         )
-    return _whole("labels", array, low, high)
+    return _whole_numbers("labels", array, low, high)
 
 
 def _numbers(name: str, values: Any) -> NDArray[Any]:
@@ -69,7 +69,7 @@ def _numbers(name: str, values: Any) -> NDArray[Any]:
     return values
 
 
-def _whole(name: str, array: NDArray[Any], low: int, high: int) -> Bytes:
+def _whole_numbers(name: str, array: NDArray[Any], low: int, high: int) -> Bytes:
     if array.dtype != np.uint8 or low > 0 or high < 255:
         # NaN fails this comparison.
         good = (array >= low) & (array <= high) & (array == np.floor(array))

@@ -294,9 +294,9 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
             pure = PureDp(max(base.epsilon(delta_0), 1e-9))
         except DeltaUnreachable:
             continue
-        law = repetitions.given_no_failure(delta_0)
+        clean = repetitions.given_no_failure(delta_0)
         rest = (1.0 - share) * delta
-        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law), rest))
+        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, clean), rest))
     if math.isinf(best):
         raise NotApplicable(FAILURE_TOO_LIKELY)
     return BoundValue(best)

@@ -122,16 +122,16 @@ class ReducedGameRenyi:
 
     def _where_p_is(self, mean: float, negligible: float) -> tuple[FloatArray, float]:
         """Edges [n] of outputs beyond which P has negligible mass, and this mass."""
-        law = self.repetitions
+        repetitions = self.repetitions
 
         def below(x: float) -> float:
             log_x = float(special.log_ndtr(x - mean))
             # phi is convex, so phi(x) - phi(0) <= x phi'(x): sharper for some distributions.
-            at_most = np.exp(log_x + law.log_phi_prime_at(log_x))
-            return float(min(law.some_phi_at(log_x), at_most))
+            at_most = np.exp(log_x + repetitions.log_phi_prime_at(log_x))
+            return float(min(repetitions.some_phi_at(log_x), at_most))
 
         def above(x: float) -> float:
-            return float(law.one_minus_phi_at(special.log_ndtr(x - mean)))
+            return float(repetitions.one_minus_phi_at(special.log_ndtr(x - mean)))
 
         far, near = mean - _FURTHEST, mean + _FURTHEST
         low = safe_root(lambda x: below(x) > negligible, far, near, 1e-3)
@@ -143,7 +143,7 @@ class ReducedGameRenyi:
         self, order: float, edges: FloatArray, mean: float, other: float
     ) -> tuple[FloatArray, FloatArray]:
         """Log of the largest contribution of each cell [n-1], and the range of log r in it."""
-        law, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
+        repetitions, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
         slopes = self._slope_ratios(edges)
         normal = (mean - other) * (edges - 0.5 * (mean + other))
         low, high = slopes if sign > 0 else (-slopes[1], -slopes[0])
@@ -154,7 +154,7 @@ class ReducedGameRenyi:
         log_p, log_q = (
             safe_log(np.maximum(mass + way * rounding, 0.0)[::-1])
             for way, (mass, rounding) in (
-                (way, cell_masses(special.log_ndtr(edges[::-1] - at), law))
+                (way, cell_masses(special.log_ndtr(edges[::-1] - at), repetitions))
                 for way, at in ((1.0, mean), (-1.0, other))
             )
         )
