@@ -380,9 +380,8 @@ def test_folders_without_a_finished_audit_are_refused(
     assert err.endswith(f"summary.json': name its folder, {str(finished / 'etcv')!r}\n")
     code, _, err = command(capsys, finished / "etcv", "a" * 5000)
     assert code == 2
-    assert err == (
-        "error: folders must hold finished audits, got one that cannot be read: File name too long\n"
-    )
+    assert err.startswith("error: folders must hold finished audits, got one that cannot be read")
+    assert err.count("\n") == 1
     code, _, err = command(capsys, finished / "etcv", "--out", tmp_path / "preset.toml")
     assert code == 2
     assert "out must be a writable folder" in err
