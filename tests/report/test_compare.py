@@ -381,7 +381,8 @@ def test_folders_without_a_finished_audit_are_refused(
     code, _, err = command(capsys, finished / "etcv", "a" * 5000)
     assert code == 2
     assert err == (
-        "error: folders must hold finished audits, got one that cannot be read: File name too long\n"
+        "error: folders must hold finished audits, got one that cannot be read: "
+        "File name too long\n"
     )
     code, _, err = command(capsys, finished / "etcv", "--out", tmp_path / "preset.toml")
     assert code == 2
