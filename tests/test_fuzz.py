@@ -801,6 +801,10 @@ CAUSES = {
     "complex numbers, times and bytes": "test_checks.py::"
     "test_what_only_python_reads_as_a_number_is_refused",
     "spaces larger than the memory": "tuning/test_study_guarantee.py::test_bad_input_is_one_line",
+    "addresses that never answer": "game/test_workers.py::"
+    "test_an_address_that_never_answers_is_not_waited_for",
+    "names of new folders that are too long": "commands/test_run_command.py::"
+    "test_unwritable_folder_is_refused",
     "names of folders that are too long": "report/test_compare.py::"
     "test_folders_without_a_finished_audit_are_refused",
     "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",

@@ -156,7 +156,8 @@ class RunFolder:
 
     def is_finished(self, blocks: Sequence[Block]) -> bool:
         """Whether the shards of every block exist; their content is not checked."""
-        return all(path.exists() for block in blocks for path in self.shards(block))
+        with _writable(self.path):  # Its name may be too long.
+            return all(path.exists() for block in blocks for path in self.shards(block))
 
     def shards(self, block: Block) -> list[Path]:
         """The files of a block's trials, one for every view."""

@@ -142,7 +142,7 @@ def check_place(devices: Iterable[str], jobs: int, backend: str, scheduler: str)
     devices = tuple(devices)
     named = ", ".join(devices)
     if not devices or len({device.split(":")[0] for device in devices}) > 1:
-        raise InvalidInput(f"devices must be of one kind, got {named}")
+        raise InvalidInput(f"devices must be of one kind, got {named or 'none'}")
     if devices[0] != "cpu" and jobs > len(devices):
         raise InvalidInput(f"jobs must be at most one per GPU, got {jobs} for {named}")
     if scheduler and backend == "loky":

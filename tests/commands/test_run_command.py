@@ -406,9 +406,10 @@ def test_bad_input_is_one_line_and_exit_code_two(
 
 def test_unwritable_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    code, _, err = audit(capsys, *QUICK, "--out", tmp_path / "file" / "below")
-    assert code == 2
-    assert "out must be a writable folder" in err
+    for folder in (tmp_path / "file" / "below", tmp_path / ("a" * 300)):
+        code, _, err = audit(capsys, *QUICK, "--out", folder)
+        assert code == 2
+        assert "error: out must be a writable folder" in err
     config = tmp_path / "audit" / "config.json"
     config.parent.mkdir()
     config.write_text("{")
@@ -428,6 +429,7 @@ def test_views_that_differ_only_in_case_have_separate_folders() -> None:
         ('canary = ["input", "dirac"]', r"canary must be text, got \('input', 'dirac'\)"),
         ("data_root = 3", "data_root must be text, got 3"),
         ("devices = [0]", "devices must be text, got 0"),
+        ("devices = []", "devices must be of one kind, got none"),
         ("model = 3", "model must be text, got 3"),
         ('out = "a\\u0000b"', "out must be text without null characters"),
         ("delta = [1e-5]", r"delta must be in \(0, 1\), got \(1e-05,\)"),

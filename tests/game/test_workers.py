@@ -135,6 +135,20 @@ def test_a_missing_cluster_is_one_line(
     assert error_line.count("\n") == 1
 
 
+def test_an_address_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(address: tuple[str, int], timeout: float | None = None) -> None:
+        assert timeout is not None
+        assert timeout <= 10.0
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(workers, "_PATIENCE", 0.1)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    for backend in ("dask", "ray"):
+        place = AuditConfig(backend=backend, scheduler="10.255.255.1:8786").place
+        with pytest.raises(ValueError, match=r"scheduler must be .*: timed out"):
+            workers._check_answers(place)
+
+
 def test_a_ray_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(command: list[str], timeout: float, **_: object) -> None:
         raise subprocess.TimeoutExpired(command, timeout, stderr=b"RPC error: InvalidAuthToken: ..")
