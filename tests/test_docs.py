@@ -224,8 +224,8 @@ def test_the_paper_names_its_title_and_its_authors(tmp_path: Path) -> None:
     pytest.importorskip("typst")
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     paper = (tmp_path / "theory.pdf").read_bytes()
-    assert b"/Title (The privacy cost of tuning: bounds and attacks)" in paper
-    assert b"/Author (The dp-tuning-audit contributors)" in paper
+    assert b"/Title(The privacy cost of tuning: bounds and attacks)" in paper
+    assert b"/Author(The dp-tuning-audit contributors)" in paper
 
 
 def test_the_project_of_a_release_links_to_the_repository() -> None:
