@@ -9,6 +9,7 @@ import math
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,3 +236,17 @@ def test_the_project_of_a_release_links_to_the_repository() -> None:
     assert tomllib.loads(found)["project"]["urls"]["Repository"] == "https://example.org/a/b"
     with pytest.raises(SystemExit, match="must not have"):
         tools.project_urls(found, "https://example.org/a/b")
+    found = tools.project_urls(project, "https://example.org/a/b", "https://example.org/site")
+    urls = tomllib.loads(found)["project"]["urls"]
+    assert urls["Documentation"] == "https://example.org/site"
+
+
+@pytest.mark.parametrize(
+    ("site", "expected"), [("", ""), ("https://example.org/site", "https://example.org/site/")]
+)
+def test_the_picture_of_a_social_card_has_a_full_address(site: str, expected: str) -> None:
+    pytest.importorskip("sphinx")
+    context = {"metatags": '<meta content="_images/overview.png" property="og:image" />'}
+    app = SimpleNamespace(config=SimpleNamespace(html_baseurl=site))
+    module("conf")._full_address_of_card(app, "index", "", context, None)
+    assert f'content="{expected}_images/overview.png"' in context["metatags"]
