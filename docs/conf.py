@@ -59,6 +59,7 @@ PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").rea
 if "urls" in PROJECT:  # set before a release, see CONTRIBUTING.md
     html_theme_options["source_repository"] = PROJECT["urls"]["Repository"]
     html_theme_options |= {"source_branch": "main", "source_directory": "docs/"}
+    html_baseurl = PROJECT["urls"].get("Documentation", "")
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -251,6 +252,13 @@ def _shorten_diffs(app: Any, tree: nodes.document) -> None:
             block.children = [nodes.Text(shortened)]
 
 
+def _full_address_of_card(app: Any, page: str, template: str, context: Any, tree: Any) -> None:
+    """Gives the picture of a social card its full address, without which no one loads it."""
+    if app.config.html_baseurl:
+        full = f'content="{app.config.html_baseurl}/_images/'
+        context["metatags"] = context["metatags"].replace('content="_images/', full)
+
+
 def setup(app: Any) -> None:
     """Connects the functions above to Sphinx."""
     app.add_html_math_renderer(
@@ -259,6 +267,7 @@ def setup(app: Any) -> None:
         block_renderers=(_displayed_formula, None),
     )
     app.connect("builder-inited", _write_help_texts)
+    app.connect("html-page-context", _full_address_of_card)
     app.connect("env-before-read-docs", _interleave)
     app.connect("doctree-read", _shorten_diffs)
     app.connect("doctree-resolved", _link_terms)

@@ -34,9 +34,14 @@ def main(out: str) -> None:
     text = re.sub(r"^(#+)#", r"\1", text, flags=re.MULTILINE)
     body = pypandoc.convert_text(text, "typst", format="markdown-smart-auto_identifiers")
     title = f"""
+#set document(
+  title: "The privacy cost of tuning: bounds and attacks",
+  author: "The dp-tuning-audit contributors",
+)
 #align(center)[
-  #text(size: 17pt)[The privacy cost of tuning: bounds and attacks]
+  #text(size: 17pt)[#context document.title]
 
+  #context document.author.first() \\
   dp-tuning-audit {audit.__version__}
 ]
 """

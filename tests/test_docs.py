@@ -9,6 +9,7 @@ import math
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +234,15 @@ def test_every_page_is_in_the_menu() -> None:
     assert pages <= set(index.split())
 
 
+def test_the_paper_names_its_title_and_its_authors(tmp_path: Path) -> None:
+    pytest.importorskip("pypandoc")
+    pytest.importorskip("typst")
+    module("theory_pdf").main(str(tmp_path / "theory.pdf"))
+    paper = (tmp_path / "theory.pdf").read_bytes()
+    assert b"/Title(The privacy cost of tuning: bounds and attacks)" in paper
+    assert b"/Author(The dp-tuning-audit contributors)" in paper
+
+
 def test_the_project_of_a_release_links_to_the_repository() -> None:
     tools = module("set_repository")
     project = (ROOT / "pyproject.toml").read_text()
@@ -240,3 +250,17 @@ def test_the_project_of_a_release_links_to_the_repository() -> None:
     assert tomllib.loads(found)["project"]["urls"]["Repository"] == "https://example.org/a/b"
     with pytest.raises(SystemExit, match="must not have"):
         tools.project_urls(found, "https://example.org/a/b")
+    found = tools.project_urls(project, "https://example.org/a/b", "https://example.org/site")
+    urls = tomllib.loads(found)["project"]["urls"]
+    assert urls["Documentation"] == "https://example.org/site"
+
+
+@pytest.mark.parametrize(
+    ("site", "expected"), [("", ""), ("https://example.org/site", "https://example.org/site/")]
+)
+def test_the_picture_of_a_social_card_has_a_full_address(site: str, expected: str) -> None:
+    pytest.importorskip("sphinx")
+    context = {"metatags": '<meta content="_images/overview.png" property="og:image" />'}
+    app = SimpleNamespace(config=SimpleNamespace(html_baseurl=site))
+    module("conf")._full_address_of_card(app, "index", "", context, None)
+    assert f'content="{expected}_images/overview.png"' in context["metatags"]
