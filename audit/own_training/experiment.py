@@ -86,7 +86,7 @@ _EXPLAINS = {
         "rank",
         "flat",
     ),
-    "uneven batches": ("mean of batches", "no empty batch", "gaps in batches"),
+    "uneven batches": ("batch", "mean of batches", "no empty batch", "gaps in batches"),
     "gaps in batches": ("limited batches", "no empty batch"),
     "fixed batches": (
         "gaps in batches",

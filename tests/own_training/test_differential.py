@@ -665,6 +665,9 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
         ("ActNorm initialised by the first batch", "The weights before the first step depend"),
         ("four workers, a quarter of the rate recorded", "n = 24 implies 2.4"),
         ("returned function uses the training mean", "`mean` depends on the record"),
+        ("token counts weighted by document frequency", "One record changes 96 of 96 steps"),
+        # Canaries of the minority change the number of records, and so that of random draws.
+        ("synthetic neighbours of the minority class", "one record changes the released gradient"),
     ],
 )
 def test_the_first_finding_names_the_mistake(name: str, words: str) -> None:
@@ -816,6 +819,20 @@ def test_detectable_noise_is_found_as_often_as_stated() -> None:
     hits = [estimator(*pair, 1e-5, 1 - error).epsilon > claim for pair in scores]
     # At 80 % in truth, fewer than 33 of 60 have probability 1e-5; the grid has steps of 0.05.
     assert sum(hits) >= 33
+
+
+def test_a_revealing_output_is_found_as_often_as_stated() -> None:
+    from audit import lower_bounds
+    from audit.own_training.attack import detectable_chance
+
+    chance = detectable_chance(1.0, 1e-5, 400, 0.05)
+    assert chance is not None
+    rng = np.random.default_rng(4)
+    outputs = [(rng.random(200) < chance).astype(float) for _ in range(100)]
+    bounds = [lower_bounds.Scan()(np.zeros(200), each, 1e-5, 0.95) for each in outputs]
+    # At 80 % in truth, fewer than 61 or more than 95 of 100 have probability 1e-5.
+    assert 61 <= sum(bound.epsilon > 1.0 for bound in bounds) <= 95
+    assert detectable_chance(1.0, 1e-5, 4, 0.05) is None
 
 
 @pytest.mark.parametrize(
