@@ -133,7 +133,7 @@ def test_a_loss_with_two_modes_leaks_more_than_draws_but_at_most_the_bound() -> 
 def test_bases_without_a_density_are_not_supported() -> None:
     for base, reason in (
         (GaussianMechanism(0.3), "grid-tight is simpler"),
-        (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "with the record"),
+        (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "which data set of the pair"),
         (PureDp(600.0), "a grid resolves"),
     ):
         found = grid_log_concave(base, "grid:5", DELTA)
