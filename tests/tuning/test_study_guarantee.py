@@ -27,7 +27,7 @@ from benchmarks import studies
         ({"space": {"lr": set(range(10**4))}}, r"space\['lr'\] must be .* got {.{,200}\.\.\.$"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
         ({"space": [1, 2]}, "space must be a mapping from names to values, or a list"),
-        ({"space": {"f": [noisy]}, "folder": ""}, "space must hold values that read the same"),
+        ({"space": {"f": [noisy]}, "folder": ""}, "space must hold values with the same text"),
         ({"protocol": "noisy-max:3"}, "protocol must be one that a study can run"),
         ({"protocol": "grid:3"}, "space must have the 3 candidates of grid:3, got 4"),
         (
@@ -50,7 +50,7 @@ from benchmarks import studies
         ),
         (
             {"base": None, "epsilon": 1.0, "steps": 9, "scored_on": tuning.Private(0.01, 1.0)},
-            "a private score may spend more than that alone",
+            "a private score alone may cost more",
         ),
     ],
 )

@@ -332,10 +332,10 @@ def test_candidates_left_out_by_chance_count_as_the_least_private() -> None:
 @pytest.mark.parametrize(
     ("base", "protocol", "words"),
     [
-        (LaplaceMechanism(2.0), "grid:4", "Gaussian base"),
-        (DpSgd(4.0, 300, 0.02), "grid:4", "Gaussian base"),
-        (Mixture((GaussianMechanism(0.1),), (0.5,)), "grid:4", "Gaussian base"),
-        (Candidates((GaussianMechanism(0.1), LaplaceMechanism(2.0))), "grid:2", "Gaussian base"),
+        (LaplaceMechanism(2.0), "grid:4", "must be Gaussian"),
+        (DpSgd(4.0, 300, 0.02), "grid:4", "must be Gaussian"),
+        (Mixture((GaussianMechanism(0.1),), (0.5,)), "grid:4", "must be Gaussian"),
+        (Candidates((GaussianMechanism(0.1), LaplaceMechanism(2.0))), "grid:2", "must be Gaussian"),
         (GaussianMechanism(0.1), "fixed:4", "a fixed list of candidates"),
     ],
 )

@@ -142,7 +142,7 @@ def test_the_larger_direction_counts_in_either_order() -> None:
 def test_bases_without_a_density_are_not_supported() -> None:
     for base, reason in (
         (GaussianMechanism(0.3), "grid-tight is simpler"),
-        (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "has the record"),
+        (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "which data set of the pair"),
         (PureDp(600.0), "a grid resolves"),
     ):
         found = grid_log_concave(base, "grid:5", DELTA)
