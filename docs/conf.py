@@ -254,7 +254,7 @@ def _shorten_diffs(app: Any, tree: nodes.document) -> None:
 
 def _full_address_of_card(app: Any, page: str, template: str, context: Any, tree: Any) -> None:
     """Gives the picture of a social card its full address, without which no one loads it."""
-    if app.config.html_baseurl:
+    if app.config.html_baseurl and "metatags" in context:  # an index has none
         full = f'content="{app.config.html_baseurl}/_images/'
         context["metatags"] = context["metatags"].replace('content="_images/', full)
 

@@ -262,5 +262,7 @@ def test_the_picture_of_a_social_card_has_a_full_address(site: str, expected: st
     pytest.importorskip("sphinx")
     context = {"metatags": '<meta content="_images/overview.png" property="og:image" />'}
     app = SimpleNamespace(config=SimpleNamespace(html_baseurl=site))
-    module("conf")._full_address_of_card(app, "index", "", context, None)
+    add_address = module("conf")._full_address_of_card
+    add_address(app, "index", "", context, None)
+    add_address(app, "genindex", "", {}, None)
     assert f'content="{expected}_images/overview.png"' in context["metatags"]
