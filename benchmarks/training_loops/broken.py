@@ -450,7 +450,7 @@ BROKEN: dict[str, Control] = {
     "5 % less noise than recorded": Control(
         Loop(noise=five_percent_less, sampling_rate=0.3, steps=8, noise_multiplier=1.2)
     ),
-    "no noise in the last of 120 steps": Control(
+    "no noise in the last of 120 steps, Poisson": Control(
         Loop(noise=none_at_the_end, sampling_rate=0.3, steps=120)
     ),
     "noise of the previous step subtracted": Control(Loop(noise=taken_back)),
