@@ -145,8 +145,8 @@ def _cluster(place: Place) -> Iterator[None]:
     try:
         with connect(place):
             yield
-    except (AuditError, ValueError, OSError, RuntimeError):
-        raise  # An error of a block, of the address or of the connection: it has a clear message.
+    except AuditError:
+        raise  # Of a block or of the address: it has a clear message.
     except Exception as error:
         if not (isinstance(error, CancelledError) or _is_of_cluster(error)):
             raise
@@ -178,6 +178,8 @@ def _dask(place: Place) -> Iterator[None]:
             yield
         return
     _check_answers(place)
+    # A lost cluster is one line; Dask would log a traceback for each of its tasks.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
     except Exception as error:  # MemoryError, for one, where another kind of server answers
