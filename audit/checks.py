@@ -253,7 +253,8 @@ def read_bytes(path: str | Path, max_bytes: int = 10**8) -> bytes:
         InvalidInput: the file has more bytes.
         OSError: the file cannot be read; a TimeoutError if it is a pipe that no one writes to.
     """
-    with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+    # A number would be a descriptor, which would be closed.
+    with open(os.fspath(path), "rb", buffering=0, opener=_without_waiting) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         content = bytearray()
         while len(content) <= max_bytes:

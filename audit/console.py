@@ -165,7 +165,8 @@ def report_error(error: object) -> int:
     if len(message) > _MAX_CHARACTERS:  # Keeps the problem and, at the end, its solution.
         half = _MAX_CHARACTERS // 2
         message = f"{message[:half]} ... {message[-half:]}"
-    print(f"error: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # The exit code is right even where no line can be written.
+        print(f"error: {message}", file=sys.stderr)
     return INVALID
 
 

@@ -178,6 +178,14 @@ def test_an_endless_file_is_not_read(tmp_path: Path) -> None:
         checks.read_text(tmp_path / "long", 10)
 
 
+def test_a_number_is_no_path_so_that_no_descriptor_is_closed() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    with pytest.raises(ValueError, match="certificate must be a readable json file, got"):
+        certificate.verify(reading)  # type: ignore[arg-type]
+    os.close(reading)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

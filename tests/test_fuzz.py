@@ -803,6 +803,8 @@ CAUSES = {
     "spaces larger than the memory": "tuning/test_study_guarantee.py::test_bad_input_is_one_line",
     "addresses that never answer": "game/test_workers.py::"
     "test_an_address_that_never_answers_is_not_waited_for",
+    "errors that cannot be written": "commands/test_run_command.py::"
+    "test_an_error_that_cannot_be_written_has_its_exit_code",
     "names of new folders that are too long": "commands/test_run_command.py::"
     "test_unwritable_folder_is_refused",
     "names of folders that are too long": "report/test_compare.py::"

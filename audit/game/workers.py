@@ -146,8 +146,8 @@ def _cluster(place: Place) -> Iterator[None]:
     try:
         with connect(place):
             yield
-    except (AuditError, ValueError, OSError, RuntimeError):
-        raise  # An error of a block, of the address or of the connection: it has a clear message.
+    except AuditError:
+        raise  # Of a block or of the address: it has a clear message.
     except Exception as error:
         if not (isinstance(error, CancelledError) or _is_cluster_error(error)):
             raise
@@ -179,6 +179,8 @@ def _dask(place: Place) -> Iterator[None]:
             yield
         return
     _check_answers(place)
+    # A lost cluster is one line; Dask would log a traceback for each of its tasks.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
     except Exception as error:  # for example a MemoryError, if another kind of server answers

@@ -264,6 +264,10 @@ def cost_of_study(
         chosen = checks.one_of("chosen", chosen, WAYS)
     if isinstance(study, str | Path):
         study = _load(str(study), name)
+    if not hasattr(study, "get_trials"):
+        raise InvalidInput(
+            f"study must be an Optuna study or its storage, got {checks.one_line(study)}"
+        )
     runs, way = read_study(study, base, neighbours)
     way = chosen or way
     several = len(study.directions) > 1

@@ -520,6 +520,13 @@ def test_an_error_is_one_line_even_if_the_output_is_full(words: str) -> None:
     assert (done.returncode, done.stderr) == (2, "error: x must be 1, got 2\n")
 
 
+def test_an_error_that_cannot_be_written_has_its_exit_code() -> None:
+    script = "import sys; from audit import console; "
+    script += "sys.exit(console.run(lambda argv: console.report_error('x must be 1')))"
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", script], stderr=full, cwd=ROOT).returncode == 2
+
+
 def test_text_that_is_not_unicode_is_printed() -> None:
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print('runs/\\udcff\\u00e9') or 0))"

@@ -218,7 +218,11 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
 
 
 @pytest.mark.parametrize(
-    ("backend", "error"), [("dask", "of Dask"), ("ray", "of Ray"), ("ray", "raised by Ray")]
+    ("backend", "error"),
+    [
+        *[("dask", "of Dask"), ("dask", "raised by Dask")],
+        *[("ray", "of Ray"), ("ray", "raised by Ray")],
+    ],
 )
 def test_a_lost_cluster_is_one_line(
     tmp_path: Path,
@@ -229,7 +233,9 @@ def test_a_lost_cluster_is_one_line(
 ) -> None:
     library = pytest.importorskip("distributed" if backend == "dask" else "ray")
     lost: Exception
-    if error == "of Dask":
+    if error == "raised by Dask":
+        lost = OSError("Timed out trying to connect")
+    elif error == "of Dask":
         lost = library.client.FutureCancelledError("key", "lost dependencies")
     elif error == "of Ray":
         lost = library.exceptions.NodeDiedError("the node died")
@@ -244,8 +250,9 @@ def test_a_lost_cluster_is_one_line(
         raise lost
 
     raising = die
-    if error == "raised by Ray":
-        names = {"__name__": "ray.util.joblib.ray_backend", "lost": lost}
+    if error.startswith("raised by"):
+        module = "ray.util.joblib.ray_backend" if backend == "ray" else "distributed.comm.core"
+        names = {"__name__": module, "lost": lost}
         exec("def fail(*_, **__):\n    raise lost", names)
         raising = names["fail"]
     monkeypatch.setattr(workers, f"_{backend}", connected)

@@ -370,6 +370,12 @@ def test_many_rows_are_counted(tmp_path: Path) -> None:
 # Optuna.
 
 
+@pytest.mark.parametrize("study", [None, 3, {}])
+def test_what_is_no_study_is_one_line(study: Any) -> None:
+    with pytest.raises(ValueError, match="study must be an Optuna study or its storage, got"):
+        integration.cost_of_study(study)
+
+
 def test_several_objectives_release_more_than_the_best() -> None:
     study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: (objective(trial), 1.0), n_trials=3)
