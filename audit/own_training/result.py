@@ -103,12 +103,13 @@ class CheckResult:
             ceiling = f"stopped by the time limit after {self.trials} of {self.planned}; {ceiling}"
         found = []
         if self.detectable is not None:
-            found.append(f"noise of {self.detectable:.2f} times the claimed scale or less")
+            share = math.floor(100 * self.detectable) / 100
+            found.append(f"noise of at most {share:g} times the claimed scale")
         if self.detectable_chance is not None:
             chance = math.ceil(1000 * self.detectable_chance) / 10
             found.append(f"an output that reveals the record in at least {chance:g} % of the runs")
         if found:
-            ceiling += f", and find {' or '.join(found)} with 80 % probability"
+            ceiling += f" and, with 80 % probability, find {' or '.join(found)}"
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been found"
             if self.needed is not None:
