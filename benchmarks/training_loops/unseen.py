@@ -367,7 +367,8 @@ def scaled_loss(state: Any, x: Any, y: Any) -> list[Any]:
 
 def by_gaps(state: Any, n: int) -> Any:
     """A Poisson sample by geometric gaps between its records."""
-    taken, place = [], -1
+    taken: list[int] = []
+    place = -1
     while True:
         u = 1 - float(torch.rand((), dtype=torch.float64))
         place += 1 + int(np.log(u) / np.log1p(-state.sampling_rate))
@@ -452,7 +453,7 @@ def from_a_checkpoint(state: Any) -> None:
 def half_frozen() -> nn.Module:
     """An MLP whose first layer does not learn."""
     model = mlp()
-    for p in model[0].parameters():
+    for p in model.get_submodule("0").parameters():
         p.requires_grad_(False)
     return model
 

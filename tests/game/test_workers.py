@@ -87,7 +87,11 @@ def test_an_audit_starts_the_processes_of_its_backend_once(
     monkeypatch.setitem(joblib.parallel.BACKENDS, "counting", Counting)
     place = Place(tmp_path, 2, ("cpu",), "counting", "")
     blocks: Any = range(50)
-    played = list(workers._played(place, lambda block, device: (block,), blocks))
+
+    def play(block: Any, device: str) -> Any:
+        return (block,)
+
+    played = list(workers._played(place, play, blocks))
     assert played == [(block, (block,)) for block in blocks]
     assert len(starts) == 1
 
