@@ -725,7 +725,7 @@ SECOND_TESTER_CORRECT: dict[str, Control] = {
     ),
 }
 
-ACCUSED: dict[str, Control] = {
+SECOND_TESTER_ACCUSED: dict[str, Control] = {
     "momentum of noisy gradients kept in p.grad": Control(Loop(noise=noisy_momentum, steps=6)),
     "mean subtracted from the noisy gradient": Control(Loop(noise=centralised)),
 }

@@ -14,6 +14,8 @@ from audit.own_training.noise import estimate_noise, grain_of_noise
 from audit.own_training.premises import check_premises
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.independent import INDEPENDENT, INDEPENDENT_CORRECT
+from benchmarks.training_loops.second_tester import SECOND_TESTER_ACCUSED
+from benchmarks.training_loops.unseen import UNSEEN_ACCUSED
 
 torch.set_num_threads(1)
 SLICES = [slice(0, 50)]
@@ -64,6 +66,13 @@ def test_a_mistake_is_found_where_the_loop_sorts_its_records() -> None:
 
 def test_a_public_random_term_is_forced_where_it_is_declared() -> None:
     assert not report(INDEPENDENT_CORRECT["a GAN"]).broken
+
+
+# A documented limit: if a loop is no longer accused, it belongs among the correct controls.
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("control", [*SECOND_TESTER_ACCUSED.values(), *UNSEEN_ACCUSED.values()])
+def test_correct_loops_that_change_the_noisy_gradient_are_still_accused(control: Control) -> None:
+    assert report(control).broken
 
 
 @pytest.mark.slow
