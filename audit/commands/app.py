@@ -9,6 +9,7 @@ import functools
 import html
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -93,6 +94,15 @@ def _cost(run: DpSgd, spec: str, delta: float) -> float:
 def _curve_process() -> ProcessPoolExecutor:
     """Computes the curves. In a thread, the curves of old inputs would delay the next answer."""
     return ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
+
+
+async def _point_of_curve(run: DpSgd, spec: str, delta: float) -> float:
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(_curve_process(), _cost, run, spec, delta)
+    except BrokenProcessPool:  # it was killed; the next inputs start another one
+        _curve_process.cache_clear()
+        raise
 
 
 def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
@@ -234,9 +244,7 @@ def _page() -> Any:
             y: list[float] = []
             for count in sorted({*_CURVE_RUNS, mean} if name == title else _CURVE_RUNS):
                 try:
-                    work = functools.partial(_cost, run, PROTOCOLS[name][0](count), delta)
-                    loop = asyncio.get_running_loop()
-                    y = [*y, await loop.run_in_executor(_curve_process(), work)]
+                    y = [*y, await _point_of_curve(run, PROTOCOLS[name][0](count), delta)]
                 except (InvalidInput, DeltaUnreachable):
                     continue
                 if latest[0] is not mine:

@@ -248,7 +248,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         for each in canaries.pool
         if each.label != one.label and not np.array_equal(each.features, one.features)
     ]
-    if not experiment.sampled or not differing:
+    if not experiment.sampled or not differing or experiment.comparable == 0:
         return
     other = next((each for each in differing if each.family == "own"), differing[0])
     assert experiment.accounted is not None

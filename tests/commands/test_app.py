@@ -1,11 +1,13 @@
 """Tests of the calculator: its numbers, and the page in a real browser."""
 
+import asyncio
 import itertools
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,20 @@ def test_protocols_have_the_expected_number_of_runs() -> None:
     for (make, _, _), runs in itertools.product(app.PROTOCOLS.values(), app.RUNS):
         mean = audit.protocols.parse_protocol(make(runs)).mean_runs
         assert mean is None or mean == pytest.approx(runs, rel=0.02)
+
+
+def test_curves_continue_after_their_process_was_killed() -> None:
+    def cost() -> float:
+        return asyncio.run(app._point_of_curve(RUN, "fixed:2", 1e-5))
+
+    assert cost() == audit.tuning_cost(RUN, "fixed:2", 1e-5).epsilon
+    (pid,) = app._curve_process()._processes
+    psutil.Process(pid).kill()
+    with pytest.raises(BrokenProcessPool):
+        cost()
+    assert cost() > 0.0
+    app._curve_process().shutdown()
+    app._curve_process.cache_clear()
 
 
 def test_quantiles_are_those_of_the_best_of_independent_draws() -> None:

@@ -676,6 +676,17 @@ def test_the_first_finding_names_the_mistake(name: str, words: str) -> None:
     assert words in found.findings[0].message, str(found)
 
 
+def test_first_weights_that_depend_on_sampled_records_are_the_only_finding() -> None:
+    def shift(state: Any) -> None:
+        if state.step == 0:
+            state.parameters[0].data += state.x.mean()
+
+    # No step can be compared then; warnings are errors.
+    found = report(Loop(before=shift, sampling_rate=0.4, steps=6))
+    (finding,) = found.findings
+    assert "The weights before the first step depend" in finding.message
+
+
 def test_a_noise_schedule_is_the_likely_cause() -> None:
     control = SECOND_TESTER["cosine schedule of the noise, its mean recorded"]
     finding = report(control.train, TrainingSet.of(control.data())).findings[0]
