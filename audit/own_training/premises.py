@@ -17,7 +17,7 @@ import numpy as np
 
 from audit.errors import InvalidInput
 from audit.own_training import canary_runs
-from audit.own_training.black_box import black_box_findings
+from audit.own_training.black_box import compare_released_numbers
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
@@ -127,29 +127,13 @@ def check_premises(
 
 
 def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
-    """Tests a function that is not watched; the best canary for an attack."""
+    """Tests a function that is not watched, and returns the best canary for an attack."""
     reason = "the function did not call watch with its optimizer"
     if first.watched:
         reason = "the watched optimizer took no step, or it ignored the closure of its steps"
-    box = black_box_findings(
-        experiment.runs,
-        experiment.records,
-        experiment.pool,
-        experiment.seed,
-        first,
-        experiment.relation,
-        experiment.time_left,
-    )
-    experiment.findings += box.findings
-    experiment.notes += box.notes
-    if box.depends_on_n:
-        experiment.measured["depends on n"] = 1.0
-    if box.tested:
-        experiment.tested.append("released numbers")
-    else:
-        experiment.cannot_test(box.reason, ("released numbers",))
+    canary = compare_released_numbers(experiment, first)
     experiment.cannot_test(reason, ("contribution", "noise", "batches"))
-    return box.canary
+    return canary
 
 
 def _watched(
