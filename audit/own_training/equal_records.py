@@ -328,48 +328,43 @@ def _measured(
             "tested less sharply"
         )
     if not noise.silent.all() and least < 1:
-        for each in independence(noise, base.names, base.shapes, accounted is not None, least):
-            experiment.collect(each)
+        between_steps = accounted is not None
+        experiment.collect(*independence(noise, base.names, base.shapes, between_steps, least))
         if not varying and not random_gradients:
-            for each in shape_of_noise(noise, experiment.first_step):
-                experiment.collect(each)
-            for each in () if counts is None else scale_by_batch(noise, counts):
-                experiment.collect(each)
-            for each in (*flat_noise(noise), *length_of_noise(noise)):
-                experiment.collect(each)
-            for each in grain_of_noise(same, other, noise, base.epsilon_of_type):
-                experiment.collect(each)
-            for each in rank_of_noise(same, counts, base.slices, base.epsilon_of_type):
-                experiment.collect(each)
-    for each in noise_again(same, noise):
-        experiment.collect(each)
+            experiment.collect(
+                *shape_of_noise(noise, experiment.first_step),
+                *(() if counts is None else scale_by_batch(noise, counts)),
+                *flat_noise(noise),
+                *length_of_noise(noise),
+                *grain_of_noise(same, other, noise, base.epsilon_of_type),
+                *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
+            )
+    experiment.collect(*noise_again(same, noise))
     if accounted is not None:
         # Random gradients and batches of unknown size only add to what the noise must have.
         sigma = np.array([accounted.sigma(t) for t in range(len(top))])
         required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
         for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
             lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
-            for each in noise_along(same, counts, directions / lengths, noise, required):
-                experiment.collect(each)
+            experiment.collect(*noise_along(same, counts, directions / lengths, noise, required))
     if accounted is not None and not varying:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
-        for each in poisson_tests(found.counts, found.included, n, rates):
-            experiment.collect(each, lambda e: explain_test(e, others_change()))
+        experiment.collect(
+            *poisson_tests(found.counts, found.included, n, rates),
+            words=lambda test: explain_test(test, others_change()),
+        )
         if any(rate < 1 for rate in rates):
             first = np.stack(runs.first)
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
-            for each in batches_in_noise(noise, (found.included, at_first)):
-                experiment.collect(each)
+            inclusions = found.included, at_first
+            experiment.collect(*batches_in_noise(noise, inclusions))
             if len(set(rates)) == 1 and n > 1:
-                for each in even_inclusions((found.included, at_first), rates[0]):
-                    experiment.collect(each)
+                experiment.collect(*even_inclusions(inclusions, rates[0]))
             if not experiment.brief:
                 _small_batches(experiment, canaries, quiet, rates, others_change)
     if random_gradients and not runs.full:
-        for each in dependence_on_size(
-            other - same[: len(other)], mixed - same[: len(mixed)], found
-        ):
-            experiment.collect(each)
+        gaps_of_all, gaps_of_one = other - same[: len(other)], mixed - same[: len(mixed)]
+        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, found))
     return EqualRecords(
         quiet, noise, found, missing, varying, random_gradients, others_change, among_equal
     )
@@ -443,9 +438,12 @@ def _small_batches(
     if len(runs.same) < 4:
         return
     found = runs.batches(canaries.found.rounding)
-    for each in poisson_tests(found.counts, found.included, n, rates):
-        if each.kind in ("no empty batch", "mean of batches", "inclusion rate"):
-            experiment.collect(each, lambda e: explain_test(e, others_change()))
+    tests = poisson_tests(found.counts, found.included, n, rates)
+    kinds = ("no empty batch", "mean of batches", "inclusion rate")
+    experiment.collect(
+        *(test for test in tests if test.kind in kinds),
+        words=lambda test: explain_test(test, others_change()),
+    )
 
 
 def _missing_noise(

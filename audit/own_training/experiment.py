@@ -292,10 +292,10 @@ class Experiment:
         self.untested |= dict.fromkeys(premises, reason)
 
     def collect(
-        self, evidence: TestResult, words: Callable[[TestResult], Finding] = explain_test
+        self, *tests: TestResult, words: Callable[[TestResult], Finding] = explain_test
     ) -> None:
-        """Keeps a statistical test, and the words for it in case it is significant."""
-        self._evidence.append((evidence, words))
+        """Keeps statistical tests, and the function that words a finding if one is significant."""
+        self._evidence += [(test, words) for test in tests]
 
     def judge(self) -> None:
         """Keeps the statistical findings that survive the correction for many tests."""

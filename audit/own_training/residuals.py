@@ -21,6 +21,7 @@ import numpy as np
 
 from audit.arrays import FloatArray
 from audit.own_training.coupled_runs import CoupledRuns, RecordingWatch, Step, Trace
+from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import Train, run_seed
 
@@ -82,13 +83,10 @@ class Residuals:
         own = run_seed(seed, _FIRST_OWN_TRIAL)
         first = runs.run(without, own, like=Trace(initial=dict(initial)))
         first.initial = dict(initial)
-        full = all(rate == 1.0 for _, rate, _ in first.history or [(0.0, 0.0, 0)])
         size = 8.0 * len(first.steps) * sum(first.sizes)
-        if first.error or not full or not 0.0 < size <= _MAX_BYTES:
+        if first.error or not has_full_batches(first.history) or not 0.0 < size <= _MAX_BYTES:
             return None
-        if not first.has_equal_steps:
-            return None
-        if not is_in_time(first.seconds):
+        if not first.has_equal_steps or not is_in_time(first.seconds):
             return None
         mean = np.zeros_like(first.gradients)
         contributions = []
