@@ -21,7 +21,7 @@ class CheckResult:
         claim: the epsilon that the training function claims, the largest of all runs; None if it
             claims nothing.
         delta: delta of the claim and of the bounds.
-        confidence: probability, at least, that `epsilon` does not exceed the exact cost.
+        confidence: lower bound on the probability that `epsilon` is at most the exact cost.
         epsilon: the largest of the lower bounds.
         shown_by: the statistic that shows it.
         bounds: for every statistic its bounds; their errors add up to 1 - confidence.

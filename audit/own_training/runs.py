@@ -60,7 +60,8 @@ class AuditTask:
         records: X.
         canaries: [m] records that may be included, or None for Dirac canaries.
         validation: records by which the best of several runs is chosen; None chooses by the canary.
-        loss: summed loss of a torch module on records; None takes the cross-entropy.
+        loss: summed loss of a torch module on records; None takes the cross-entropy for gradients
+            and margins for scores.
         delta: delta of the claim.
         initial: initial weights and buffers of every watched run, by name; None leaves the
             function's.
