@@ -151,7 +151,7 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
 def changes_other_records(
     experiment: Experiment, canaries: CanaryRuns, others: TrainingSet
 ) -> bool:
-    """Whether an exchanged record changes what the other records contribute.
+    """Whether an exchanged record changes the contributions of the other records.
 
     If it does not, exchanging it has the same effect among any other records.
     """

@@ -47,7 +47,7 @@ def _parser() -> console.Parser:
         metavar="NAME",
         help="dotted name of (features, labels), or of a function of it",
     )
-    add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
+    add("--claim", type=float, metavar="EPSILON", help="(default: the function's own claim)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
     add = parser.add_argument_group("size of the audit").add_argument
     add(

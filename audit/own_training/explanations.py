@@ -365,14 +365,14 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "released yet.",
         "A forward pass on records sets weights or buffers (ActNorm or another initialisation that "
         "depends on the data, a normalisation of the weights).",
-        "Initialize on public records, or account for what was computed from the private ones.",
+        "Initialize on public records, or account for values computed from the private ones.",
     ),
     "initial weights": (
         "released numbers",
         "The initial weights, or the initial state of the optimizer, depend on the record.",
         "They were computed from the records (label frequencies, a mean, an earlier training "
         "without noise).",
-        "Initialize without the private records, or account for what was computed from them.",
+        "Initialize without the private records, or account for values computed from them.",
     ),
     "number of steps": (
         "released numbers",
