@@ -1,7 +1,7 @@
-"""Audit of a user's own training function: any code, watched if it likes.
+"""Audit of a user's own training function, which may be any code.
 
-`check` plays the distinguishing game and gives a `CheckResult`. torch and Opacus are imported only
-where the function uses them.
+`check` tests the premises of the function's accountant, attacks the function, and returns a
+`CheckResult`. torch and Opacus are imported only if the function uses them.
 """
 
 from audit.errors import PrivacyLeak

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training.discriminant import discriminant
+from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
 from audit.processes import loky_options
@@ -23,7 +25,7 @@ from audit.repetitions import Fixed, Repetitions
 Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
 
 MAX_EPSILON = 500.0
-"""Larger claims are not compared with what a number of trials can show."""
+"""For larger claims, detectable noise and the necessary number of trials are not computed."""
 
 # One quarter of the trials is used to learn the linear statistic, which the others then judge.
 _TO_LEARN = 4
@@ -34,12 +36,12 @@ _SCORES = ("score", "lambda_a", "lambda_c", "residual")
 _MAX_TRIALS_PER_TASK = 50
 # Time between two looks at the clock.
 _SECONDS_PER_TASK = 0.5
-# Until worker processes play their first trial.
+# Time until worker processes play their first trial.
 _SECONDS_TO_START = 10.0
 _MAX_JOBS = 64
 _SIMULATIONS = 40
-# With fewer trials, a statistic that costs three runs shows less than another one with three times
-# the trials.
+# With fewer trials, the residual statistic, which costs three runs per trial, gives a smaller bound
+# than another statistic with three times as many trials.
 _MIN_TRIALS_WITH_RESIDUALS = 100
 _POWER = 0.8
 
@@ -52,8 +54,8 @@ class Attack:
         task: the function, its records and the canary.
         repetitions: distribution of the number of runs in each trial.
         candidates: hyperparameters that each run chooses from.
-        seed: of everything random.
-        residuals: of a single run with full batches, or None.
+        seed: seed of all random numbers.
+        residuals: the residual statistic; None where it does not apply.
     """
 
     task: AuditTask
@@ -116,7 +118,7 @@ class Attack:
     def play_some(self, trials: range) -> list[Run | None]:
         """Plays several trials, and leaves the global random generators as they were."""
         with undisturbed_generators(), warnings.catch_warnings():
-            # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+            # Harmless: torch warns about Opacus's hooks if no gradient by the input is computed.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             return [self.play(trial) for trial in trials]
 
@@ -131,7 +133,7 @@ class Attack:
             deadline: `time.perf_counter()` after which no further trials start.
 
         Returns:
-            The trials played: an even number of them, and at least two.
+            The trials played, at least two; if the time ran out, an even number of them.
         """
         start = time.perf_counter()
         runs = self.play_some(range(min(2, trials)))
@@ -175,19 +177,21 @@ class Attack:
 def detectable_noise(
     claim: float | None, delta: float, trials: int, error: float, gaussian: bool
 ) -> float | None:
-    """The largest noise, as a share of the claimed one, that trials find with 80 % probability.
+    """The largest noise, as a share of the claimed one, that trials detect with 80 % probability.
 
-    It simulates a Gaussian mechanism of the claimed epsilon whose output the attack sees.
+    Simulates the attack on the output of Gaussian mechanisms with a share of the noise that the
+    claim requires.
 
     Args:
-        claim: epsilon.
-        delta: of the claim.
+        claim: the claimed epsilon.
+        delta: delta of the claim.
         trials: number of trials.
-        error: of one bound.
+        error: error probability of one bound.
         gaussian: whether the bound may assume a Gaussian mechanism.
 
     Returns:
-        A number below 1 in steps of 0.05, or None where no noise is found or nothing is claimed.
+        A number below 1 in steps of 0.05; None if not even 5 % of the noise is detected, nothing
+        is claimed, or there are fewer than 20 trials.
 
     Example:
         >>> 0.5 < detectable_noise(3.0, 1e-5, 1000, 0.01, True) < 1.0
@@ -219,18 +223,18 @@ def detectable_noise(
 
 
 def detectable_chance(claim: float | None, delta: float, trials: int, error: float) -> float | None:
-    """The smallest chance of a revealing output that trials find with 80 % probability.
+    """The smallest probability of a revealing output that trials detect with 80 % probability.
 
     The output never occurs without the record, and the attack sees it.
 
     Args:
-        claim: epsilon.
-        delta: of the claim.
+        claim: the claimed epsilon.
+        delta: delta of the claim.
         trials: number of trials.
-        error: of one bound.
+        error: error probability of one bound.
 
     Returns:
-        A probability, or None where none is found or nothing is claimed.
+        A probability; None if no probability is detected or nothing is claimed.
 
     Example:
         >>> 0.01 < detectable_chance(1.0, 1e-5, 1000, 0.05) < 0.1
@@ -251,12 +255,12 @@ def detectable_chance(claim: float | None, delta: float, trials: int, error: flo
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_found(middle) else (middle, high)
-    # The chance with which at least that many of the trials with the record have the output.
+    # With this probability of the output, at least `high` trials have it with probability 80 %.
     return float(stats.beta.ppf(_POWER, high, half - high + 1))
 
 
 def check_steps(runs: Sequence[Run | None]) -> None:
-    """Refuses accounted steps that depend on the number of records, which leaks no record."""
+    """Refuses a number of records that changes the accounted steps: the attack would detect it."""
     sides = [{run.history for run in runs[start::2] if run is not None} for start in (0, 1)]
     if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
         without, with_record = (next(iter(side)) for side in sides)
@@ -267,7 +271,7 @@ def check_steps(runs: Sequence[Run | None]) -> None:
 
 
 def fewest_trials(runs: Sequence[Run | None]) -> int:
-    """The number of trials below which no statistic exists: several numbers must be learned."""
+    """The smallest number of trials that has a statistic; a learned one needs at least 80."""
     completed = [run for run in runs if run is not None]
     scored = any(len(getattr(run, name)) for run in completed for name in _SCORES)
     learned = not scored and any(len(run.details) for run in completed)
@@ -314,7 +318,7 @@ def _number(run: Run | None, name: str) -> float:
 def _learned(runs: Sequence[Run | None]) -> tuple[FloatArray, FloatArray] | None:
     """A linear statistic of all recorded numbers, for the trials that it was not learned on.
 
-    Of a single number it learns the sign: a record may lower what a function returns.
+    For a single number it learns the sign, because a record may lower the returned number.
     """
     width = max(0 if run is None else len(run.details) for run in runs)
     if width == 0:
@@ -335,16 +339,15 @@ def _learned(runs: Sequence[Run | None]) -> tuple[FloatArray, FloatArray] | None
 
 
 def is_gaussian(runs: Sequence[Run | None], distribution: Repetitions) -> bool:
-    """Whether every run is, by its accountant, a Gaussian mechanism."""
-    histories = {run.history for run in runs if run is not None}
-    full = all(history and all(rate == 1.0 for _, rate, _ in history) for history in histories)
+    """Whether each trial is one run that its accountant describes as a Gaussian mechanism."""
+    full = all(has_full_batches(run.history) for run in runs if run is not None)
     return full and distribution == Fixed(1)
 
 
 def claimed_epsilon(
     runs: Sequence[Run | None], distribution: Repetitions, delta: float
 ) -> float | None:
-    """The largest epsilon that a run claims; of a tuning, the cost that its accountant implies."""
+    """The largest epsilon that a run claims, or for K runs the cost of the tuning."""
     claims = {(run.claim, run.history) for run in runs if run is not None}
     epsilons = [_cost(claim, history, distribution, delta) for claim, history in claims]
     return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
@@ -368,13 +371,5 @@ def _cost(
 ) -> float | None:
     if distribution == Fixed(1) or not history:
         return claim
-    return upper_bounds.tuning_cost(
-        accounting.from_opacus(_Recorded(history)), distribution, delta
-    ).epsilon
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """An accountant's history, as `accounting.from_opacus` reads it."""
-
-    history: tuple[tuple[float, float, int], ...]
+    base = accounting.from_opacus(SimpleNamespace(history=history))
+    return upper_bounds.tuning_cost(base, distribution, delta).epsilon

@@ -1,8 +1,8 @@
-"""Batch sizes and inclusions, seen without noise, and tests of Poisson sampling.
+"""Exact batch sizes and inclusions from coupled runs, and tests of Poisson sampling.
 
-Two coupled runs on n copies of a record a and on n copies of a record b differ by k (c_b - c_a) at
-a step with k records in its batch; two runs that differ in one record alone differ by c_b - c_a
-where it is in the batch. The quotient is k: no noise is left in it.
+Let records a and b contribute c_a and c_b to a step. Two coupled runs on n copies of a and on n
+copies of b differ by k (c_b - c_a) at a step with k records in its batch. Two runs that differ in
+one record differ by c_b - c_a if it is in the batch. The quotient k contains no noise.
 """
 
 import math
@@ -17,7 +17,7 @@ from audit.arrays import FloatArray
 from audit.own_training.noise import TestResult
 
 _TOLERANCE = 2e-3
-# Variances of the batch sizes, over that of Poisson sampling, beyond which they are tested.
+# Batch sizes are tested if their variance over that of Poisson sampling is outside of this range.
 _TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
 # Variance of a batch size from which the sum of squares is close to a chi-square distribution.
 _MIN_VARIANCE = 3.0
@@ -34,8 +34,8 @@ class Batches:
         included: [R, T], whether the exchanged record was in the batch.
         units: [R, T], length of the exchanged record's contribution; NaN where it was not in.
         constant: whether the exchanged record adds the same vector in all runs of a step.
-        unit_spread: the largest relative spread of that length between runs of one step, of steps
-            where all of these contributions are parallel: they differ by a factor alone.
+        unit_spread: the largest relative spread of `units` between the runs of a step, over the
+            steps at which the contributions of all runs are parallel.
     """
 
     proportional: FloatArray | None
@@ -53,9 +53,9 @@ def batches_of(
 
     Args:
         all_a: [R, T, D], released gradients of runs on n copies of a.
-        all_b: the same of b, with the same seeds.
-        one_b: the same of n - 1 copies of a and one of b.
-        rounding: [T], lengths that rounding alone may show.
+        all_b: [R, T, D], of runs on n copies of b with the same seeds.
+        one_b: [R, T, D], of runs on n - 1 copies of a and one of b with the same seeds.
+        rounding: [T], lengths that rounding alone may cause.
 
     Example:
         >>> k = np.array([[2.0, 3.0]])[:, :, None]
@@ -101,11 +101,11 @@ def batches_of(
 
 
 def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
-    """Whether an exchanged record was in each batch, and the lengths of what it changes, [R, T].
+    """Whether an exchanged record was in each batch, and the lengths of its contributions, [R, T].
 
     Args:
         single: [R, T, D], differences of runs that differ in this record alone.
-        rounding: [T], lengths that rounding alone may show.
+        rounding: [T], lengths that rounding alone may cause.
     """
     lengths = np.linalg.norm(single, axis=2)
     return lengths > np.maximum(rounding, 1e-12)[None, :], lengths
@@ -114,14 +114,14 @@ def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bo
 def dependence_on_size(
     whole: FloatArray, single: FloatArray, found: Batches
 ) -> Iterator[TestResult]:
-    """Tests whether what one record contributes depends on the size of its batch.
+    """Tests whether the contribution of one record depends on the size of its batch.
 
-    Where all records of a batch contribute alike, the difference of runs that differ in all records
+    If all records of a batch contribute alike, the difference of runs that differ in all records
     is k times that of runs that differ in one, with k records in the batch.
 
     Args:
         whole: [R, T, D], differences of runs that differ in every record.
-        single: [R, T, D], of runs that differ in one.
+        single: [R, T, D], differences of runs that differ in one record.
         found: the batches.
     """
     ranks: list[tuple[FloatArray, FloatArray]] = []
@@ -148,7 +148,7 @@ def dependence_on_size(
     if free:
         correlation = total / free
         p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
-        numbers: dict[str, float | int | str] = {"correlation": correlation}
+        numbers = {"correlation": correlation}
         yield TestResult(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
 
 
@@ -159,7 +159,7 @@ def poisson_tests(
 
     Args:
         counts: [R, T], NaN where unknown.
-        included: [R, T], of one record.
+        included: [R, T], whether one record was in the batch.
         n: number of records.
         rates: [T], sampling rates that the accountant recorded.
     """
@@ -176,7 +176,7 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
     """Tests whether the number of batches of a run that hold a record varies too little.
 
     Args:
-        inclusions: [R, T], of one record each, which are drawn independently of each other.
+        inclusions: one array [R, T] per record; the records are drawn independently.
         rate: the sampling rate, the same in all steps.
     """
     steps = inclusions[0].shape[1]
@@ -203,27 +203,27 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
 def _sizes(
     counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
 ) -> Iterator[TestResult]:
-    sizes, chances = counts[known], rate[known]
-    mean, expected = float(sizes.mean()), float(n * chances.mean())
+    sizes, rates = counts[known], rate[known]
+    mean, expected = float(sizes.mean()), float(n * rates.mean())
     numbers: dict[str, float | int | str] = {
         "mean": mean,
         "expected": expected,
         "batches": int(known.sum()),
-        "rate": float(chances.mean()),
+        "rate": float(rates.mean()),
         "n": n,
         "least": float(sizes.min()),
         "most": float(sizes.max()),
     }
-    variance = n * chances * (1 - chances)
-    same_rate = np.ptp(chances) < 1e-12
+    variance = n * rates * (1 - rates)
+    same_rate = np.ptp(rates) < 1e-12
     if same_rate:
         # The total is binomial: the exact test.
-        p_value = float(stats.binom.sf(sizes.sum() - 1, n * len(sizes), chances[0]))
+        p_value = float(stats.binom.sf(sizes.sum() - 1, n * len(sizes), rates[0]))
     else:
-        deviation = (sizes - n * chances).sum() / np.sqrt(variance.sum())
+        deviation = (sizes - n * rates).sum() / np.sqrt(variance.sum())
         p_value = float(stats.norm.sf(deviation))
     yield TestResult(p_value, "mean of batches", numbers, mean > 1.02 * expected)
-    # The chance that all batches of a step have one size, for each of the steps.
+    # The largest probability that all batches of a step have one size, for each of the steps.
     log_p = log_all = 0.0
     all_fixed = True
     for t in range(counts.shape[1]):
@@ -261,8 +261,8 @@ def _sizes(
             yield TestResult(1e-9, "uneven batches", numbers)
     if same_rate:
         yield from _gaps(sizes, numbers)
-    # The chance that no batch is larger than the largest one.
-    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, chances)))
+    # The probability that no batch is larger than the largest one.
+    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, rates)))
     yield TestResult(float(np.exp(limited)), "limited batches", numbers)
     # Neighbouring steps of a run.
     both = known[:, 1:] & known[:, :-1]
@@ -280,7 +280,7 @@ def _sizes(
                 abs(correlation) > 0.5,
             )
     # Larger batches than accounted are another finding, and are seldom empty.
-    empty = (1 - np.maximum(chances, min(mean / n, 1.0))) ** n
+    empty = (1 - np.maximum(rates, min(mean / n, 1.0))) ** n
     if not np.any(sizes == 0):
         yield TestResult(
             float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers
@@ -324,15 +324,15 @@ def _inclusions(
     included: NDArray[np.bool_], sampled: NDArray[np.bool_], rate: FloatArray
 ) -> Iterator[TestResult]:
     hits, tries = int(included[sampled].sum()), int(sampled.sum())
-    chance = float(rate[sampled].mean())
+    mean_rate = float(rate[sampled].mean())
     numbers: dict[str, float | int | str] = {
         "hits": hits,
         "tries": tries,
-        "rate": chance,
+        "rate": mean_rate,
         "share in %": 100 * hits / max(tries, 1),
-        "rate in %": 100 * chance,
+        "rate in %": 100 * mean_rate,
     }
-    yield TestResult(float(stats.binom.sf(hits - 1, tries, chance)), "inclusion rate", numbers)
+    yield TestResult(float(stats.binom.sf(hits - 1, tries, mean_rate)), "inclusion rate", numbers)
     runs, steps = included.shape
     if hits and runs > 1 and sampled.all():
         if np.all(included == included[:1]):
@@ -341,7 +341,7 @@ def _inclusions(
         else:
             per_run = included.sum(1)
             if np.ptp(per_run) == 0 and np.ptp(rate) < 1e-12:
-                top = stats.binom.pmf(int((steps + 1) * chance), steps, chance)
+                top = stats.binom.pmf(int((steps + 1) * mean_rate), steps, mean_rate)
                 yield TestResult(
                     float(top ** (runs - 1)),
                     "inclusions of a run",

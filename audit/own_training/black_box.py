@@ -1,30 +1,28 @@
-"""Functions that are not watched: exact constants, and the canary that moves the output most.
+"""Functions that are not watched: released numbers without noise, and the best canary.
 
 A released number that is the same for every seed on one data set, and another number on a
-neighbouring data set, carries no noise: an exact leak, and no attack is needed to show it.
+neighbouring data set, has no noise. This proves a leak without an attack.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from audit.arrays import FloatArray
 from audit.own_training.canary_pool import PoolRecord
-from audit.own_training.coupled_runs import CoupledRuns, Trace
-from audit.own_training.experiment import replace_one
+from audit.own_training.coupled_runs import Trace
+from audit.own_training.experiment import Experiment, replace_one
 from audit.own_training.explanations import constant_numbers, explain, listed
-from audit.own_training.findings import Finding
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import run_seed
 
 _SEEDS = 4
-# Whole numbers may agree by chance: a private choice among few values does.
+# A private choice among few values may be the same for every one of a few seeds.
 _SEEDS_FOR_WHOLE_NUMBERS = 40
 _MAX_CANARIES = 16
-# Two runs with one seed draw the same noise: only rounding may separate their ratio from n/(n-1).
+# Two runs with one seed draw the same noise, so their ratio differs from n/(n-1) by rounding alone.
 _SAME = 1e-9
 
 _Released = Sequence[dict[str, Any]]
@@ -32,65 +30,37 @@ _Runs = Callable[[TrainingSet], _Released | None]
 """Runs the function with every seed on a data set, and returns the released numbers by name."""
 
 
-@dataclass
-class BlackBox:
-    """The outcome for a function that is not watched."""
+def compare_released_numbers(experiment: Experiment, first: Trace) -> PoolRecord | None:
+    """Tests whether released numbers depend on a record and not on the seed.
 
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    canary: PoolRecord | None = None
-    tested: bool = False
-    reason: str = ""
-    depends_on_n: bool = False
-
-
-def black_box_findings(
-    runs: CoupledRuns,
-    records: TrainingSet,
-    pool: Sequence[PoolRecord],
-    seed: int,
-    first: Trace,
-    relation: str = "add-remove",
-    time_left: Callable[[float], bool] = lambda share: True,
-) -> BlackBox:
-    """Looks for released numbers that depend on a record and on no seed.
-
-    Args:
-        runs: of the function.
-        records: the data.
-        pool: canaries for the place of the last record.
-        seed: of the test.
-        first: a run on the records, for its errors.
-        relation: of neighbouring data sets; under "add-remove" the scale of a released number must
-            not depend on the number of records.
-        time_left: whether a share of the time is not used up; without it no optional run starts.
+    Returns:
+        The canary that moves noisy numbers most: the best one for an attack.
     """
-    found = BlackBox()
     if not first.released:
-        found.reason = "the function released no numbers"
-        return found
-    seeds = [run_seed(seed, i, 7) for i in range(_SEEDS)]
+        experiment.cannot_test("the function released no numbers", ("released numbers",))
+        return None
+    records, relation = experiment.records, experiment.relation
+    seeds = [run_seed(experiment.seed, i, 7) for i in range(_SEEDS)]
 
     def released(data: TrainingSet) -> _Released | None:
-        traces = [runs.run(data, each) for each in seeds]
-        return None if any(t.error for t in traces) else [_flat(t) for t in traces]
+        traces = [experiment.runs.run(data, seed) for seed in seeds]
+        if any(trace.error for trace in traces):
+            return None
+        return [{k: np.asarray(v) for k, v in trace.released.items()} for trace in traces]
 
     base = released(records)
     if base is None:
-        found.reason = "the function raised an error for some seeds"
-        return found
-    found.tested = True
-    pool = list(pool)[:_MAX_CANARIES]
-    leaks, whole, found.canary, tried = _try_canaries(released, records, base, pool, time_left)
-    if tried < len(pool):
-        found.notes.append(f"{tried} of {len(pool)} canaries were tried, to save time")
+        reason = "the function raised an error for some seeds"
+        experiment.cannot_test(reason, ("released numbers",))
+        return None
+    experiment.tested.append("released numbers")
+    leaks, whole, best = _try_canaries(experiment, released, base)
     for name, canary in whole.items():
         if name in leaks:
             continue
-        neighbour = replace_one(records, canary)
-        differs = _always_differs(runs, records, neighbour, name, seed, time_left)
+        differs = _always_differs(experiment, replace_one(records, canary), name)
         if differs is None:
-            found.notes.append(f"whether {name} is constant was not tested, to save time")
+            experiment.notes.append(f"whether {name} is constant was not tested, to save time")
         elif differs:
             leaks[name] = 1.0
     if leaks:
@@ -99,59 +69,55 @@ def black_box_findings(
         drifting = {} if again is None else _compare(base, again)[0]
         leaks = {name: gap for name, gap in leaks.items() if name not in drifting}
         if drifting:
-            found.notes.append(
+            experiment.notes.append(
                 f"{listed(list(drifting))} changed between equal runs in one process, and "
                 "could not be tested"
             )
     if leaks:
-        found.findings.append(constant_numbers(leaks, _SEEDS))
-    elif time_left(0.9) and (shapes := _inferred_shapes(released, records, pool)):
-        found.findings.append(explain("inferred classes", names=listed(shapes)))
+        experiment.findings.append(constant_numbers(leaks, _SEEDS))
+    elif experiment.time_left(0.9) and (shapes := _inferred_shapes(released, records)):
+        experiment.findings.append(explain("inferred classes", names=listed(shapes)))
     if relation != "add-remove":
         # An attack that removes a record would detect their public number.
         fewer = released(records.without_last()) or base
-        found.depends_on_n = bool(_compare(base, fewer, shapes_only=True)[0])
-    if not time_left(1.0):
-        found.notes.append("fewer classes and fewer records were not tested, to save time")
+        if _compare(base, fewer, shapes_only=True)[0]:
+            experiment.measured["depends on n"] = 1.0
+    if not experiment.time_left():
+        experiment.notes.append("fewer classes and fewer records were not tested, to save time")
     elif scaled := _scaled_by_size(released, records, base):
-        finding = explain(
-            "scaled by n", names=listed(scaled), n=len(records), less=len(records) - 1
-        )
+        n = len(records)
+        finding = explain("scaled by n", names=listed(scaled), n=n, less=n - 1)
         if relation == "add-remove":
-            found.findings.append(finding)
+            experiment.findings.append(finding)
         else:
-            found.depends_on_n = True
-            found.notes.append(
+            experiment.measured["depends on n"] = 1.0
+            experiment.notes.append(
                 f"{finding.message.split(' Under')[0]} This is allowed under {relation}, where the "
                 "number of records is public"
             )
-    return found
+    return best
 
 
 def _try_canaries(
-    released: _Runs,
-    records: TrainingSet,
-    base: _Released,
-    pool: Sequence[PoolRecord],
-    time_left: Callable[[float], bool],
-) -> tuple[dict[str, float], dict[str, PoolRecord], PoolRecord | None, int]:
+    experiment: Experiment, released: _Runs, base: _Released
+) -> tuple[dict[str, float], dict[str, PoolRecord], PoolRecord | None]:
     """Compares runs with each canary to runs on the records.
 
     Returns:
         The largest gap of each number that leaks; whole numbers that differ, with the first canary
-        that changes them; the canary that moves noisy numbers most; and how many were tried.
+        that changes them; and the canary that moves noisy numbers most.
     """
+    records, pool = experiment.records, experiment.pool[:_MAX_CANARIES]
     leaks: dict[str, float] = {}
     whole: dict[str, PoolRecord] = {}
     # The attack compares runs with the canary and runs without any record in its place.
     absent = released(records.without_last()) if len(records) > 1 else None
-    best, chosen = -1.0, None
+    largest, best = -1.0, None
     spread = _spread(base)
-    tried = 0
-    for canary in pool:
-        if tried and not time_left(0.6):
+    for tried, canary in enumerate(pool):
+        if tried and not experiment.time_left(0.6):
+            experiment.notes.append(f"{tried} of {len(pool)} canaries were tried, to save time")
             break
-        tried += 1
         other = released(replace_one(records, canary))
         if other is None:
             continue
@@ -161,19 +127,27 @@ def _try_canaries(
         for name in found_whole:
             whole.setdefault(name, canary)
         shift = _shift(base if absent is None else absent, other, spread)
-        if shift > best:
-            best, chosen = shift, canary
-    return leaks, whole, chosen, tried
+        if shift > largest:
+            largest, best = shift, canary
+    return leaks, whole, best
 
 
-def _inferred_shapes(
-    released: _Runs, records: TrainingSet, pool: Sequence[PoolRecord]
-) -> list[str]:
-    """Numbers whose shape changes with the only record of a class."""
-    only = _only_of_its_class(records, pool)
-    if only is None:
+def _inferred_shapes(released: _Runs, records: TrainingSet) -> list[str]:
+    """Numbers whose shape changes with the only record of a class.
+
+    They differ between records without one class, and the same with one record of that class, if
+    the function infers the classes from its records.
+    """
+    if records.labels.dtype.kind not in "iub":
         return []
-    without, with_one = (released(data) for data in only)
+    values, counts = np.unique(records.labels, return_counts=True)
+    rarest = values[np.argmin(counts)]
+    rest = records.labels != rarest
+    if not 3 <= len(values) < len(records) or rest.sum() < 2:
+        return []
+    features, labels = records.features[rest], records.labels[rest]
+    without = released(TrainingSet(features, labels))
+    with_one = released(TrainingSet(features, np.append(labels[:-1], rarest)))
     if without is None or with_one is None:
         return []
     return list(_compare(without, with_one, shapes_only=True)[0])
@@ -186,7 +160,7 @@ def _compare(
 
     Returns:
         The gap of each number that leaks, infinite where its shape or its presence differs; and
-        the names of whole numbers that differ, which a private choice may do by chance.
+        the names of whole numbers that differ, as the results of private choices may.
     """
     leaks: dict[str, float] = {}
     whole: list[str] = []
@@ -213,28 +187,6 @@ def _compare(
         else:
             leaks[name] = float(np.abs(np.nan_to_num(ours[differs] - theirs[differs])).max())
     return leaks, whole
-
-
-def _only_of_its_class(
-    records: TrainingSet, pool: Sequence[PoolRecord]
-) -> tuple[TrainingSet, TrainingSet] | None:
-    """Records without one class, and the same with one record of that class in the last place.
-
-    A function that infers the classes from its records releases other shapes for the two.
-    """
-    if records.labels.dtype.kind not in "iub" or not pool:
-        return None
-    values, counts = np.unique(records.labels, return_counts=True)
-    if not 3 <= len(values) < len(records):
-        return None
-    rarest = values[np.argmin(counts)]
-    rest = records.labels != rarest
-    if rest.sum() < 2:
-        return None
-    without = TrainingSet(records.features[rest], records.labels[rest])
-    labels = without.labels.copy()
-    labels[-1] = rarest
-    return without, TrainingSet(without.features, labels)
 
 
 def _scaled_by_size(released: _Runs, records: TrainingSet, base: _Released) -> list[str]:
@@ -265,16 +217,12 @@ def _scaled_by_size(released: _Runs, records: TrainingSet, base: _Released) -> l
     return scaled
 
 
-def _flat(trace: Trace) -> dict[str, Any]:
-    return {name: np.asarray(value) for name, value in trace.released.items()}
-
-
 def _is_nan(values: Any) -> Any:
     return np.isnan(values) if values.dtype.kind in "fc" else np.zeros(values.shape, np.bool_)
 
 
 def _constant(runs: _Released) -> dict[str, Any]:
-    """Where the numbers of all runs are equal, by name."""
+    """Which entries of each released number are equal in all runs, by name."""
     found = {}
     for name, value in runs[0].items():
         others = [run.get(name) for run in runs[1:]]
@@ -288,6 +236,7 @@ def _constant(runs: _Released) -> dict[str, Any]:
 
 
 def _spread(runs: _Released) -> dict[str, FloatArray]:
+    """Standard deviation of each released number over the seeds, by name."""
     found = {}
     for name, value in runs[0].items():
         if value.dtype.kind == "f" and all(
@@ -299,7 +248,7 @@ def _spread(runs: _Released) -> dict[str, FloatArray]:
 
 
 def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> float:
-    """How far noisy numbers move, in standard deviations, by coupled runs."""
+    """Distance between the noisy numbers of runs with equal seeds, in standard deviations."""
     total = 0.0
     for name, scale in spread.items():
         if name not in other[0] or other[0][name].shape != base[0][name].shape:
@@ -312,24 +261,17 @@ def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> 
     return math.sqrt(total)
 
 
-def _always_differs(
-    runs: CoupledRuns,
-    records: TrainingSet,
-    neighbour: TrainingSet,
-    name: str,
-    seed: int,
-    time_left: Callable[[float], bool],
-) -> bool | None:
-    """Whether whole numbers stay apart in many more runs; None where time does not suffice."""
-    values: list[list[bytes]] = [[], []]
+def _always_differs(experiment: Experiment, neighbour: TrainingSet, name: str) -> bool | None:
+    """Whether a whole number differs in many more runs; None where time does not suffice."""
+    values: list[set[bytes]] = [set(), set()]
     for i in range(_SEEDS_FOR_WHOLE_NUMBERS):
-        if not time_left(0.9):
+        if not experiment.time_left(0.9):
             return None
-        for side, data in enumerate((records, neighbour)):
-            trace = runs.run(data, run_seed(seed, i, 8))
+        for side, data in enumerate((experiment.records, neighbour)):
+            trace = experiment.runs.run(data, run_seed(experiment.seed, i, 8))
             if trace.error or name not in trace.released:
                 return False
-            values[side].append(np.asarray(trace.released[name]).tobytes())
-        if set(values[0]) & set(values[1]) or len(set(values[0])) > 1:
+            values[side].add(np.asarray(trace.released[name]).tobytes())
+        if values[0] & values[1] or len(values[0]) > 1:
             return False
     return True

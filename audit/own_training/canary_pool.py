@@ -1,8 +1,8 @@
-"""Records that may move a training step the most: the pool of canaries of the differential test.
+"""The pool of canaries of the differential test: records that may change a step the most.
 
-The pool holds records of sizes 1 to 1,000 in several directions, with both signs and every label,
-and records of the data themselves. Where the features are whole numbers (tokens, categories), it
-holds constant and random sequences of the values that occur.
+The pool holds records of sizes 1 to 1,000 in several directions, with both signs and up to ten
+labels, records of zeros, and records of the data. If the features are whole numbers (tokens,
+categories), it holds constant and random sequences of values between the smallest and the largest.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class PoolRecord:
     """One canary of the pool.
 
     Attributes:
-        features: of one record.
+        features: features of the record, without an axis of records.
         label: its label.
         size: norm of the features in units of the typical record's norm; NaN for tokens.
         family: records of one family differ in size alone.
@@ -72,7 +72,7 @@ def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRec
 
 
 def labels_to_try(records: TrainingSet) -> list[Any]:
-    """Labels to try; of real targets also values far outside of the data's."""
+    """Up to ten classes, the rarest first; of real targets, values outside of the data's range."""
     labels = records.labels
     if labels.dtype.kind == "f" and not _are_classes(labels):
         reach = max(float(np.abs(labels).max()), 1.0)
@@ -203,14 +203,15 @@ def ascend(
     parameters: list[Any],
     opposite: Any | None = None,
 ) -> PoolRecord | None:
-    """Gradient ascent on a record: a larger gradient, or one that points against another.
+    """Gradient ascent on a record, for a longer gradient or one that points against another.
 
     Args:
         model: a torch module without per-sample hooks.
         loss: `loss(model, features, labels)`, summed.
         start: the record to start from; its features are real numbers.
-        parameters: whose gradient counts.
-        opposite: [D] a gradient that the record's own should point against; None for the longest.
+        parameters: tensors by which the gradient is taken.
+        opposite: [D], the gradient that the record's own should point against; None maximizes the
+            length.
 
     Returns:
         The record found, or None where the model has no second derivative.
@@ -251,16 +252,16 @@ def opposite_pair(
 ) -> list[PoolRecord]:
     """Equal features with two labels, whose gradients point against each other.
 
-    Where the sum of both losses is least, both labels have a probability of nearly 1/2, and their
-    gradients by the outputs, and so by all weights, are nearly opposite: their clipped gradients
-    then differ by nearly 2C.
+    At the minimum of the sum of both losses, both labels have a probability of nearly 1/2. Then
+    their gradients by the outputs, and so by all weights, are nearly opposite, and their clipped
+    gradients differ by nearly 2C.
 
     Args:
         model: a torch module without per-sample hooks.
         loss: `loss(model, features, labels)`, summed.
         start: the record to start from; its features are real numbers.
         parameter: any of the model's.
-        labels: of which two are chosen.
+        labels: candidates for the two labels.
 
     Returns:
         Two records, or none where the model has no derivative by the features.

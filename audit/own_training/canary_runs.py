@@ -1,4 +1,4 @@
-"""Coupled runs with each canary in the place of the last record: what one record contributes."""
+"""Coupled runs with each canary in the place of the last record: contributions of one record."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,15 +30,15 @@ from audit.own_training.explanations import explain, weights_outside
 from audit.own_training.noise import TestResult
 from audit.own_training.records import TrainingSet
 
-# Canaries that are tried however little time is left.
+# This number of canaries is tried even if little time is left.
 _FEWEST = 12
 # Records, and seeds of each, whose steps may have lost their noise.
 _MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
-# Chance that an exchange of places in sampled batches stays unseen, and seeds that are tried.
+# Probability that an exchange of places in sampled batches is missed, and seeds that are tried.
 _SURE, _MAX_ORDER_SEEDS = 1e-4, 64
 # Seeds whose steps are compared, and the relative difference of two contributions.
 _SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
-# Steps for whose weights a pair with opposite gradients is sought.
+# Number of steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
 
@@ -49,9 +49,9 @@ class CanaryRuns:
     Attributes:
         pool: the canaries that could be trained on.
         traces: a run with each of them.
-        found: what they contribute.
-        pair: the two whose contributions differ most in one step; the same twice where one record
-            differs most from an absent one.
+        found: the contributions of the canaries.
+        pair: the two canaries whose contributions differ most in one step; one canary twice if it
+            differs most from an absent record.
         strongest: the best canary for an attack, which still contributes in later steps.
     """
 
@@ -65,8 +65,8 @@ class CanaryRuns:
 def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
     """The canaries of the pool that can be trained on, and a coupled run with each of them.
 
-    Canaries with which the function draws other numbers cannot be compared with these. Those that
-    draw alike are compared with each other.
+    Canaries with which the function draws other random numbers are left out, and compared only with
+    each other.
     """
     pool: list[PoolRecord] = []
     traces: list[Trace] = []
@@ -124,7 +124,7 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
 
 
 def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -> None:
-    """Reports a step that one of these records in the data leaves without noise."""
+    """Reports a step that has no noise if one of these records is in the data."""
     seeds = [experiment.seed_of(100 + i) for i in range(_SEEDS_OF_LOST_NOISE)]
 
     def with_seeds(canary: PoolRecord) -> list[Trace]:
@@ -151,7 +151,7 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
 def changes_other_records(
     experiment: Experiment, canaries: CanaryRuns, others: TrainingSet
 ) -> bool:
-    """Whether an exchanged record changes what the other records contribute.
+    """Whether an exchanged record changes the contributions of the other records.
 
     If it does not, exchanging it has the same effect among any other records.
     """
@@ -181,10 +181,10 @@ def changes_other_records(
 
 
 def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
-    """Whether two neighbouring records that change places change nothing, in sampled batches.
+    """Whether an exchange of two records' places changes nothing, although batches are sampled.
 
-    Batches are drawn by place. The records contribute differently, so that an exchange shows where
-    one of the two is drawn alone, unless the function sorts its records.
+    Batches are drawn by place, and the two records contribute differently. So the exchange changes
+    a step whose batch holds one of the two alone, unless the function sorts its records.
     """
     accounted = experiment.accounted
     if accounted is None or len(experiment.records) < 3:
@@ -238,8 +238,8 @@ def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> 
 def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRuns) -> None:
     """Tests whether a record changes steps whose batch does not hold it.
 
-    It then changes more steps than the accounted rate allows, and by other amounts for other
-    seeds. A record that is drawn too often adds the same to a step for every seed.
+    Such a record changes more steps than the accounted rate allows, by different amounts for
+    different seeds. A record that is drawn too often adds the same amount for every seed.
     """
     one = canaries.pair[0]
     # Both features and labels differ, because either may change a statistic.
@@ -266,7 +266,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
         sizes = np.linalg.norm(np.stack(found), axis=2)
         changed = sizes > 8 * canaries.found.rounding[:steps]
-        # Stopping early without a finding cannot accuse a correct loop.
+        # Stopping early without a finding cannot cause a false finding.
         if changed.mean() < 1.1 * rate or not experiment.time_left(0.5):
             break
     if not found or not np.any(changed) or changed.mean() < 1.1 * rate:
@@ -347,10 +347,10 @@ def measure(
 def _in_other_places(
     experiment: Experiment, canaries: CanaryRuns, absent: FloatArray | None
 ) -> FloatArray:
-    """[T], what a record in the first place adds, and one that is removed from n - 1 records.
+    """[T], contributions of records in the first place, and of one removed from n - 1 records.
 
-    A function may treat places differently: the first of similar records is kept. And whether a
-    record takes the place of another one may depend on the parity of n.
+    A function may treat places differently, for instance keep the first of similar records. It may
+    also pair records, so that the effect of a removal depends on the parity of n.
     """
     own = [record for record in canaries.pool if record.family == "own"]
     exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
@@ -365,7 +365,7 @@ def _in_other_places(
 
 
 def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
-    """[T], the largest distance of coupled runs on some data sets."""
+    """[T], the largest distance between coupled runs on these data sets."""
     runs = [experiment.coupled(each, experiment.base_seed) for each in data]
     gradients = [
         run.gradients
@@ -398,7 +398,7 @@ def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -
 
 
 def _without_last(experiment: Experiment) -> FloatArray | None:
-    """The released gradients without the last record, where the draws stay the same."""
+    """The released gradients without the last record; None if the runs draw different numbers."""
     # Sampled batches of fewer records are other batches.
     if experiment.relation == "replace-one" or len(experiment.records) < 2 or experiment.sampled:
         return None

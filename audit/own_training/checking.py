@@ -71,7 +71,7 @@ def check(
 
     First, the differential test examines each premise of the accountant separately (see
     `audit.own_training.premises`): the contribution of one record, the noise, the batches, the
-    accountant's records, and every released number. If a premise is broken, the verdict says so
+    accountant's records, and every released number. If a premise is broken, the verdict reports it
     and, unless a number of trials is given, no attack is made.
 
     Then the distinguishing game is played. Half of the trials train on `records` with the canary
@@ -81,40 +81,41 @@ def check(
     recorded (lambda_a, and lambda_c for sampled batches), for full batches the residual statistic
     (see `audit.own_training.residuals`), and, if there are several numbers, a linear statistic of
     all of them, learned on a quarter of the trials and judged on the others.
-    Each statistic gets its share of the error, and the largest bound counts. The bounds require
-    independent trials and nothing else. If the accountant describes a Gaussian mechanism (full
-    batches), each statistic also tests that mechanism by a rank sum, which takes far fewer trials.
+    Each bound gets an equal share of the error, and the largest bound counts. The first bound of
+    each statistic requires independent trials and nothing else. If the accountant describes a
+    Gaussian mechanism (full batches), each statistic gives a second bound by a rank sum. It assumes
+    that mechanism and takes far fewer trials.
 
     If the function calls `watch` with its accountant, all trials start from the same weights: the
-    accountant's epsilon holds for every initialisation, and fixed weights add no variance.
+    accountant's epsilon holds for every initialization, and fixed weights add no variance.
 
     Args:
         train: `train(records, candidate, seed, watch)`, see `Train`.
         records: X: a pair of features [n, ...] and labels [n], or an object with these attributes.
         canary: the record that half of the trials add: a pair (features, label), an `InputCanary`,
-            or a `DiracCanary` for a gradient of the worst case (with `watch` and Opacus). None
-            takes the record that contributed most in the differential test.
+            or a `DiracCanary` for a worst-case gradient (with `watch` and Opacus). None takes the
+            record that contributed most in the differential test, or a crafted one without it.
         claim: the epsilon that the function promises at `delta`. None takes the value given to
             `watch.claim`, or else the accountant's; with `repetitions` the tightest bound on the
             cost of the tuning.
-        delta: in (0, 1).
+        delta: delta of the claim and of the bounds, in (0, 1).
         games: the old name of `trials`.
         trials: number of trials. None plays 1,000 of them, or stops early at the time limit; if a
             premise is broken, it plays none.
-        confidence: of the lower bound.
-        repetitions: the distribution of K, as `audit.repetitions.parse_repetitions` reads it.
+        confidence: confidence of the lower bound, in (0, 1).
+        repetitions: distribution of K, in the notation of `audit.repetitions.parse_repetitions`.
         candidates: the hyperparameters to choose from.
         validation: records like `records`, by whose mean score the best run is chosen; None chooses
             by the canary's score.
         loss: `loss(model, features, labels)` of a torch module on records, summed; None takes the
             cross-entropy of its logits.
-        relation: of neighbouring data sets: "add-remove"; or "zero-out" or "replace-one", where the
-            number of records is public.
+        relation: neighbouring relation: "add-remove"; or "zero-out" or "replace-one", under which
+            the number of records is public.
         premises: whether to make the differential test.
         seconds: time limit. The differential test starts no optional runs after half of it, and the
-            attack no trials after all of it, unless `trials` is given. The verdict reports what
-            was left out.
-        seed: of everything random.
+            attack no trials after all of it, unless `trials` is given. The verdict reports omitted
+            parts.
+        seed: seed of all random numbers.
         jobs: number of worker processes; None takes one per idle core if that saves time.
         max_runs: limit on the expected number of calls of the function; a larger number is refused
             before the first call.
@@ -124,7 +125,8 @@ def check(
         or if nothing could be tested.
 
     Raises:
-        InvalidInput: an argument out of its range, or a function that raises or releases nothing.
+        InvalidInput: an argument is out of its range, or the function raises an error or releases
+            nothing.
 
     Example:
         >>> import numpy as np

@@ -1,8 +1,8 @@
 """The command line of an audit of your own training function: `python -m audit.run --train NAME`.
 
-The audit runs in a process of its own. Whatever happens to that process, an exception, a call of
-os._exit or a kill for want of memory, ends with one line and exit code 2: it is never read as a
-leak, whose exit code is 1.
+The audit runs in a separate process. If that process raises an exception, calls os._exit or is
+killed because memory ran out, the command prints one line and exits with code 2. It is never
+mistaken for a leak, whose exit code is 1.
 """
 
 import argparse
@@ -40,23 +40,40 @@ def _parser() -> console.Parser:
         examples=_EXAMPLES,
         notes=_NOTES,
     )
-    add = parser.add_argument_group("what is audited").add_argument
+    add = parser.add_argument_group("function and claim").add_argument
     add("--train", required=True, metavar="NAME", help="dotted name of the function")
-    add("--records", metavar="NAME", help="dotted name of (features, labels), or of what gives it")
-    add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
+    add(
+        "--records",
+        metavar="NAME",
+        help="dotted name of (features, labels), or of a function of it",
+    )
+    add("--claim", type=float, metavar="EPSILON", help="(default: the function's own claim)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
-    add = parser.add_argument_group("how much is played").add_argument
-    add("--trials", type=int, metavar="N", help="of the attack (default: 1,000 within --seconds)")
+    add = parser.add_argument_group("size of the audit").add_argument
+    add(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="trials of the attack (default: 1,000 within --seconds)",
+    )
     add("--seconds", type=float, default=SECONDS, metavar="S", help="time limit (default: 60)")
-    add("--no-premises", action="store_true", help="attack only, as versions 1 and 2 did")
+    add("--no-premises", action="store_true", help="attack only, without the differential test")
     add("--one-run", action="store_true", help="train once, with many canaries")
-    add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")
+    add(
+        "--canaries",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="canaries of --one-run (default: 1000)",
+    )
     add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
     add("--jobs", type=int, metavar="N", help="worker processes (default: one per idle core)")
     add("--json", action="store_true", help="print the result as JSON")
-    add("--max-runs", type=float, default=MAX_RUNS, metavar="N", help="calls (default: 1e6)")
+    add(
+        "--max-runs", type=float, default=MAX_RUNS, metavar="N", help="limit on runs (default: 1e6)"
+    )
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    add = parser.add_argument_group("what the adversary may do").add_argument
+    add = parser.add_argument_group("threat model").add_argument
     add("--relation", default="add-remove", metavar="NAME", help=", ".join(RELATIONS))
     add("--threat", default="NTCV", metavar="NAME", help="NTNV, NTCV (default) or ETCV")
     add(
@@ -69,15 +86,21 @@ def _parser() -> console.Parser:
         "--repetitions",
         default="fixed:1",
         metavar="SPEC",
-        help="distribution of K, if the best is released",
+        help="distribution of K, if the best of K runs is released",
     )
     add("--candidates", metavar="NAME", help="dotted name of a list of hyperparameters")
-    add = parser.add_argument_group("data sets, where there is no --records").add_argument
+    add = parser.add_argument_group("data set, used without --records").add_argument
     add("--dataset", default="DIGITS", metavar="NAME", help="(default: DIGITS)")
     add("--data-root", metavar="FOLDER", help="in torchvision's layout")
     add("--train-size", type=int, default=500, metavar="N", help="records (default: 500)")
     add("--validation-size", type=int, default=500, metavar="N", help="for NTNV (default: 500)")
-    add("--canary-index", type=int, default=0, metavar="I", help="of the input canary (default: 0)")
+    add(
+        "--canary-index",
+        type=int,
+        default=0,
+        metavar="I",
+        help="index of the input canary (default: 0)",
+    )
     return parser
 
 
@@ -181,14 +204,14 @@ def _audit(options: argparse.Namespace) -> Any:
 
 
 def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None, Any]:
-    """The records, those to choose by in NTNV, and the canary; None has one crafted."""
+    """The records, the validation records of NTNV, and the canary; None crafts one."""
     threat = checks.one_of("threat", options.threat, ("NTNV", "NTCV", "ETCV"))
     name = options.canary
     canary: Any = None
     if "." in name:
         canary = _called("canary", name)
     elif name:
-        # Checks the names, and has the canary of the data set where it is a record.
+        # Checks the names, and builds an input canary from the data set.
         canary = threat_models.build(
             options.threat,
             name,

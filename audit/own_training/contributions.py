@@ -1,4 +1,4 @@
-"""What one record adds to every released gradient, from coupled runs.
+"""Largest contribution of one record to each released gradient, from coupled runs.
 
 The accountant assumes that the record adds at most C to a step, so that two records differ by at
 most 2C. Half of the largest distance between two coupled runs is a lower bound on the largest
@@ -20,12 +20,12 @@ class Contributions:
 
     Attributes:
         largest: [T], of every step; 0 where no canary was in the batch.
-        by_tensor: [T, tensors], the same for every tensor of parameters alone.
+        by_tensor: [T, tensors], the largest contributions to each tensor of parameters.
         pairs: [T, 2], the two canaries that differ most; -1 is an absent record.
-        of_pair: [T], half the distance of the pair that differs most over all steps together.
-        best_pair: that pair.
-        rounding: [T], what floating-point rounding alone may show.
-        sizes: of one canary alone, its distance from the reference at the best step, [P].
+        of_pair: [T], half the distance of the two canaries of `best_pair`.
+        best_pair: the two canaries that differ most over all steps together.
+        rounding: [T], distances that floating-point rounding alone may cause.
+        sizes: [P], largest distance of each canary from the first one over the steps.
     """
 
     largest: FloatArray

@@ -1,11 +1,11 @@
 """Coupled runs of a training function: equal randomness, and forced outputs.
 
-Two runs with the same seed draw the same batches and the same noise. If, in addition, the second
-run is given the released gradients of the first one after each step ("forced outputs"), then both
-have the same past at every step. The difference between their released gradients at step t is then
-exactly what the exchanged record adds to step t: the noise cancels up to rounding. The idea of
-equal randomness and frozen outputs is that of Re:cord-play (Cebere et al., PETS 2026); here a hook
-on the optimizer replaces the instrumentation by hand.
+Two runs with the same seed draw the same batches and the same noise. If, in addition, the released
+gradients of the first run replace those of the second one in each step ("forced outputs"), then
+both have the same past at every step. The difference between their released gradients at step t is
+then exactly the change that the exchanged record causes: the noise cancels up to rounding. The idea
+of equal randomness and frozen outputs is from Re:cord-play (Cebere et al., PETS 2026). Here, a hook
+on the optimizer replaces changes to the code of the training.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from audit.own_training.runs import Train, seed_everything, undisturbed_generato
 from audit.own_training.watch import Watch
 from threat_models.user_code import format_error
 
-# A run may take this many seconds, and this many times as long as a complete one.
+# Time limit of a run: this many seconds, plus this many times the time of a complete one.
 _LIMIT, _LONGEST = 5.0, 30.0
 
 Vector = NDArray[Any]
 
 
 class _EnoughSteps(BaseException):
-    """Ends a run of which no later step is needed; no `except Exception` catches it."""
+    """Ends a run whose later steps are not needed; `except Exception` does not catch it."""
 
 
 class _TooLong(BaseException):
@@ -47,7 +47,7 @@ class _TooLong(BaseException):
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raises `_TooLong` after this time, where the main thread may set an alarm."""
+    """Raises `_TooLong` after this time if the thread is the main one, which may set an alarm."""
     alarm = getattr(signal, "setitimer", None)
     if alarm is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -71,14 +71,14 @@ class Step:
 
     Attributes:
         gradient: [D], everything in p.grad: the released gradient.
-        clip: C, or None where it is unknown; of per-layer clipping the norm of all thresholds.
-        noise_multiplier: the optimizer's own statement, or None.
-        divisor: what an Opacus optimizer divides the noisy sum by, or None where it is unknown.
+        clip: C, or None if it is unknown; for per-layer clipping, the norm of all thresholds.
+        noise_multiplier: the optimizer's noise multiplier, or None.
+        divisor: divisor of the noisy sum in an Opacus optimizer, or None if it is unknown.
         generators: a digest of the states of all known random generators after the noise; this and
-            all below are empty in runs without digests.
+            the attributes below are empty in runs without digests.
         weights: a digest of all parameters before the step.
         settings: the optimizer's learning rate and its other numbers, as text.
-        weights_after: a digest of all parameters after the step; empty of the last one.
+        weights_after: a digest of all parameters after the step; may be empty for the last one.
     """
 
     gradient: Vector
@@ -93,7 +93,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Accounted:
-    """What the accountant recorded, step by step."""
+    """The accountant's history, step by step."""
 
     history: History
     expanded: tuple[tuple[float, float], ...]
@@ -119,30 +119,30 @@ class Accounted:
 
 @dataclass
 class Trace:
-    """What one run released.
+    """Record of one run.
 
     Attributes:
         steps: the steps of the optimizer, in order.
         released: every number that was returned, or is in the watched model at the end, by name.
-        names: of the tensors of parameters.
+        names: names of the tensors of parameters.
         sizes: their numbers of coordinates.
         shapes: their shapes.
-        initial: the weights and buffers where the function called `watch`, by name.
-        initial_digest: of these weights as the function made them, before they were restored.
+        initial: the weights and buffers when the function called `watch`, by name.
+        initial_digest: digest of these weights before they were set to those of another run.
         history: the accountant's (noise multiplier, sampling rate, steps), or None.
-        claimed: epsilon by `watch.claim`, or None.
+        claimed: the epsilon given to `watch.claim`, or None.
         accountant: the accountant itself.
         watched: whether an optimizer was watched.
         has_equal_steps: whether every step has a gradient of the same parameters.
-        complete: whether the run came to its end.
-        error: what the function raised, in one line, or None.
+        complete: whether the function returned.
+        error: the error that the function raised, in one line, or None.
         epsilon_of_type: spacing of the parameters' floating-point type.
-        clips: the optimizer's threshold after each step, which a coupled run is given too.
+        clips: with adaptive clipping, the threshold after each step, which coupled runs take over.
         opacus: whether the watched optimizer scales its gradients as Opacus does.
-        seconds: that the run took.
+        seconds: duration of the run.
         further: the numbers that the function declared by `watch.release`.
-        model: the watched model, of runs that are not coupled to another.
-        parameters: the tensors that the optimizer updates, likewise.
+        model: the watched model, in runs that are not coupled to another.
+        parameters: the tensors that the optimizer updates, in the same runs.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Trace:
 
     @property
     def gradients(self) -> Vector:
-        """[T, D], everything that was released."""
+        """[T, D], the released gradients."""
         return np.stack([step.gradient for step in self.steps])
 
     @property
@@ -215,14 +215,14 @@ class CoupledRuns:
         """Trains once.
 
         Args:
-            records: to train on.
-            seed: of every global generator, also handed to the function.
+            records: the data.
+            seed: seed of every global generator, also passed to the function.
             like: the run whose initial weights and released gradients are forced.
             stop_after: number of steps after which the run is ended; None completes it.
-            digests: whether the states of generators, weights and optimizer are kept too.
+            digests: whether to keep digests of generators, weights and optimizer.
 
         Returns:
-            What was released, or what the function raised.
+            The record of the run, which contains an error that the function raised.
         """
         self.count += 1
         watch = RecordingWatch(like, stop_after, digests)
@@ -292,7 +292,7 @@ class RecordingWatch(Watch):
         return _copied(value)
 
     def close(self) -> None:
-        """Takes the hooks away."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -314,13 +314,13 @@ class RecordingWatch(Watch):
         self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # torch hands over the arguments of step, of which the first is the optimizer itself.
+        # torch passes the arguments of step, of which the first is the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._record_and_force()
             return None
 
-        # torch evaluates a closure within the step: what it leaves in p.grad is released.
+        # torch evaluates a closure within the step, which then releases p.grad.
         def recorded_closure() -> Any:
             loss = closure()
             self._record_and_force()
@@ -406,7 +406,7 @@ class RecordingWatch(Watch):
             self.recorded.parameters = self._parameters()
 
     def read_accountant(self) -> None:
-        """Keeps what the accountant holds at the end."""
+        """Keeps the accountant and its history at the end of the run."""
         self.recorded.claimed = self.claimed
         self.recorded.accountant = self.accountant
         self.recorded.history = history_of(self.accountant)

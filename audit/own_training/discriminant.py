@@ -1,11 +1,11 @@
-"""The best linear statistic of everything that was recorded, learned from other trials."""
+"""Linear statistic of all recorded numbers, learned from some of the trials."""
 
 import numpy as np
 
 from audit.arrays import FloatArray
 
-# Share of the within-class covariance that is replaced by its mean variance times the identity, at
-# least: the fewer trials per number recorded, the more.
+# Smallest share of the within-class covariance that is replaced by its mean variance times the
+# identity. The share is larger with fewer trials per recorded number.
 _SMALLEST_SHRINKAGE = 0.02
 
 
@@ -13,11 +13,11 @@ def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | N
     """Fisher's linear discriminant with a shrunk covariance.
 
     Args:
-        without: [n0, f] what was recorded of trials without the record.
-        with_record: [n1, f] of trials with it.
+        without: [n0, f], numbers recorded in trials without the record.
+        with_record: [n1, f], numbers recorded in trials with it.
 
     Returns:
-        [f] weights; a high weighted sum speaks for the record. None where nothing differs.
+        [f] weights; a high weighted sum indicates the record. None if all trials are equal.
     """
     both = np.concatenate([without, with_record])
     scale = both.std(axis=0)

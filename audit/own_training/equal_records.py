@@ -1,7 +1,7 @@
-"""Runs on copies of one record: the noise, the batches, and what a record's own gradient does.
+"""Runs on copies of one record, which reveal the noise and the batch sizes.
 
-Where all records are equal, a released gradient is the size of the batch times one gradient, plus
-noise. So the noise and the batch sizes can be read off.
+If all records are equal, a released gradient is the size of the batch times one gradient, plus
+noise.
 """
 
 import math
@@ -69,23 +69,23 @@ _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
 _MAX_QUIET = 8
-# Events of smaller probability are taken for impossible.
+# Events of smaller probability count as impossible.
 _NEVER = 1e-9
 
 
 @dataclass(frozen=True)
 class EqualRecords:
-    """What runs on copies of one record show.
+    """Measurements of runs on copies of one record.
 
     Attributes:
-        quiet: the record.
-        noise: of the released gradients.
-        batches: that were drawn.
-        missing: whether a finding says that noise is missing.
+        quiet: the record, which has a small gradient.
+        noise: the noise of the released gradients.
+        batches: the batches of these runs.
+        missing: whether missing noise was reported.
         varying: whether one record's contribution differs between batches.
         random_gradients: whether a record's own gradient is random (dropout, augmentation).
         others_change: whether an exchanged record changes what other records contribute.
-        reach: [T], half of what one record changes among equal ones.
+        reach: [T], half of the largest change by one record among equal ones.
     """
 
     quiet: PoolRecord
@@ -122,11 +122,7 @@ class _Runs:
 
 
 def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
-    """Tests noise and batches by runs on equal records.
-
-    Returns:
-        What was measured, or None where the function does not allow it.
-    """
+    """Tests noise and batches by runs on equal records; None if the function does not allow it."""
     tried: list[PoolRecord] = []
     while (quiet := _quiet_record(experiment, canaries, tried)) is not None:
         runs = _gather(experiment, canaries, quiet)
@@ -239,7 +235,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
 
 
 def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) -> bool:
-    """Reports runs that ended early; whether the runs before them are enough to go on."""
+    """Reports runs that ended early, and returns whether enough runs were made before them."""
     steps = {len(trace.steps) for trace in traces if not trace.error}
     if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
         experiment.findings.append(explain("number of steps", one=max(steps), other=min(steps)))
@@ -280,7 +276,7 @@ def _measured(
     runs: _Runs,
     found: Batches,
 ) -> EqualRecords:
-    """Tests noise and batches."""
+    """Tests noise and batches, and returns the measurements."""
     base, accounted, n = experiment.base, experiment.accounted, len(experiment.records)
     same, other, mixed = (np.stack(each) for each in (runs.same, runs.other, runs.mixed))
     quiet_records = copies(experiment.records, quiet, n)
@@ -306,7 +302,7 @@ def _measured(
     experiment.measured["runs of the noise test"] = float(len(same))
     numbers = float((noise.degrees * noise.sizes.sum()).sum())
     if numbers > 0:
-        # What a one-sided test at the family error finds with 80 % probability.
+        # A one-sided test at the family error finds this shortfall with 80 % probability.
         experiment.measured["detectable shortfall of the noise"] = max(
             6.1 / math.sqrt(2 * numbers), SHORTFALL
         )
@@ -316,60 +312,55 @@ def _measured(
     varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
     if varying:
         experiment.findings.append(divided_by_batch(found.unit_spread, others_change()))
-    # Dropout and augmentation make a record's own gradient random: then residuals hold more
-    # than noise, and only what this cannot explain is reported.
+    # Dropout and augmentation make a record's own gradient random. Then residuals contain more
+    # than noise, and only correlations that this cannot explain are reported.
     parallel = found.proportional is not None
     random_gradients = not (found.constant and parallel) and not varying
     least = MIN_CORRELATION
     if random_gradients:
         least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
         experiment.notes.append(
-            "the gradient of a record is itself random (dropout, augmentation): the noise was "
-            "tested less sharply"
+            "the gradient of a record is itself random (dropout, augmentation), so the tests of "
+            "the noise detect only larger mistakes"
         )
     if not noise.silent.all() and least < 1:
-        for each in independence(noise, base.names, base.shapes, accounted is not None, least):
-            experiment.collect(each)
+        between_steps = accounted is not None
+        experiment.collect(*independence(noise, base.names, base.shapes, between_steps, least))
         if not varying and not random_gradients:
-            for each in shape_of_noise(noise, experiment.first_step):
-                experiment.collect(each)
-            for each in () if counts is None else scale_by_batch(noise, counts):
-                experiment.collect(each)
-            for each in (*flat_noise(noise), *length_of_noise(noise)):
-                experiment.collect(each)
-            for each in grain_of_noise(same, other, noise, base.epsilon_of_type):
-                experiment.collect(each)
-            for each in rank_of_noise(same, counts, base.slices, base.epsilon_of_type):
-                experiment.collect(each)
-    for each in noise_again(same, noise):
-        experiment.collect(each)
+            experiment.collect(
+                *shape_of_noise(noise, experiment.first_step),
+                *(() if counts is None else scale_by_batch(noise, counts)),
+                *flat_noise(noise),
+                *length_of_noise(noise),
+                *grain_of_noise(same, other, noise, base.epsilon_of_type),
+                *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
+            )
+    experiment.collect(*noise_again(same, noise))
     if accounted is not None:
-        # Random gradients and batches of unknown size only add to what the noise must have.
+        # Random gradients and batches of unknown size can only enlarge the measured noise.
         sigma = np.array([accounted.sigma(t) for t in range(len(top))])
         required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
         for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
             lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
-            for each in noise_along(same, counts, directions / lengths, noise, required):
-                experiment.collect(each)
+            experiment.collect(*noise_along(same, counts, directions / lengths, noise, required))
     if accounted is not None and not varying:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
-        for each in poisson_tests(found.counts, found.included, n, rates):
-            experiment.collect(each, lambda e: explain_test(e, others_change()))
+        experiment.collect(
+            *poisson_tests(found.counts, found.included, n, rates),
+            words=lambda test: explain_test(test, others_change()),
+        )
         if any(rate < 1 for rate in rates):
             first = np.stack(runs.first)
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
-            for each in batches_in_noise(noise, (found.included, at_first)):
-                experiment.collect(each)
+            inclusions = found.included, at_first
+            experiment.collect(*batches_in_noise(noise, inclusions))
             if len(set(rates)) == 1 and n > 1:
-                for each in even_inclusions((found.included, at_first), rates[0]):
-                    experiment.collect(each)
+                experiment.collect(*even_inclusions(inclusions, rates[0]))
             if not experiment.brief:
                 _small_batches(experiment, canaries, quiet, rates, others_change)
     if random_gradients and not runs.full:
-        for each in dependence_on_size(
-            other - same[: len(other)], mixed - same[: len(mixed)], found
-        ):
-            experiment.collect(each)
+        gaps_of_all, gaps_of_one = other - same[: len(other)], mixed - same[: len(mixed)]
+        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, found))
     return EqualRecords(
         quiet, noise, found, missing, varying, random_gradients, others_change, among_equal
     )
@@ -404,7 +395,7 @@ def _pair_direction(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
 
 
 def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise) -> float:
-    """The share of the residuals' variance that accounted noise does not explain, at most."""
+    """Largest share of the residuals' variance that the accounted noise does not explain."""
     if experiment.accounted is None:
         return 1.0
     largest = canaries.found.largest[: experiment.steps]
@@ -423,7 +414,7 @@ def _small_batches(
     rates: list[float],
     others_change: Callable[[], bool],
 ) -> None:
-    """Empty batches: with few records nearly all batches of a Poisson sample are empty."""
+    """Tests for empty batches with three records, where most Poisson samples are empty."""
     n = min(_SMALL_N, len(experiment.records))
     data = _three_data_sets(experiment, canaries, quiet, n)
     runs = _Runs([], [], [])
@@ -443,9 +434,12 @@ def _small_batches(
     if len(runs.same) < 4:
         return
     found = runs.batches(canaries.found.rounding)
-    for each in poisson_tests(found.counts, found.included, n, rates):
-        if each.kind in ("no empty batch", "mean of batches", "inclusion rate"):
-            experiment.collect(each, lambda e: explain_test(e, others_change()))
+    tests = poisson_tests(found.counts, found.included, n, rates)
+    kinds = ("no empty batch", "mean of batches", "inclusion rate")
+    experiment.collect(
+        *(test for test in tests if test.kind in kinds),
+        words=lambda test: explain_test(test, others_change()),
+    )
 
 
 def _missing_noise(
@@ -455,7 +449,7 @@ def _missing_noise(
     gradients: FloatArray,
     others: FloatArray,
 ) -> bool:
-    """Reports tensors and steps whose release is the same for every seed."""
+    """Reports tensors and steps without noise: their gradient is the same for every seed."""
     silent, names = noise.silent, experiment.base.names
     reach, rounding = canaries.found.by_tensor, canaries.found.rounding
     moved = np.asarray(reach[: experiment.steps] > rounding[: experiment.steps, None])
@@ -486,10 +480,10 @@ def _missing_noise(
 def _noise_by_coordinate(
     experiment: Experiment, one: FloatArray, other: FloatArray, noise: Noise
 ) -> None:
-    """Reports coordinates without noise, always or on copies of one of two records.
+    """Reports coordinates without noise, on all data or on copies of one of two records.
 
-    A selection of coordinates after the noise is allowed. It depends on the noise, or it keeps
-    large values only; then the zeros differ between runs, or no value that is kept has both signs.
+    A selection of coordinates after the noise is allowed. Then the zeros differ between runs, or,
+    if only values above a limit are kept, no kept coordinate has both signs.
     """
     differ, bare = np.zeros(one.shape[2], np.bool_), np.zeros(one.shape[2], np.bool_)
     rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(one).max(axis=0)

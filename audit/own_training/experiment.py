@@ -1,4 +1,4 @@
-"""Coupled runs of one watched training function, and what they have shown so far."""
+"""State of one differential test: coupled runs of a watched function, and its findings."""
 
 import copy
 import time
@@ -19,7 +19,7 @@ from audit.own_training.records import TrainingSet
 from audit.own_training.runs import Train, run_seed
 
 FAMILY_ERROR = 1e-5
-"""Chance that the statistical tests accuse a correct loop, over all tests of one check."""
+"""Probability that a statistical test of one check reports a correct loop, over all its tests."""
 
 SEEDS_FOR_INCLUSION = 24
 """Seeds that are tried until the exchanged record is in many batches."""
@@ -30,7 +30,7 @@ _SHARE_OF_LATER_STEPS = 0.4
 _MIN_LATER_RUNS = 20
 _MIN_STEPS = 4
 _MAX_POOL = 60
-# Records among which one is sought that the function does not leave out.
+# Number of records that are tried to find one that the function does not leave out.
 _MAX_REFERENCES = 30
 MAX_BYTES = 5e8
 """Of memory for gradients."""
@@ -107,14 +107,14 @@ class Experiment:
 
     Attributes:
         records: the data.
-        relation: of neighbouring data sets.
+        relation: neighbouring relation.
         pool: canaries for the place of the last record.
         findings: broken premises.
         tested: names of the premises that were tested.
-        untested: why the others were not.
-        notes: for the user.
-        measured: numbers by name.
-        accounted: what the accountant recorded, or None.
+        untested: the reason for each premise that was not tested.
+        notes: further remarks for the user.
+        measured: measured numbers by name.
+        accounted: the accountant's history step by step, or None.
         forced: the reference run, whose released gradients are forced in all coupled runs.
         base: the same run from the first tested step.
         base_seed: its seed.
@@ -172,9 +172,9 @@ class Experiment:
         """The tested steps of a run that is coupled to the reference.
 
         Args:
-            records: to train on.
-            seed: of the run.
-            digests: whether the states of generators, weights and optimizer are kept too.
+            records: the data.
+            seed: seed of the run.
+            digests: whether to keep digests of generators, weights and optimizer.
         """
         stop = self.first_step + self.steps
         trace = self.runs.run(records, seed, like=self.forced, stop_after=stop, digests=digests)
@@ -210,10 +210,9 @@ class Experiment:
         self.forced = self.base
 
     def _choose_reference(self, own: bool = True) -> int:
-        """Chooses the seed of the reference run; `own` prefers records of the data to canaries.
+        """Chooses the seed of the reference run, and returns how many steps the record changes.
 
-        Returns:
-            The number of steps of the run at which the exchanged record is seen.
+        `own` puts records of the data first if the first canary cannot be used.
         """
         best = -1
         for trial in range(SEEDS_FOR_INCLUSION):
@@ -237,7 +236,7 @@ class Experiment:
         return best
 
     def _bring_used_record_first(self) -> bool:
-        """Puts a record first that the function draws for, where it leaves out the first one."""
+        """Puts a usable record first that the function does not leave out, unlike the first one."""
         base = self._short_run(self.pool[0], self.base_seed)
         for place, canary in enumerate(self.pool[:_MAX_REFERENCES]):
             trace = self._short_run(canary, self.base_seed, base)
@@ -251,7 +250,7 @@ class Experiment:
         """The same experiment on as many of the last steps as memory allows, with fewer runs.
 
         Returns:
-            The experiment, which collects what it finds here; None if complete runs take too long.
+            The experiment, which shares this one's findings; None if complete runs take too long.
         """
         total = len(self.base.steps)
         seconds = self.seconds * _SHARE_OF_LATER_STEPS / (1 - _SHARE_OF_LATER_STEPS)
@@ -281,7 +280,7 @@ class Experiment:
         in_time = int(steps * self.seconds / max(seconds * _RUNS_EXPECTED, 1e-9))
         return min(steps, in_memory, max(in_time, _MIN_STEPS))
 
-    # --- what they show ---
+    # --- findings ---
 
     def cannot_test(
         self,
@@ -292,10 +291,10 @@ class Experiment:
         self.untested |= dict.fromkeys(premises, reason)
 
     def collect(
-        self, evidence: TestResult, words: Callable[[TestResult], Finding] = explain_test
+        self, *tests: TestResult, words: Callable[[TestResult], Finding] = explain_test
     ) -> None:
-        """Keeps a statistical test, and the words for it in case it is significant."""
-        self._evidence.append((evidence, words))
+        """Keeps statistical tests, and the function that words a finding if one is significant."""
+        self._evidence += [(test, words) for test in tests]
 
     def judge(self) -> None:
         """Keeps the statistical findings that survive the correction for many tests."""
@@ -310,7 +309,7 @@ class Experiment:
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
-        # The surest first, and last what other mistakes change, too: the number of records.
+        # "influence" first, and the number of records last, because other mistakes affect it.
         first = [kept.pop(kind) for kind in ("influence",) if kind in kept]
         self.findings = [*first, *self.findings, *kept.values()]
         self.findings.sort(key=lambda each: each.premise == "number of records")
@@ -320,8 +319,8 @@ def significant(p_values: Sequence[float], alpha: float) -> list[int]:
     """Places of the p-values that Holm's method rejects, in ascending order of the p-values.
 
     Args:
-        p_values: of any tests, which may depend on each other.
-        alpha: the chance that any true hypothesis is rejected.
+        p_values: p-values of the tests, which may be dependent.
+        alpha: the probability that any true hypothesis is rejected.
 
     Example:
         >>> significant([0.04, 0.5, 0.01], 0.05)
@@ -348,7 +347,7 @@ def draw_alike(one: Trace, other: Trace, steps: int | None = None) -> bool:
 
 
 def _is_reference(base: Trace, own: Trace) -> bool:
-    """Whether gradients may be forced on other runs: finite, and with the draws of own records."""
+    """Whether a run can be a reference: finite gradients, and the draws of a record of the data."""
     if base.error or not base.steps or not np.isfinite(base.gradients).all():
         return False
     return own.error is not None or draw_alike(base, own)

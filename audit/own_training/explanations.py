@@ -1,4 +1,4 @@
-"""The findings in words: what was seen, why it probably is so, and what to do."""
+"""The texts of the findings: the observation, its likely cause, and a fix."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     "not finite": (
         "contribution",
         "{records} of {of} records that were exchanged{smallest} make a released gradient infinite "
-        "or not a number, and the others do not: this reveals that the record is there.",
+        "or not a number, and the others do not. This reveals that such a record is in the data.",
         "The gradient of a record overflows: clipping multiplies an infinite gradient by 0, which "
         "is not a number.",
         "Set gradients that are not finite to zero, record by record, before the sum "
@@ -44,7 +44,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "contribution",
         "One record changes {hits} of {tries} steps ({share in %:.3g} %), by different amounts "
         "for different seeds; the accountant assumes that it is in {rate in %:.3g} % of the "
-        "batches, and changes no other step.",
+        "batches and changes no other step.",
         "Something that is computed from more records than the batch enters each step without "
         "noise: a statistic, a label, a weight, a norm, or gradients of an earlier batch "
         "(momentum, a stale sum, a replay). Otherwise, the record is drawn too often.",
@@ -111,7 +111,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "noise",
         "A combination of coordinates has {ratio:.3g} times the noise that each coordinate has.",
         "The noise is made to sum to zero, its mean is subtracted, or it is projected.",
-        "Add independent noise of the same scale to every coordinate, and change it no more.",
+        "Add independent noise of the same scale to every coordinate, and do not change "
+        "it afterwards.",
     ),
     "length": (
         "noise",
@@ -234,7 +235,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "contribution",
         "The contribution of one record depends on how many records are in its batch (rank "
         "correlation {correlation:.3g}); the accountant assumes that it does not.",
-        "The gradient of each record is divided by, or multiplied by, the size of the batch before "
+        "The gradient of each record is divided or multiplied by the size of the batch before "
         "it is clipped: the loss and the wrapper disagree about loss_reduction (a mean loss, and "
         'loss_reduction="sum", or the other way round).',
         "Use the same reduction in the loss and in Opacus, and divide the noisy sum by a constant.",
@@ -268,7 +269,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "{seen} of {batches} batches hold {size} records, but {less} hold {smaller} and {more} "
         "hold {larger}: the sizes of Poisson samples have a single peak.",
         "Batches are cut to whole microbatches, or filled up to them, so that one record decides "
-        "about others.",
+        "whether others are used.",
         "Keep incomplete microbatches, and fill them up with records that contribute nothing.",
     ),
     "batches without the seed": (
@@ -324,8 +325,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "batches",
         "The record changes {least} to {most} of the {steps} steps of a run: this number varies "
         "{ratio:.3g} times as much as for Poisson sampling.",
-        "Shuffled records are dealt out in batches, so that one that was drawn is not drawn again "
-        "soon.",
+        "Batches are taken from shuffled records, so that a record is not drawn twice within a "
+        "short time.",
         _POISSON,
     ),
     # --- accountant, released numbers, number of records ---
@@ -364,18 +365,18 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "released yet.",
         "A forward pass on records sets weights or buffers (ActNorm or another initialisation that "
         "depends on the data, a normalisation of the weights).",
-        "Initialize on public records, or account for what was computed from the private ones.",
+        "Initialize on public records, or account for values computed from the private ones.",
     ),
     "initial weights": (
         "released numbers",
-        "The initial weights, or what the optimizer holds at first, depend on the record.",
+        "The initial weights, or the initial state of the optimizer, depend on the record.",
         "They were computed from the records (label frequencies, a mean, an earlier training "
         "without noise).",
-        "Initialize without the private records, or account for what was computed from them.",
+        "Initialize without the private records, or account for values computed from them.",
     ),
     "number of steps": (
         "released numbers",
-        "The number of steps depends on the record: {one} with one record in its place, {other} "
+        "The number of steps depends on the record: {one} with one record in this place, {other} "
         "with another, although every released gradient was the same.",
         "Training stops, or a step is skipped, by a criterion on the records: the training loss, "
         "an empty batch, or an overflow of scaled gradients.",
@@ -390,7 +391,7 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "constant": (
         "released numbers",
-        "{names} the same for {seeds} seeds, and different where one record is exchanged: no noise "
+        "{names} the same for {seeds} seeds, and different if one record is exchanged: no noise "
         "protects the record.",
         "It is computed from the records without noise, or its noise has a constant seed.",
         "Do not release it, or add noise that the seed controls and account for it.",
@@ -471,7 +472,7 @@ def divided_by_batch(spread: float, others_change: bool) -> Finding:
 
 
 def books(trace: Trace) -> list[Finding]:
-    """The accountant's history against the steps that were seen."""
+    """Findings about an accountant whose history does not match the steps of the optimizer."""
     history = trace.history or ()
     recorded, seen = sum(steps for _, _, steps in history), len(trace.steps)
     if recorded < seen:
@@ -489,8 +490,8 @@ def weights_outside(step: int, settings: bool, within: bool) -> Finding:
     """The weights depend on the record although all gradients were forced.
 
     Args:
-        step: before which they do, from 0.
-        settings: whether the optimizer's settings depend on the record, too.
+        step: the first step, from 0, before which they depend on it.
+        settings: whether the optimizer's settings depend on the record too.
         within: whether the weights differ right after the optimizer's step.
     """
     if step == 0:
@@ -508,13 +509,13 @@ def weights_outside(step: int, settings: bool, within: bool) -> Finding:
     else:
         cause = (
             "Something other than the optimizer's step changes the weights: a second, non-private "
-            "update, a projection or a normalisation that looks at the data."
+            "update, or a projection or normalization that uses the data."
         )
     return replace(explain("weights", step=step + 1), cause=cause)
 
 
 def released_outside(differing: Mapping[str, float]) -> Finding:
-    """Numbers that depend on the record and are no function of the released gradients."""
+    """Numbers that depend on the record although all released gradients were forced."""
     it = "it is" if len(differing) == 1 else "they are"
     found = replace(
         explain("released", names=listed(differing, "depend"), it=it), numbers=_few(differing)
@@ -527,7 +528,7 @@ def released_outside(differing: Mapping[str, float]) -> Finding:
 
 
 def constant_numbers(leaks: Mapping[str, float], seeds: int) -> Finding:
-    """Numbers without noise that a neighbouring data set changes."""
+    """Numbers without noise that differ between neighbouring data sets."""
     found = explain("constant", names=listed(leaks, "are"), seeds=seeds)
     return replace(found, numbers=_few(leaks))
 
@@ -546,7 +547,7 @@ def depends_on_n(
         low: a smaller one.
         upper: "divisor", "steps", "rates" and "sigmas" with `high` records.
         lower: with `low` records.
-        ratio: contributions with `low` records over those with `high`; None if it is unknown.
+        ratio: contributions with `low` records over those with `high`; None if unknown.
     """
     parts = []
     if upper["divisor"] is not None and upper["divisor"] != lower["divisor"]:

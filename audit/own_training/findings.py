@@ -1,4 +1,4 @@
-"""What the differential test found: broken premises, as sentences with causes and fixes."""
+"""Result of the differential test: broken premises, each with its likely cause and a fix."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ PREMISES = (
     "number of records",
     "released numbers",
 )
-"""The premises that a training's epsilon rests on, by name."""
+"""Names of the assumptions behind the epsilon of a training."""
 
-# Without these, nothing is known about a watched function.
+# A watched function is not testable if one of these was not tested.
 _ESSENTIAL = {"contribution", "noise", "batches", "accountant", "released numbers"}
 
 
@@ -24,10 +24,10 @@ class Finding:
     """One broken premise.
 
     Attributes:
-        premise: which one, of `PREMISES`.
-        message: what was seen, with its numbers.
+        premise: one of `PREMISES`.
+        message: the observation, with its numbers.
         cause: likely causes.
-        fix: what to do.
+        fix: a way to correct it.
         numbers: the numbers of the message, for programs.
 
     Example:
@@ -53,11 +53,11 @@ class PremiseReport:
         findings: the broken premises.
         tested: the premises that were tested.
         untested: the others, each with the reason.
-        notes: what else is worth knowing.
+        notes: further remarks.
         measured: numbers such as the effective noise multiplier.
         watched: whether the function called `watch` with an optimizer.
-        runs: how often the training function was called.
-        seconds: that the test took.
+        runs: number of calls of the training function.
+        seconds: duration of the test.
         steps: number of steps of a run that were tested.
 
     Example:
@@ -92,7 +92,7 @@ class PremiseReport:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             return f"broken premise: {self.findings[0].message}{more}"
@@ -106,7 +106,7 @@ class PremiseReport:
         return ", ".join(self.tested) or "none"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python objects."""
+        """The report as plain Python objects."""
         return {
             "findings": [{**asdict(each), "numbers": dict(each.numbers)} for each in self.findings],
             "tested": list(self.tested),
@@ -120,7 +120,7 @@ class PremiseReport:
         }
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """The report as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def __str__(self) -> str:

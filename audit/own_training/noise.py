@@ -1,13 +1,13 @@
-"""Tests of the noise: its scale, and whether it is new, independent and Gaussian everywhere.
+"""Tests of the noise: its scale, and whether it is independent and Gaussian.
 
-Runs with other seeds, forced outputs and equal records release k_t c_t + noise at step t, where the
-number k_t of records in the batch is known exactly from coupled runs. Regressing it out leaves the
-noise, with known degrees of freedom.
+Runs with other seeds, forced outputs and equal records release k_t c_t + noise at step t. The
+number k_t of records in the batch is known exactly from coupled runs, and c_t is the contribution
+of one record. Regression on k_t leaves the noise, with known degrees of freedom.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,11 +29,11 @@ MIN_CORRELATION = 0.05
 
 _MAX_LAG = 8
 _MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
-# Rows of noise that the test of its rank compares, and the least excess that is reported.
+# The test of the rank compares this number of rows, and reports an excess above this ratio.
 _MAX_ROWS, _MIN_RATIO = 400, 1.1
-# Coordinates and runs that the test of the noise's grain compares.
+# The test of the grain compares this number of coordinates and runs.
 _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
-# Coordinates of the largest covariance that is tested, and the least number of lengths compared.
+# Largest covariance that is tested, in coordinates, and the smallest number of lengths compared.
 _MAX_FLAT, _MIN_LENGTHS = 400, 6
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
@@ -44,9 +44,9 @@ class Noise:
     """The noise of R runs.
 
     Attributes:
-        residuals: [R, T, D], scaled so that all have the variance of the noise.
-        kept: [R, T], share of a run's variance that the regression leaves: of a run whose batch
-            alone differs in size from all others nothing.
+        residuals: [R, T, D], residuals of the regression, scaled to the variance of the noise.
+        kept: [R, T], share of a run's variance that the regression leaves; 0 for the only run whose
+            batch has another size than all others.
         degrees: [T], degrees of freedom per coordinate.
         squares: [T, tensors], sums of squares before that scaling.
         sizes: [tensors], numbers of coordinates.
@@ -75,7 +75,7 @@ class Noise:
 
     @property
     def scales_by_tensor(self) -> FloatArray:
-        """[T, tensors], of a coordinate of each tensor."""
+        """[T, tensors], standard deviation of a coordinate of each tensor."""
         count = self.degrees[:, None] * self.sizes[None, :]
         found: FloatArray = np.sqrt(self.squares / np.maximum(count, 1))
         return found
@@ -86,16 +86,16 @@ class TestResult:
     """Result of a test of the noise or of the batches, which may refute its hypothesis.
 
     Attributes:
-        p_value: of the test.
-        kind: what it tests.
-        numbers: that a message about it needs.
+        p_value: p-value of the test.
+        kind: name of the test, as in `audit.own_training.explanations`.
+        numbers: the numbers of its message.
         matters: whether the effect is large enough to be reported; a test counts in the correction
             for many tests in any case.
     """
 
     p_value: float
     kind: str
-    numbers: dict[str, float | int | str]
+    numbers: Mapping[str, float | int | str]
     matters: bool = True
 
 
@@ -151,12 +151,12 @@ def independence(
     between_steps: bool,
     least: float = MIN_CORRELATION,
 ) -> Iterator[TestResult]:
-    """Tests that speak of noise that is not new in every run, step, tensor and coordinate.
+    """Tests whether the noise is independent between steps, tensors and coordinates.
 
     Args:
-        noise: the residuals.
-        names: of the tensors.
-        shapes: of the tensors.
+        noise: the noise of all runs.
+        names: names of the tensors.
+        shapes: shapes of the tensors.
         between_steps: whether noise must be independent between steps.
         least: correlations up to this one are not reported.
     """
@@ -246,7 +246,7 @@ def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[T
     """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
 
     Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
-    coordinates of two steps, but its sum and its size come back.
+    coordinates of two steps, but its sum and its size repeat.
     """
     runs, steps, width = unit.shape
     if steps < 2 or runs < 2:
@@ -289,10 +289,10 @@ def _correlated(
     second: FloatArray,
     share: float,
     kind: str,
-    numbers: dict[str, float | int | str],
+    numbers: Mapping[str, float | int | str],
     least: float,
 ) -> Iterator[TestResult]:
-    """The test of Pearson's correlation, where it is not tiny."""
+    """The test of Pearson's correlation, if there are at least 20 degrees of freedom."""
     norm = np.linalg.norm(first) * np.linalg.norm(second)
     degrees = len(first) * share - 2
     if norm == 0 or degrees < 20:
@@ -309,7 +309,7 @@ def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
     """Tests whether the size of the noise follows the size of the batch, by their correlation.
 
     Args:
-        noise: the residuals.
+        noise: the noise of all runs.
         counts: [R, T], numbers proportional to the batch sizes within each step.
     """
     width = int(noise.sizes.sum())
@@ -331,11 +331,7 @@ def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
 def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
     """Tests whether two runs with different seeds have the same noise in a step.
 
-    The squared distance of two runs is that of their noise, or larger.
-
-    Args:
-        gradients: [R, T, D], as `estimate_noise` gets them.
-        noise: of these gradients.
+    The squared distance of two runs is at least that of their noise.
     """
     runs, steps, width = gradients.shape
     scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
@@ -356,17 +352,17 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
 def grain_of_noise(
     one: FloatArray, other: FloatArray, noise: Noise, spacing: float
 ) -> Iterator[TestResult]:
-    """Tests whether the noise takes few values, so that the sum below it shows between them.
+    """Tests whether the noise takes few values, so that low digits of the sum remain visible.
 
-    Runs with different seeds then agree in a coordinate more often than rounding explains. Where
-    the sum is rounded to the same values before the noise, as for discrete Gaussian noise, runs on
-    other records agree with them as often, and nothing shows.
+    Runs with different seeds then agree in a coordinate more often than rounding explains. If the
+    sum is rounded to the same values before the noise is added, as for discrete Gaussian noise,
+    runs on other records agree with them equally often, and nothing is reported.
 
     Args:
-        one: [R, T, D], as `estimate_noise` gets them.
-        other: [R', T, D], of runs with the same seeds on other records.
-        noise: of the first.
-        spacing: of the floating-point type, relative.
+        one: [R, T, D], released gradients, as for `estimate_noise`.
+        other: [R', T, D], released gradients of runs with the same seeds on other records.
+        noise: the noise of `one`.
+        spacing: relative spacing of the floating-point type.
     """
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
@@ -388,7 +384,7 @@ def grain_of_noise(
         equal = np.abs(later[: len(theirs)] - theirs[: len(later)]) <= near
         across, pairs_across = across + int(equal.sum()), pairs_across + len(equal)
     expected = pairs * float((near / scale).sum()) / math.sqrt(math.pi)
-    numbers: dict[str, float | int | str] = {"seen": seen, "pairs": pairs * len(near)}
+    numbers = {"seen": seen, "pairs": pairs * len(near)}
     matters = seen * pairs_across > 4 * across * pairs
     yield TestResult(float(stats.poisson.sf(seen - 1, expected)), "grain", numbers, matters)
 
@@ -405,11 +401,11 @@ def noise_along(
     Noise that is orthogonal to the update hides nothing of it, but its scale is nearly unchanged.
 
     Args:
-        gradients: [R, T, D], as `estimate_noise` gets them.
-        counts: likewise.
-        directions: [T, D], of length 1, or 0 where there is none.
-        noise: of these gradients.
-        required: [T, tensors], standard deviations of the noise.
+        gradients: [R, T, D], as for `estimate_noise`.
+        counts: [R, T], as for `estimate_noise`.
+        directions: [T, D], unit vectors, or 0 at steps without a direction.
+        noise: the noise of these gradients.
+        required: [T, tensors], standard deviations that the noise must have.
     """
     along = np.einsum("rtd,td->rt", gradients, directions)[..., None]
     own = estimate_noise(along, counts, [slice(0, 1)], 0.0)
@@ -427,11 +423,11 @@ def noise_along(
 def rank_of_noise(
     gradients: FloatArray, counts: FloatArray | None, slices: Sequence[slice], spacing: float
 ) -> Iterator[TestResult]:
-    """Tests whether the noise prefers some directions: one half of the runs against the other.
+    """Tests whether the noise is larger in some directions, the same in both halves of the runs.
 
-    The noise of the first half gives directions and weights. Independent noise of the second half
-    has a known distribution along them, a weighted sum of chi-square variables; its upper tail is
-    bounded by Chernoff's inequality.
+    The noise of the first half gives directions and weights. The squared length of independent
+    noise of the second half along them is a weighted sum of chi-square variables, whose upper tail
+    is bounded by Chernoff's inequality.
     """
     half = len(gradients) // 2
     parts = [
@@ -462,7 +458,7 @@ def rank_of_noise(
 
 
 def flat_noise(noise: Noise) -> Iterator[TestResult]:
-    """Tests whether some combination of coordinates has little noise, or none.
+    """Tests whether some linear combination of coordinates has little or no noise.
 
     The smallest singular value of m rows of d independent Gaussian numbers is less than
     sqrt(m) - sqrt(d) - t with probability at most exp(-t^2 / 2) (Davidson & Szarek 2001).
@@ -502,12 +498,12 @@ def length_of_noise(noise: Noise) -> Iterator[TestResult]:
 def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:
     """Tests whether a coordinate of the noise depends on whether a record is in the batch.
 
-    Both the noise and its absolute value are compared with the inclusion, which random numbers of
-    one key determine in different ways.
+    A shared random key may relate the inclusion to the noise or to its absolute value, so both are
+    tested.
 
     Args:
-        noise: the residuals.
-        inclusions: [R, T], of one record each; R may be smaller than the number of residuals.
+        noise: the noise of all runs.
+        inclusions: one array [R, T] per record; R may be smaller than the number of runs.
     """
     scales = np.where(noise.scales > 0, noise.scales, 1.0)
     unit = noise.residuals / scales[None, :, None]
@@ -527,17 +523,17 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
                 continue
             capped = min(correlation, 1 - 1e-12)
             p_value = 2 * stats.t.sf(capped * np.sqrt(degrees / (1 - capped**2)), degrees)
-            numbers: dict[str, float | int | str] = {"correlation": correlation}
+            numbers = {"correlation": correlation}
             yield TestResult(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
 
 
 def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
-    """Tests that speak of noise of another distribution, or of another scale in other runs."""
+    """Tests whether the noise is Gaussian, and has the same scale in all runs of a step."""
     scales = noise.scales_by_tensor
     for t in range(len(noise.degrees)):
         if noise.silent[t].any() or noise.degrees[t] < 2:
             continue
-        # The scale of each run against that of the others, by Bonferroni's correction.
+        # Compares the scale of each run with that of the others, with Bonferroni's correction.
         width = int(noise.sizes.sum())
         per_run = np.square(noise.residuals[noise.informative[:, t], t]).sum(1)
         runs = len(per_run)
@@ -587,8 +583,8 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
     every = np.sort(np.abs(np.concatenate(groups)))
     best: tuple[float, float, int, float] | None = None
     for limit in _LIMITS:
-        chances = [stats.beta.sf(min(limit**2 / m, 1.0), 0.5, (m - 1) / 2) for m in degrees]
-        expected = float(np.dot(chances, [len(group) for group in groups]))
+        rates = [stats.beta.sf(min(limit**2 / m, 1.0), 0.5, (m - 1) / 2) for m in degrees]
+        expected = float(np.dot(rates, [len(group) for group in groups]))
         seen = len(every) - int(np.searchsorted(every, limit, side="right"))
         p_value = float(stats.binom.cdf(seen, len(every), expected / len(every)))
         if best is None or p_value < best[0]:
@@ -605,7 +601,7 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
 
 
 def scale_p_value(squares: float, degrees: float, required: float) -> float:
-    """The chance of so small a sum of squares if the noise had the required standard deviation."""
+    """Probability of a sum of squares this small if the noise has the required scale."""
     if required <= 0:
         return 1.0
     return float(stats.chi2.cdf(squares / required**2, degrees))

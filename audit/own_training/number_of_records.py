@@ -21,11 +21,15 @@ def compare_numbers_of_records(
 ) -> None:
     """Tests whether normaliser, noise, rate or number of steps depend on the number of records.
 
-    `size_reported` says whether a finding says that the noise is too small.
+    Args:
+        experiment: the experiment, which collects what is found.
+        canaries: runs with each canary.
+        equal: runs on equal records; None if there are none.
+        size_reported: whether the noise is reported as too small.
     """
     n = len(experiment.records)
     if n < 4 or equal is None or equal.varying:
-        reason = "the noise was not measured, or a record's own gradient is random"
+        reason = "the noise was not measured, or the contribution of one record varies"
         few = "there are fewer than four records"
         experiment.untested["number of records"] = few if n < 4 else reason
         return
@@ -49,7 +53,7 @@ def compare_numbers_of_records(
         other = half
     if size_reported and not reference.states_otherwise(other):
         return  # a contribution that is too large may change with n, too
-    # The neighbouring sizes between which it changes.
+    # Bisects for two neighbouring numbers of records that differ.
     while high - low > 1 and experiment.time_left():
         middle = (high + low) // 2
         between = measured(middle)
@@ -72,14 +76,14 @@ def compare_numbers_of_records(
 
 @dataclass(frozen=True)
 class _AtSize:
-    """What may depend on the number of records, at one such number.
+    """Quantities that may depend on the number of records, for one number of records.
 
     Attributes:
         units: [T], length of one record's contribution; NaN where the record was in no batch.
-        rounding: [T], of these lengths.
-        steps: number of steps; None of runs that were ended.
+        rounding: [T], rounding error of these lengths.
+        steps: number of steps; None if the runs were stopped early.
         parameters: noise multipliers and sampling rates of the accountant; None without one.
-        divisor: that the optimizer states, or None.
+        divisor: the optimizer's divisor of the noisy sum; None if it is unknown.
     """
 
     units: FloatArray
@@ -114,7 +118,7 @@ class _AtSize:
         return stated or self.steps != other.steps
 
     def numbers(self) -> dict[str, Any]:
-        """For a message."""
+        """The numbers of a message."""
         sigmas, rates = (sorted({p[i] for p in self.parameters or ()}) for i in (0, 1))
         return {"divisor": self.divisor, "steps": self.steps, "rates": rates, "sigmas": sigmas}
 
@@ -122,7 +126,7 @@ class _AtSize:
 def _at_size(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, m: int
 ) -> _AtSize | None:
-    """What depends on the number of records, measured at m of them."""
+    """Measures these quantities with m records; None if the function raises an error."""
     same = copies(experiment.records, equal.quiet, m)
     mixed = replace_one(same, canaries.pair[0])
     units = np.full(experiment.steps, np.nan)

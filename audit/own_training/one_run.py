@@ -1,8 +1,9 @@
-"""Many canaries in one run of a training function, each put in by its own fair coin.
+"""Audit of one run of a training function with many canaries, each included by a fair coin.
 
-For trainings that are too long for many trials. The guesses of the coins are read by
-`lower_bounds.one_run_bounds`. Dirac canaries without any other record touch a coordinate each, to
-which the mechanism adds noise of its own: then every canary is a trial, independent of the others.
+This is for functions that train too long for many trials. `lower_bounds.one_run_bounds` turns
+guesses of the coins into lower bounds. Dirac canaries without any other record change one
+coordinate each, and the noise of each coordinate is independent. Then every canary is an
+independent trial.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from audit import checks, lower_bounds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.lower_bounds import LowerBound
+from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.records import TrainingSet
 from audit.own_training.result import CheckResult
 from audit.own_training.runs import (
@@ -27,7 +29,7 @@ from audit.own_training.runs import (
 )
 from canaries import crafted
 
-# The rule of the readings of guesses: a short list of numbers of guesses, each paid for.
+# The numbers of guesses are from a short list, corrected for multiple tests by Bonferroni.
 _RULE = "bonferroni"
 _MAX_CANARIES = 100_000  # each is a record in memory
 
@@ -45,30 +47,30 @@ def check_one_run(
     loss: Callable[..., Any] | None = None,
     seed: int = 0,
 ) -> CheckResult:
-    """Trains once, on the records and about half of the canaries, and guesses which.
+    """Trains once, on the records and about half of the canaries, and guesses which were included.
 
-    Every reading gets its share of the error, and the largest bound counts; those that hold for
-    any mechanism (Steinke, Nasr & Jagielski 2023) show far less than as many trials do.
+    Every bound gets an equal share of the error, and the largest one counts. The bounds that hold
+    for any mechanism (Steinke, Nasr & Jagielski 2023) are far smaller than those of as many trials.
 
     Args:
         train: as for `check`.
-        records: X: a pair of features [n, ...] and labels [n]; may be empty where `dirac`.
-        canaries: how many are crafted from the records (`canaries.crafted`, in random directions),
-            or the canaries themselves as a pair (features, labels).
-        dirac: whether canaries are gradients of the worst case, (0, .., C, .., 0) in a coordinate
-            each; needs `watch` and Opacus, and a number of `canaries`.
+        records: X: a pair of features [n, ...] and labels [n]; may be empty if `dirac`.
+        canaries: a number of canaries to craft from the records (`canaries.crafted`, in random
+            directions), or the canaries as a pair (features, labels).
+        dirac: whether canaries are worst-case gradients, (0, .., C, .., 0), each in a coordinate of
+            its own; requires `watch`, Opacus and a number of `canaries`.
         claim: as for `check`.
-        delta: in (0, 1).
-        confidence: of the lower bound.
+        delta: delta of the claim and of the bounds, in (0, 1).
+        confidence: confidence of the lower bound, in (0, 1).
         candidate: the hyperparameters.
         loss: as for `check`.
-        seed: of the coins and the run.
+        seed: seed of the coins and of the run.
 
     Returns:
-        The verdict, with a bound for every statistic and reading.
+        The verdict, with several bounds for every statistic.
 
     Raises:
-        InvalidInput: an argument out of its range, or a function that releases nothing.
+        InvalidInput: an argument is out of its range, or the function releases nothing.
 
     Example:
         >>> import numpy as np
@@ -95,11 +97,11 @@ def check_one_run(
         count = checks.integer("canaries", len(inserted), 2)
         if dirac:
             raise InvalidInput("canaries must be a number with dirac, got records")
-    question = AuditTask(train, training_set, inserted, None, loss, delta)
+    task = AuditTask(train, training_set, inserted, None, loss, delta)
     seed = checks.integer("seed", seed, 0)
     coins = np.random.default_rng([seed, 2]).integers(0, 2, count).astype(np.bool_)
     with undisturbed_generators():
-        run = run_once(question, coins, candidate, run_seed(seed, 0))
+        run = run_once(task, coins, candidate, run_seed(seed, 0))
     statistics = {
         name: np.nan_to_num(values, nan=-np.inf)
         for name in ("score", "lambda_a", "lambda_c")
@@ -156,9 +158,9 @@ def _readings(
 
 
 def _counts(run: Run, bound: LowerBound) -> bool:
-    """Whether a bound is about this run: curves of Gaussian mechanisms only where it is one."""
-    is_gaussian = bool(run.history) and all(rate == 1.0 for _, rate, _ in run.history or ())
-    return is_gaussian or bound.name not in ("one-run-gaussian-curve", "gaussian-canaries")
+    """Whether a bound holds for this run; some hold for Gaussian mechanisms alone."""
+    gaussian = bound.name in ("one-run-gaussian-curve", "gaussian-canaries")
+    return not gaussian or has_full_batches(run.history)
 
 
 def _crafted(records: TrainingSet, count: int) -> TrainingSet:

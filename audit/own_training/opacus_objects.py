@@ -1,4 +1,4 @@
-"""What the objects of Opacus record: the history of an accountant, the clipping thresholds."""
+"""Reads the history of an accountant and the clipping thresholds of an optimizer of Opacus."""
 
 from typing import Any
 
@@ -11,8 +11,13 @@ def history_of(accountant: Any) -> History | None:
     return None if history is None else tuple((float(s), float(q), int(n)) for s, q, n in history)
 
 
+def has_full_batches(history: History | None) -> bool:
+    """Whether an accountant recorded steps, all of them with every record."""
+    return bool(history) and all(rate == 1.0 for _, rate, _ in history or ())
+
+
 def thresholds_of(optimizer: Any) -> list[float] | float | None:
-    """C, one for every tensor where each is clipped on its own; None for other optimizers."""
+    """C, or a list of one per tensor for per-layer clipping; None for other optimizers."""
     each = getattr(optimizer, "max_grad_norms", None)
     if each is not None:
         return [float(clip) for clip in each]

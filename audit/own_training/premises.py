@@ -1,10 +1,10 @@
 """The differential test: does a training loop do what its accountant assumes?
 
-An accountant's epsilon rests on four premises: given the same earlier outputs, one record moves a
+An accountant's epsilon requires four premises: given the same earlier outputs, one record changes a
 released gradient by at most C; every released coordinate then gets new, independent Gaussian noise
 of standard deviation sigma C; batches are drawn as accounted; and nothing else is released. Each
-premise is tested by itself, with runs whose seed we choose and whose released gradients we may
-overwrite. Deterministic counterexamples are reported as such; statistical tests have a family-wise
+premise is tested separately, by runs whose seed the test chooses and whose released gradients it
+may overwrite. Exact counterexamples are reported as they are; statistical tests have a family-wise
 error of `FAMILY_ERROR` per check.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from audit.errors import InvalidInput
 from audit.own_training import canary_runs
-from audit.own_training.black_box import black_box_findings
+from audit.own_training.black_box import compare_released_numbers
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
@@ -48,7 +48,7 @@ class PremiseTest:
     """Result of the differential test.
 
     Attributes:
-        report: for the user.
+        report: the findings and notes for the user.
         canary: the record that contributes most, which is the best canary for an attack.
         initial: the initial weights of a function that has an accountant; else None.
     """
@@ -71,23 +71,23 @@ def check_premises(
     seed: int = 0,
     seconds: float = SECONDS,
 ) -> PremiseTest:
-    """Tests every premise of a training function by itself.
+    """Tests every premise of a training function separately.
 
     Args:
         train: the training function, see `audit.own_training.Train`.
         records: the data, or synthetic records of their shape.
         canary: further records for the pool.
         candidate: hyperparameters.
-        claim: epsilon at delta, where the function has no accountant.
-        delta: of the claim.
+        claim: the claimed epsilon of a function without an accountant.
+        delta: delta of the claim.
         relation: "add-remove" tests that nothing depends on the number of records; under
             "zero-out" and "replace-one" that number is public.
-        loss: `loss(model, features, labels)` for the gradient ascent; None takes the usual one.
-        seed: of everything random.
+        loss: `loss(model, features, labels)` for the gradient ascent; None takes the cross-entropy.
+        seed: seed of all random numbers.
         seconds: time after which no further optional run is started.
 
     Raises:
-        InvalidInput: the function raises on the records themselves.
+        InvalidInput: the function raises an error on the records.
 
     Example:
         >>> def exact_mean(records, candidate, seed, watch):
@@ -127,29 +127,13 @@ def check_premises(
 
 
 def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
-    """Tests a function that is not watched; the best canary for an attack."""
+    """Tests a function that is not watched, and returns the best canary for an attack."""
     reason = "the function did not call watch with its optimizer"
     if first.watched:
         reason = "the watched optimizer took no step, or it ignored the closure of its steps"
-    box = black_box_findings(
-        experiment.runs,
-        experiment.records,
-        experiment.pool,
-        experiment.seed,
-        first,
-        experiment.relation,
-        experiment.time_left,
-    )
-    experiment.findings += box.findings
-    experiment.notes += box.notes
-    if box.depends_on_n:
-        experiment.measured["depends on n"] = 1.0
-    if box.tested:
-        experiment.tested.append("released numbers")
-    else:
-        experiment.cannot_test(box.reason, ("released numbers",))
+    canary = compare_released_numbers(experiment, first)
     experiment.cannot_test(reason, ("contribution", "noise", "batches"))
-    return box.canary
+    return canary
 
 
 def _watched(
@@ -159,11 +143,7 @@ def _watched(
     delta: float,
     loss: Callable[..., Any] | None,
 ) -> PoolRecord | None:
-    """Tests every premise, in the order in which later parts need earlier ones.
-
-    Returns:
-        The best canary for an attack, if the runs could be coupled.
-    """
+    """Tests every premise, and returns the best canary for an attack if runs can be coupled."""
     coupled = _coupled_canaries(experiment, first)
     if isinstance(coupled, str):
         experiment.cannot_test(coupled)
@@ -219,7 +199,7 @@ def _coupled_canaries(
 def _compare_later_steps(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords | None, delta: float
 ) -> None:
-    """Tests contribution, noise and batches of the steps that were left out, by fewer runs."""
+    """Tests contribution, noise and batches of the remaining steps by fewer runs."""
     total, steps = len(experiment.base.steps), experiment.steps
     later = None
     if not experiment.findings:
@@ -266,13 +246,13 @@ def _compare_accountant(experiment: Experiment, first: Trace, claim: float | Non
     if recorded > len(first.steps):
         experiment.notes.append(
             f"the accountant recorded {recorded} steps and the optimizer took {len(first.steps)}: "
-            "the claim is larger than it needs to be, or covers further releases, which were not "
+            "the claim is larger than necessary, or covers further releases, which were not "
             "tested"
         )
 
 
 def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
-    """Compares every number at the end, of complete runs with forced outputs."""
+    """Compares every released number of complete runs with forced outputs."""
     base = experiment.base
     if not base.complete:
         return
@@ -290,7 +270,8 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     neighbours = [experiment.with_canary(canary) for canary in exchanged]
     # A function may treat places differently: it may hold out the first records.
     neighbours += [replace_one(reference, canary, 0) for canary in exchanged]
-    # A chain of neighbours leads to any other data set: what differs there differs in the chain.
+    # A chain of neighbours leads to any other data set, so a difference there proves one between
+    # neighbours.
     others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
     neighbours[2:2] = [others, copies(reference, canaries.pair[0], len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
@@ -347,6 +328,6 @@ def _excuse_further_releases(experiment: Experiment, first: Trace) -> None:
     experiment.tested = [premise for premise in experiment.tested if premise not in withdrawn]
     experiment.cannot_test(
         "the accountant recorded further releases that the test cannot force: declare them by "
-        f"value = watch.release(value). Without that, it would say: {doubtful[0].message}",
+        f"value = watch.release(value). Otherwise, the finding would be: {doubtful[0].message}",
         sorted(withdrawn),
     )

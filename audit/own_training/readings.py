@@ -1,8 +1,8 @@
-"""What a training function returned, read as scores of the records: the black box.
+"""Scores of records by the output of a training function, for the black-box attack.
 
-A higher score speaks for a record having been trained on. Of a classifier it is the logit of the
+A higher score indicates that a record was trained on. For a classifier, it is the logit of the
 probability of the true class (Carlini et al. 2022), which orders models as minus the loss does and
-does not saturate; of anything else, minus the loss.
+does not saturate. For other models, it is minus the loss.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import held_by_function
 
-# Other records that are scored too: enough to see that the canary changed them.
+# Number of other records that are scored too, because the canary may change their scores.
 _OTHERS = 64
 _PREDICTS = ("decision_function", "predict_proba", "predict")
 
@@ -29,7 +29,7 @@ def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | 
         result: a torch module, or an estimator with `decision_function`, `predict_proba` or
             `predict`.
         records: n of them.
-        loss: of a torch module on records given as tensors, summed; None takes the margin.
+        loss: summed loss of a torch module on records given as tensors; None takes the margin.
 
     Returns:
         [n] scores.
@@ -48,13 +48,13 @@ def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | 
 
 
 def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
-    """What can be attacked in a result: a model that scores records, and numbers.
+    """The parts of a result that can be attacked: a model that scores records, and numbers.
 
     Args:
         result: a torch module, an estimator, numbers, a function, None, or containers of these.
 
     Returns:
-        The first module or estimator, or None; and all numbers with it, [f].
+        The first module or estimator, or None; and all numbers, [f].
 
     Raises:
         InvalidInput: a result of another kind.
@@ -86,7 +86,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
 
 
 def _of_function(held: Mapping[str, Any]) -> tuple[Any, FloatArray]:
-    """The first model and the numbers among what a function holds, of which most is neither."""
+    """The first model and the numbers among the objects that a function holds."""
     parts = []
     for each in held.values():
         with contextlib.suppress(InvalidInput):
@@ -95,11 +95,7 @@ def _of_function(held: Mapping[str, Any]) -> tuple[Any, FloatArray]:
     return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
 
 
-def details(
-    result: Any,
-    records: TrainingSet,
-    loss: Callable[..., Any] | None,
-) -> FloatArray:
+def details(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
     """Mean and standard deviation of a trained model's scores of other records, [2]."""
     others = TrainingSet(records.features[:_OTHERS], records.labels[:_OTHERS])
     scores = record_scores(result, others, loss) if len(others) else np.zeros(1)
@@ -135,7 +131,7 @@ def _module_scores(model: Any, records: TrainingSet, loss: Callable[..., Any] | 
 
 
 def _index(estimator: Any, labels: NDArray[Any]) -> NDArray[Any]:
-    """Places of the labels among the classes that an estimator knows; -1 where it does not."""
+    """Places of the labels among the estimator's classes; -1 for unknown labels."""
     classes = np.asarray(estimator.classes_)
     place = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     return np.where(classes[place] == labels, place, -1)

@@ -1,4 +1,4 @@
-"""What a user's training function is given to train on, and the record that the game is about."""
+"""The records that a user's training function trains on, and the canary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from audit import checks
 from audit.errors import InvalidInput
 from canaries import InputCanary
 
-# Squares of larger features or labels overflow, and so do those of canaries 1,000 times as long.
+# Canaries are 1,000 times as long as records, and squares of larger ones would overflow.
 _LARGEST = 1e100
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """Labelled records, as `train` gets them; there may be none.
+    """Labelled records, as they are passed to `train`; there may be none.
 
     Attributes:
-        features: [n, ...] numbers.
-        labels: [n] classes, or real targets.
+        features: [n, ...], real numbers.
+        labels: [n], classes or real targets.
 
     Raises:
-        InvalidInput: numbers of features and labels that differ, or complex numbers.
+        InvalidInput: the numbers of features and labels differ, or numbers are complex.
 
     Example:
         >>> import numpy as np
@@ -44,7 +44,7 @@ class TrainingSet:
             if np.iscomplexobj(values):
                 raise InvalidInput(
                     f"{name} of records must be real numbers, got {values.dtype}: pass real and "
-                    "imaginary parts as features of their own"
+                    "imaginary parts as separate features"
                 )
 
     @classmethod
@@ -53,10 +53,10 @@ class TrainingSet:
 
         Args:
             records: the records.
-            name: of the parameter, as the user knows it.
+            name: name of the parameter in error messages.
 
         Raises:
-            InvalidInput: something else.
+            InvalidInput: the records are something else, or not finite.
         """
         if isinstance(records, cls):
             return _real_numbers(name, records)
@@ -82,7 +82,7 @@ class TrainingSet:
         return TrainingSet(self.features[:-1], self.labels[:-1])
 
     def with_record(self, record: "TrainingSet") -> "TrainingSet":
-        """These records and after them others, in the types of these."""
+        """These records followed by others, which are converted to the types of these."""
         features = record.features.astype(self.features.dtype, copy=False)
         labels = record.labels.astype(self.labels.dtype, copy=False)
         return TrainingSet(
@@ -138,7 +138,7 @@ def one_record(record: Any) -> TrainingSet:
         record: an `InputCanary`, or a pair (features, label).
 
     Raises:
-        InvalidInput: something else.
+        InvalidInput: the record is something else, or not finite.
     """
     if isinstance(record, InputCanary):
         return TrainingSet(record.features[None], np.array([record.label]))

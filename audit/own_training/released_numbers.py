@@ -1,8 +1,8 @@
 """Every number that a training run released: returned values, weights, buffers, fitted attributes.
 
-With forced outputs all of them are functions of what was forced, so that two coupled runs on data
-sets that differ in one record must agree in every number. A number that differs was released
-outside of the accounting.
+With forced outputs, all of these numbers are functions of the forced values. So two coupled runs on
+data sets that differ in one record must agree in every number. A number that differs was released
+without being accounted for.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _Numbers = Iterator[tuple[str, Any]]
 _CONTAINERS = (list, tuple, set, frozenset, Mapping)
 _MAX_DEPTH = 6
 _MAX_NUMBERS = 200_000_000
-# Attributes of torch and Opacus modules that are bookkeeping of a batch, and no part of a model.
+# Attributes of torch and Opacus modules that belong to a batch and not to the model.
 _BOOKKEEPING = frozenset(
     ("training", "activations", "backprops", "grad_sample_hooks", "hooks_enabled", "max_batch_len")
 )
@@ -81,7 +81,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
 
 
 def held_by_function(value: Any) -> dict[str, Any] | None:
-    """What a returned function holds: variables it closes over, defaults and bound arguments."""
+    """Variables that a returned function closes over, its defaults and bound arguments."""
     if isinstance(value, functools.partial):
         return {"function": value.func, "arguments": value.args, **value.keywords}
     if isinstance(value, types.MethodType):
@@ -100,7 +100,7 @@ def _joined(path: str, key: str) -> str:
 
 
 def _module_attributes(module: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
-    """What a user keeps on a module: numbers, texts, containers, buffers that are not saved."""
+    """Attributes of a module: numbers, texts, containers, and buffers that are not saved."""
     from torch import nn
 
     internal = _BOOKKEEPING | vars(nn.Module()).keys()
@@ -135,7 +135,7 @@ def _as_array(value: Any) -> Any:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, float]:
-    """The largest absolute difference of every number of which two runs do not agree.
+    """The largest absolute difference of every number in which two runs differ.
 
     Returns:
         By name; infinity where shapes, types or texts differ, or only one run has the number.

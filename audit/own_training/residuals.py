@@ -1,10 +1,10 @@
-"""The residual statistic: released gradients without what the other records contribute.
+"""The residual statistic: released gradients minus the contributions of the other records.
 
-The adversary of the game knows the training function and all records but the canary. From what was
-released before step t, it can compute the other records' contribution to step t and the
-canary's. What remains of the released gradient is noise, and the canary's contribution where it is
-in. For full batches and Gaussian noise, the likelihood ratio of these residuals is the best
-statistic that there is.
+The adversary of the game knows the training function and all records but the canary. From the
+gradients released before step t, the adversary can compute the contributions of the other records
+and of the canary to step t. The rest of the released gradient is noise, plus the canary's
+contribution if it is in the data. For full batches and Gaussian noise, the likelihood ratio of
+these residuals is the most powerful statistic.
 
 The contributions are taken from two further runs of the function, with and without the canary, to
 which the released gradients are forced (see `audit.own_training.coupled_runs`). Both use a seed of
@@ -21,6 +21,7 @@ import numpy as np
 
 from audit.arrays import FloatArray
 from audit.own_training.coupled_runs import CoupledRuns, RecordingWatch, Step, Trace
+from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import Train, run_seed
 
@@ -48,7 +49,7 @@ class Residuals:
         without: the records without the canary.
         canary: the record, [1, ...].
         initial: the weights and buffers that every run starts from.
-        seed: of the adversary's own runs.
+        seed: seed of the adversary's own runs.
         offset: [T, D], an estimate of minus the noise that these runs have in common.
     """
 
@@ -82,13 +83,10 @@ class Residuals:
         own = run_seed(seed, _FIRST_OWN_TRIAL)
         first = runs.run(without, own, like=Trace(initial=dict(initial)))
         first.initial = dict(initial)
-        full = all(rate == 1.0 for _, rate, _ in first.history or [(0.0, 0.0, 0)])
         size = 8.0 * len(first.steps) * sum(first.sizes)
-        if first.error or not full or not 0.0 < size <= _MAX_BYTES:
+        if first.error or not has_full_batches(first.history) or not 0.0 < size <= _MAX_BYTES:
             return None
-        if not first.has_equal_steps:
-            return None
-        if not is_in_time(first.seconds):
+        if not first.has_equal_steps or not is_in_time(first.seconds):
             return None
         mean = np.zeros_like(first.gradients)
         contributions = []
@@ -120,7 +118,7 @@ class Residuals:
         """The log-likelihood ratio of a trial's residuals, up to a factor.
 
         Args:
-            trial: what the trial's run released.
+            trial: the record of the trial's run.
 
         Returns:
             The sum over steps of (<u, c> - |c|^2 / 2) / sigma^2: u is the residual, c the canary's

@@ -1,4 +1,4 @@
-"""Result of an audit of a training function: as text, as an exit code, as an exception."""
+"""Result of an audit of a training function, as text, exit code or exception."""
 
 import json
 import math
@@ -18,24 +18,24 @@ class CheckResult:
     """The outcome of an audit.
 
     Attributes:
-        claim: the epsilon that the training function claims, the largest of all runs; None where
-            it claims nothing.
-        delta: of the claim and of the bounds.
-        confidence: probability that `epsilon` does not exceed the exact cost.
-        epsilon: lower bound that the attack shows, the largest of the bounds.
+        claim: the epsilon that the training function claims, the largest of all runs; None if it
+            claims nothing.
+        delta: delta of the claim and of the bounds.
+        confidence: lower bound on the probability that `epsilon` is at most the exact cost.
+        epsilon: the largest of the lower bounds.
         shown_by: the statistic that shows it.
         bounds: for every statistic its bounds; their errors add up to 1 - confidence.
         ceiling: the largest epsilon that this many trials could have shown.
         trials: number of trials played, or of canaries in one run.
-        unit: what `trials` counts: "trials" or "canaries".
+        unit: unit of `trials`: "trials" or "canaries".
         planned: number of trials that would have been played without the time limit.
-        needed: number of trials that could refute the claim; None if it is unknown.
+        needed: number of trials that could refute the claim; None if unknown.
         premises: the differential test; None if it was not made.
-        detectable: the largest noise, as a share of the claimed one, that this many trials find
-            with 80 % probability; None if it is unknown.
-        detectable_chance: the smallest chance of an output that no run without the record has,
-            which this many trials find with 80 % probability; None if it is unknown.
-        attack_skipped: why no trial was played; empty if trials were.
+        detectable: the largest noise, as a share of the claimed one, that this many trials detect
+            with 80 % probability; None if unknown.
+        detectable_chance: the smallest probability of an output that occurs only with the record,
+            which this many trials detect with 80 % probability; None if unknown.
+        attack_skipped: the reason why no trial was played; empty if trials were.
 
     Example:
         >>> import numpy as np
@@ -135,7 +135,7 @@ class CheckResult:
         return self.trials
 
     def __bool__(self) -> bool:
-        """Whether it was tested and nothing was found, for `assert audit.check(...)`."""
+        """Whether the test was conclusive and found nothing, for `assert audit.check(...)`."""
         return self.exit_code == 0
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class CheckResult:
         return f"{self.premises}\n{self.attack_skipped or self._attack_words}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python objects."""
+        """The result as plain Python objects."""
         return {
             "exit_code": self.exit_code,
             "verdict": self.words,
@@ -162,7 +162,7 @@ class CheckResult:
         }
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """The result as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def raise_if_broken(self) -> "CheckResult":
@@ -179,7 +179,7 @@ class CheckResult:
         return self
 
     def raise_if_leaking(self) -> "CheckResult":
-        """Returns itself, or raises as `raise_if_broken` does, and where nothing is claimed.
+        """Returns itself, or raises as `raise_if_broken` does, and also if nothing is claimed.
 
         Raises:
             PrivacyLeak: a premise is broken, or an attack shows more than is claimed.

@@ -1,4 +1,4 @@
-"""One run of a user's training function, watched."""
+"""One watched run of a user's training function."""
 
 import math
 import random
@@ -38,15 +38,15 @@ class Train(Protocol):
         """Trains once.
 
         Args:
-            records: what to train on; the canary, where it is in, is the last of them.
-            candidate: the hyperparameters, one of those that the audit was given, or None.
-            seed: in [0, 2^32), another one in every run. Torch's, numpy's and Python's own
-                generators are seeded with it already.
-            watch: to be called with the optimizer before the first step, for the white box; may be
-                left alone.
+            records: the data; the canary, if it is included, is the last record.
+            candidate: the hyperparameters, one of the audit's `candidates`, or None.
+            seed: seed in [0, 2^32), different in every run. The generators of torch, numpy and
+                Python are already seeded with it.
+            watch: function to call with the optimizer before the first step, for the white box;
+                optional.
 
         Returns:
-            What is released: a torch module, an estimator, one score or several numbers, or None.
+            The release: a torch module, an estimator, one score or several numbers, or None.
         """
         ...
 
@@ -58,11 +58,13 @@ class AuditTask:
     Attributes:
         train: the training function.
         records: X.
-        canaries: [m] records that may be in, or None for Dirac canaries.
+        canaries: [m] records that may be included, or None for Dirac canaries.
         validation: records by which the best of several runs is chosen; None chooses by the canary.
-        loss: of a torch module on records, summed; None takes the usual one.
-        delta: of the claim.
-        initial: weights and buffers by name that every watched run starts from; None leaves them.
+        loss: summed loss of a torch module on records; None takes the cross-entropy for gradients
+            and margins for scores.
+        delta: delta of the claim.
+        initial: initial weights and buffers of every watched run, by name; None leaves the
+            function's.
     """
 
     train: Train
@@ -76,16 +78,15 @@ class AuditTask:
 
 @dataclass(frozen=True)
 class Run:
-    """What is kept of one run with m canaries.
+    """Record of one run with m canaries.
 
     Attributes:
-        score: [m] by what was returned; empty where nothing was.
-        lambda_a: [m] by what was watched; empty where nothing was.
-        lambda_c: [m] likewise.
-        residual: [1], see `audit.own_training.residuals`; empty where it is not computed.
-        choice: what the best of several runs is chosen by; minus infinity where nothing was
-            returned, or no number.
-        details: [f], with one canary: everything recorded, for a learned statistic; of more than
+        score: [m], scores of the canaries by the returned value; empty if it gives none.
+        lambda_a: [m], see `WhiteBoxTrace`; empty if the optimizer was not watched.
+        lambda_c: [m], see `WhiteBoxTrace`; empty if the optimizer was not watched.
+        residual: [1], see `audit.own_training.residuals`; empty if it is not computed.
+        choice: score by which the best of several runs is chosen; minus infinity without one.
+        details: [f], with one canary: all recorded numbers, for a learned statistic; of more than
             50,000 released numbers, evenly spaced ones.
         claim: the epsilon that the function promises, or None.
         history: the phases of its accountant (noise multiplier, sampling rate, steps), or None.
@@ -105,7 +106,7 @@ def run_seed(seed: int, trial: int, run: int = 0) -> int:
     """The seed of a run: distinct for any 2^32 trials of one run each.
 
     A bijection of 32-bit words (the finaliser of MurmurHash3) of a counter, so that no two runs
-    share their noise by chance.
+    share their noise accidentally.
     """
     word = seed * 0x9E3779B1 + trial
     for other in (0, run * 0x85EBCA77):
@@ -127,13 +128,13 @@ def run_once(
 
     Args:
         task: shared by all runs.
-        included: [m] which canaries are in the data.
+        included: [m], which canaries are in the data.
         candidate: hyperparameters.
-        seed: of the run.
+        seed: seed of the run.
         recorder: another watch that sees the run.
 
     Raises:
-        InvalidInput: it raised, or returned something that cannot be read.
+        InvalidInput: the function raised an error, or returned an unreadable value.
     """
     records, canaries = task.records, task.canaries
     if canaries is not None and included.any():
@@ -209,7 +210,7 @@ def _claim(watch: Any, delta: float) -> float | None:
     key = (type(accountant), history_of(accountant), delta)
     if key not in _epsilons:
         with warnings.catch_warnings():
-            # That a longer list of Renyi orders could give a smaller epsilon: it is the claim.
+            # Opacus warns that more Renyi orders could give a smaller epsilon; this one is claimed.
             warnings.simplefilter("ignore")
             _epsilons[key] = float(accountant.get_epsilon(delta=delta))
     return _epsilons[key]
@@ -229,7 +230,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def undisturbed_generators() -> Iterator[None]:
-    """Leaves the global generators as they were."""
+    """Restores the states of the global generators on exit."""
     torch = sys.modules.get("torch")
     state = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch_state = None if torch is None else torch.random.get_rng_state()

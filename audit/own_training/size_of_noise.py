@@ -1,4 +1,4 @@
-"""Whether the noise is large enough for what one record contributes: the central comparison."""
+"""Tests whether the noise is large enough for the contribution of one record."""
 
 import math
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from audit.own_training.explanations import OTHERS_CHANGE, explain, listed
 from audit.own_training.findings import Finding
 from audit.own_training.noise import TestResult, scale_p_value
 
-# Standard errors by which the measured scale of a tensor's noise is raised.
+# The measured scale of a tensor's noise is raised by this number of standard errors.
 _STANDARD_ERRORS = 6.0
-# A contribution that exceeds that among equal records by this factor may be one of other batches.
+# A contribution that exceeds that among equal records by this factor may be due to other batches.
 _REORDERED = 1.05
 # Batches that hold this share of the records on average count as full.
 _FULL = 0.999
@@ -53,7 +53,7 @@ def compare_size(
     if not seen.any():
         experiment.cannot_test(
             "no canary changed any released gradient: the record was in no batch of "
-            f"{SEEDS_FOR_INCLUSION} runs, or the optimizer is not the one that learns",
+            f"{SEEDS_FOR_INCLUSION} runs, or the watched optimizer is not the one that trains",
             ("contribution",),
         )
         experiment.tested.remove("contribution")
@@ -91,24 +91,25 @@ def compare_size(
     experiment.measured["accounted noise multiplier"] = float(case.sigma[worst])
     if unequal is not None:
         if np.any(ratios < case.sigma * (1 - SHORTFALL)):
-            # The scales are their upper confidence limits: beyond doubt.
+            # The scales are upper confidence limits, so this shortfall is certain.
             at = int(np.argmin(ratios / case.sigma))
             experiment.collect(
-                TestResult(1e-9, "size", {}), lambda _: _unequal_noise(case, at, float(ratios[at]))
+                TestResult(1e-9, "size", {}),
+                words=lambda _: _unequal_noise(case, at, float(ratios[at])),
             )
         return False
-    # At steps where a canary reached about as far as any; the smallest ratio alone is biased.
+    # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
     tests = list(_shortfalls(case, ratios, worst))
     if tests:
-        # Of several, the plainest that is beyond doubt.
+        # Of several significant tests, the one that is easiest to explain is reported.
         rank = {"step": 0, "all steps": 1}
         sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
         p_value, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
         p_value = min(1.0, p_value * (steps + 1 + len(noise.sizes)))
         experiment.collect(
-            TestResult(p_value, "size", {}), lambda _: _too_little_noise(case, at, kind)
+            TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
         )
         if p_value < FAMILY_ERROR:
             return True
@@ -118,7 +119,7 @@ def compare_size(
 
 @dataclass(frozen=True)
 class _Case:
-    """What is known where noise and contributions are compared with the accountant."""
+    """Data for the comparison of noise and contributions with the accountant."""
 
     experiment: Experiment
     canaries: CanaryRuns
@@ -132,7 +133,7 @@ class _Case:
         return np.array([self.accounted.sigma(t) for t in range(len(self.usable))])
 
     def number(self, step: int) -> int:
-        """Of a step, counted from 1."""
+        """The number of a step, counted from 1."""
         return self.experiment.first_step + step + 1
 
     @property
@@ -171,7 +172,7 @@ def _by_unequal_noise(
 
 
 def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
-    """(p-value, step, what) of tests in which the noise is smaller than the accountant assumes."""
+    """(p-value, step, "step", "all steps" or tensor) where the noise is less than accounted."""
     noise, found, usable, sigma = case.equal.noise, case.canaries.found, case.usable, case.sigma
     steps, width = len(usable), int(noise.sizes.sum())
     required = sigma * found.largest[:steps]
@@ -216,10 +217,9 @@ def _against_threshold(case: _Case) -> None:
         share = math.sqrt(total / count) if count else 1.0
         if share < 1 - SHORTFALL:
             p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
-            numbers = {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
-            evidence = TestResult(p_value, "scale", {**numbers, "share": share, "where": where})
-            experiment = case.experiment
-            experiment.collect(evidence)
+            numbers: dict[str, float | int | str] = {"share": share, "where": where}
+            numbers |= {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
+            case.experiment.collect(TestResult(p_value, "scale", numbers))
 
 
 def _compare_claim(
@@ -326,7 +326,7 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
         return (
             "contribution",
             f"{listed(alike)} contribute equally much: each tensor (layer) is clipped to C "
-            "separately, which allows a norm of C times the square root of their number.",
+            "separately, which allows a norm of C times the square root of the number of tensors.",
             "Clip the norm over all tensors together, or scale the noise to the root of the sum "
             "of the squared thresholds.",
         )
@@ -336,9 +336,9 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
         return (
             "contribution",
             f"The first step with the record shows {found.largest[first]:.3g}: a state that "
-            "carries gradients without noise (momentum, an average, error feedback) brings the "
-            "record back in later steps, or a threshold or factor of the first step is used again.",
-            "Keep such states on released, noisy gradients only, and clip anew in each step.",
+            "carries gradients without noise (momentum, an average, error feedback) adds the "
+            "record to later steps, or a threshold or factor of the first step is reused.",
+            "Compute such states from released, noisy gradients only, and clip in each step.",
         )
     scales = np.where(case.usable, case.equal.noise.scales[: len(case.usable)], 0.0)
     loudest = int(np.argmax(scales))

@@ -1,4 +1,4 @@
-"""What a training function is handed, to let itself be watched and to state what it promises."""
+"""The object by which a training function shows its optimizer and states its claim."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Handed to `train`, which calls it with its optimizer before the first step.
+    """An argument of `train`, which calls it with its optimizer before the first step.
 
-    `watch(optimizer)` is enough with Opacus's `PrivacyEngine`. Whatever else it is given, in any
-    order, it looks at too: the model (where the first step comes without a forward pass), a
-    `PrivacyEngine` or an accountant (where the optimizer does not step it). An optimizer that is
-    not Opacus's works as well, if p.grad is what it releases; C is taken as 1 then, and the
-    canary's gradient as of length 1. `watch.claim(epsilon)` states what the function promises.
+    `watch(optimizer)` suffices with Opacus's `PrivacyEngine`. Further arguments, in any order, are
+    the model (if the first step precedes any forward pass), and a `PrivacyEngine` or an accountant
+    (if the optimizer does not step it). Other optimizers than Opacus's work if they release p.grad.
+    Then C counts as 1, and the canary's gradient is scaled to length 1. `watch.claim(epsilon)`
+    states the epsilon that the function promises.
 
     Args:
         canaries: the records whose gradients are taken, [m, ...]; None for Dirac canaries.
         included: [m] bool, which are in the data; m Dirac canaries take the first m coordinates.
-        loss: of a torch module on records, summed; None takes the usual one.
-        seed: of the batches that Dirac canaries are in.
-        initial: weights and buffers that the run starts from, by name; None leaves the function's.
+        loss: summed loss of a torch module on records; None takes the cross-entropy.
+        seed: seed of the batches that contain Dirac canaries.
+        initial: initial weights and buffers of the run, by name; None leaves the function's.
         recorder: another watch that sees the same run, or None.
 
     Example:
@@ -61,10 +61,10 @@ class Watch:
         self.claimed: float | None = None
 
     def __call__(self, *watched: Any) -> None:
-        """Looks at an optimizer, and at a model, a privacy engine or an accountant.
+        """Watches an optimizer, and a model, a privacy engine or an accountant.
 
         Raises:
-            InvalidInput: something else, or a second optimizer.
+            InvalidInput: an argument is something else, or a second optimizer.
         """
         for each in watched:
             if hasattr(each, "param_groups"):
@@ -91,7 +91,7 @@ class Watch:
             self._attach()
 
     def _attach(self) -> None:
-        """Looks at the optimizer, with all that is known so far."""
+        """Attaches the white box to the optimizer, with the known model and accountant."""
         if self._white_box is None:
             from audit.own_training.white_box import WhiteBox
 
@@ -143,7 +143,7 @@ class Watch:
             value: a number, an array or a tensor, after its noise.
 
         Returns:
-            The value to go on with: `value` itself outside of the differential test.
+            The value to use from here: `value` itself outside of the differential test.
 
         Example:
             >>> Watch(None, np.array([True])).release(0.7)
@@ -166,11 +166,11 @@ class Watch:
         return next((each for each in inside.values() if hasattr(each, "get_epsilon")), None)
 
     def close(self) -> None:
-        """Takes every hook away."""
+        """Removes all hooks."""
         for each in (self._white_box, self._recorder):
             if each is not None:
                 each.close()
 
     def trace(self) -> "WhiteBoxTrace | None":
-        """What was seen; None where no step was."""
+        """The white box's trace of the run; None if no step was watched."""
         return None if self._white_box is None else self._white_box.trace()

@@ -35,7 +35,7 @@ _STRETCHES = 128
 
 
 def cross_entropy(model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the records' cross-entropies; of squared errors where labels are no classes."""
+    """The sum of the records' cross-entropies, or of squared errors for real targets."""
     output = model(features)
     if labels.is_floating_point():
         return (output.flatten() - labels.flatten()).square().sum()
@@ -48,10 +48,10 @@ def cross_entropy(model: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WhiteBoxTrace:
-    """What the white box saw of one run, of m canaries.
+    """Record of the white box of one run with m canaries.
 
     Attributes:
-        steps: N, how many gradients were released.
+        steps: N, the number of released gradients.
         lambda_a: [m], the mean over the steps of <z_i, p_i> / C_i^2.
         lambda_c: [m], the same for sampled batches; see `audit.dpsgd.RunOutcomes`.
         details: [f], with one canary: the range of the products over the steps; their sum and, of
@@ -66,14 +66,14 @@ class WhiteBoxTrace:
 
 
 class WhiteBox:
-    """Hooks on an optimizer; what they saw is its `trace`.
+    """Hooks on an optimizer, which record a `trace`.
 
     Args:
-        optimizer: Opacus's, of any clipping, or any of torch whose p.grad is what is released.
+        optimizer: Opacus's with any clipping, or any of torch that releases p.grad.
         canaries: the records whose gradients are taken, [m, ...]; None for Dirac canaries.
         included: [m] bool, which are in the data.
-        loss: of the model on records, summed; None takes `cross_entropy`.
-        seed: of the batches that Dirac canaries are in.
+        loss: summed loss of the model on records; None takes `cross_entropy`.
+        seed: seed of the batches that contain Dirac canaries.
 
     Attributes:
         model: found at its first forward pass, or given.
@@ -120,13 +120,13 @@ class WhiteBox:
         self._hooks.append(nn.modules.module.register_module_forward_pre_hook(find))
 
     def close(self) -> None:
-        """Takes every hook away."""
+        """Removes all hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def trace(self) -> WhiteBoxTrace | None:
-        """What was seen; None where no step was."""
+        """The record of the run; None if no step was watched."""
         if not self._products:
             return None
         products, squares = np.array(self._products), np.array(self._squares)
@@ -228,7 +228,7 @@ class WhiteBox:
         self._by_tensor.append(by_tensor)
         self._updated.add(tuple(id(parameter) for parameter in parameters))
         if clip is not None:
-            # On the scale of sums alone: what divides by their number shows how many records are.
+            # Without C, a division by the number of records would show that number.
             squares_of_sums = [float(p.square().mean(dtype=torch.float64)) for p in released]
             self._energies.append(np.array(squares_of_sums) / unit)
         noise = float(getattr(optimizer, "noise_multiplier", 0.0))
@@ -285,7 +285,7 @@ class WhiteBox:
         ]
 
     def _factors(self, own: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """What clipping multiplies every tensor of every gradient by, and their norms before."""
+        """Clipping factors of every tensor of every gradient, and the norms before clipping."""
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in own], 1).double()
         if self._clip is None:
             whole = norms.norm(dim=1, keepdim=True)
@@ -299,13 +299,13 @@ class WhiteBox:
 
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, without Opacus's hooks, and torch's generator as it was."""
+    """Sets evaluation mode without Opacus's hooks; restores both and torch's generator on exit."""
     training = [module for module in model.modules() if module.training]
     hooks = [module for module in model.modules() if hasattr(module, "disable_hooks")]
     enabled = [module for module in hooks if getattr(module, "hooks_enabled", False)]
     devices = {p.device for p in model.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
-        # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+        # Harmless: torch warns about Opacus's hooks if no gradient by the input is computed.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         try:
             for module in training:

@@ -1,4 +1,4 @@
-"""The controls of the differential test as a table, and a study of false accusations.
+"""The controls of the differential test as a table, and a study of false findings.
 
 python -m benchmarks.training_loops                                # the table of broken loops
 python -m benchmarks.training_loops --correct 1000 --out FILE      # 1,000 checks of correct loops
@@ -35,7 +35,7 @@ CONFIDENCE = 0.95
 
 
 def earlier_controls() -> dict[str, Control]:
-    """The controls of the versions before, on dense features, at default settings too."""
+    """The controls of earlier versions, on dense features, at default settings."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "own_training"))
     import broken_trainings as earlier
 
@@ -46,7 +46,7 @@ def earlier_controls() -> dict[str, Control]:
 
 
 def find(control: Control) -> dict[str, Any]:
-    """One call at the default settings: whether the mistake was found, and how."""
+    """Checks a broken loop at the default settings: whether and how the mistake was found."""
     try:
         result = audit.check(control.train, control.data(), relation=control.relation, jobs=1)
     except ValueError as error:
@@ -59,7 +59,7 @@ def find(control: Control) -> dict[str, Any]:
     return {"found": found, "how": how}
 
 
-def accuse(control: Control, seed: int) -> dict[str, Any]:
+def finding_about(control: Control, seed: int) -> dict[str, Any]:
     """The first finding about a correct loop, or an empty string."""
     records = TrainingSet.of(control.data())
     try:
@@ -74,11 +74,11 @@ def completed(
     run: Callable[..., dict[str, Any]],
     out: Path | None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields one result per identity, in order; results that are in the file are not made again.
+    """Yields one result per identity, in order; results in the file are not recomputed.
 
     Args:
-        identities: what identifies each result: the arguments of `run`.
-        run: makes the rest of a result.
+        identities: arguments of `run`, which identify each result.
+        run: returns the rest of a result.
         out: file with one result in each line; None keeps nothing.
     """
     known: list[dict[str, Any]] = []
@@ -110,19 +110,19 @@ def completed(
 
 
 def study_correct(loops: dict[str, Control], checks: int, first: int, out: Path | None) -> int:
-    """Checks correct loops with many seeds, prints the accusations, and returns their number."""
+    """Checks correct loops with many seeds, prints the findings, and returns their number."""
     names = list(loops)
     wanted = [
         {"name": names[i % len(names)], "seed": first + i // len(names)} for i in range(checks)
     ]
-    rows = list(completed(wanted, lambda name, seed: accuse(loops[name], seed), out))
+    rows = list(completed(wanted, lambda name, seed: finding_about(loops[name], seed), out))
     wrong = [row for row in rows if row["finding"]]
     for row in wrong:
         print(f"{row['name']}, seed {row['seed']}: {row['finding']}")
     limit = binomtest(len(wrong), len(rows), alternative="less").proportion_ci(CONFIDENCE).high
     print(
-        f"{len(wrong)} of {len(rows)} checks of {len(loops)} correct loops accuse; the probability "
-        f"of an accusation is at most {limit:.2g} with {CONFIDENCE:.0%} confidence "
+        f"{len(wrong)} of {len(rows)} checks of {len(loops)} correct loops have a finding; the "
+        f"probability of a false finding is at most {limit:.2g} with {CONFIDENCE:.0%} confidence "
         f"(Clopper-Pearson). A check is designed for at most {FAMILY_ERROR:g}."
     )
     return len(wrong)

@@ -1,4 +1,4 @@
-"""Loops without a mistake: none of them may be accused."""
+"""Loops without a mistake, about which the test must report no finding."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,9 @@ class Control:
     Attributes:
         train: the function.
         data: makes the records.
-        source: a public report of the mistake, where there is one.
-        relation: of neighbouring data sets.
-        expected: a word of the finding, of a broken loop.
+        source: address of a public report of the mistake, or empty.
+        relation: neighbouring relation.
+        expected: a word of the finding about a broken loop.
     """
 
     train: Any

@@ -267,7 +267,7 @@ def log_on_the_model(state: Any, x: Any, y: Any) -> Any:
 
 
 def hidden_buffer(state: Any, x: Any, y: Any) -> Any:
-    """A buffer that is not saved, but is on the model that is handed over."""
+    """A buffer that is not saved, but is an attribute of the returned model."""
     state.model.register_buffer("center", x.float().mean(0), persistent=False)
     return state.model
 

@@ -271,7 +271,7 @@ class LineSearch:
     """LBFGS whose closure releases a noisy gradient; the accountant counts steps.
 
     Attributes:
-        evaluations: of the closure in each step.
+        evaluations: number of evaluations of the closure in each step.
     """
 
     evaluations: int

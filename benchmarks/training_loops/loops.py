@@ -230,7 +230,7 @@ def everyone(state: State, n: int) -> Tensor:
 
 
 def poisson(state: State, n: int) -> Tensor:
-    """Every record with the same chance, on its own."""
+    """Includes every record independently, with the sampling rate as probability."""
     return torch.nonzero(torch.rand(n) < state.sampling_rate)[:, 0]
 
 
@@ -240,7 +240,7 @@ def nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Loop:
-    """DP-SGD by hand; the defaults are right.
+    """DP-SGD without Opacus; the defaults are correct.
 
     Attributes:
         model: builds the model.
@@ -253,10 +253,10 @@ class Loop:
         optimizer: builds the optimizer from parameters and learning rate.
         prepare: changes the data, given (state, x, y).
         gradients, total, noise, batch: the parts of a step.
-        divide: what the noisy sum is divided by.
+        divide: returns the divisor of the noisy sum.
         before, after: called around each step of the optimizer.
-        history: the accountant's, given (loop, state); None records each step.
-        result: what is released, given (state, x, y); None is the model.
+        history: returns the accountant's history, given (loop, state); None records each step.
+        result: returns the release, given (state, x, y); None releases the model.
     """
 
     model: Callable[[], nn.Module] = mlp

@@ -33,21 +33,21 @@ def _padded(shape: Any) -> Any:
 
 @dataclass(frozen=True)
 class OpacusLoop:
-    """DP-SGD by Opacus's parts with constants from outside, so that nothing depends on n.
+    """DP-SGD from parts of Opacus with public constants, so that nothing depends on n.
 
     Attributes:
         model: builds the model.
         steps, noise_multiplier, clip, sampling_rate, divisor, rate: as in `Loop`.
-        optimizer_class: of the private optimizer.
-        options: of the private optimizer.
-        recorded: the noise multiplier that the accountant records, if it is another.
-        recorded_rate: likewise the rate.
+        optimizer_class: class of the private optimizer.
+        options: further arguments of the private optimizer.
+        recorded: the noise multiplier that the accountant records, if it differs.
+        recorded_rate: the sampling rate that the accountant records, if it differs.
         loader: makes the batches of one pass, given (dataset, rate, steps).
-        inner: the optimizer inside.
-        accumulate: how many batches make a step.
-        physical: at most this many records at a time, by Opacus's BatchMemoryManager.
+        inner: the optimizer that the private one wraps.
+        accumulate: number of batches per step.
+        physical: largest number of records at a time, by Opacus's BatchMemoryManager.
         after: called after each step with (model, optimizer, step).
-        result: what is released, given (model, x, y).
+        result: returns the release, given (model, x, y).
         declared: the reduction of the loss that the model's wrapper assumes; the loss is a mean.
     """
 
@@ -162,9 +162,9 @@ class Private:
 
     Attributes:
         model: builds the model.
-        epochs: passes.
-        batch_size: of the loader.
-        options: of make_private.
+        epochs: number of passes.
+        batch_size: batch size of the loader.
+        options: further arguments of make_private.
         physical: as in `OpacusLoop`.
     """
 

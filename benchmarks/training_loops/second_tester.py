@@ -1,4 +1,4 @@
-"""Loops of a second tester who had not read the test's code, written anew with these parts."""
+"""Loops of a second tester who had not read the test's code, rewritten with these parts."""
 
 import hashlib
 import json
@@ -729,4 +729,4 @@ SECOND_TESTER_ACCUSED: dict[str, Control] = {
     "momentum of noisy gradients kept in p.grad": Control(Loop(noise=noisy_momentum, steps=6)),
     "mean subtracted from the noisy gradient": Control(Loop(noise=centralised)),
 }
-"""Correct loops that the test accuses: they change the noisy gradient before the step."""
+"""Correct loops that the test reports, because they change the noisy gradient before the step."""

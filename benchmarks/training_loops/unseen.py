@@ -263,14 +263,14 @@ def with_interval(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
     return {"mean": noisy, "interval": np.quantile(means, [0.05, 0.95])}
 
 
-def responses(chance: float) -> Any:
-    """Every label is replaced with this chance by a random one; the claim is log 3."""
+def responses(share: float) -> Any:
+    """Every label is replaced with this probability by a random one; the claim is log 3."""
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         watch.claim(float(np.log(3)))
         random = np.random.default_rng(seed)
         y = records.labels % 2
-        return np.where(random.random(len(y)) < chance, random.integers(2, size=len(y)), y)
+        return np.where(random.random(len(y)) < share, random.integers(2, size=len(y)), y)
 
     return train
 

@@ -34,7 +34,7 @@ MISSED = {
     "noise in bfloat16": "equal to the last digit",
     "incomplete microbatch dropped": "have a single peak",
     "one coordinate without noise": "1 of 75 coordinates receive no noise",
-    "Adam's moments from a warm-up without noise": "what the optimizer holds at first",
+    "Adam's moments from a warm-up without noise": "the initial state of the optimizer",
     "step skipped when a loss scale overflows": "has no noise if one record is in the data",
 }
 
