@@ -18,6 +18,7 @@ from audit import (
     _deprecated,
     accounting,
     certificate,
+    checks,
     lower_bounds,
     protocols,
     tuning,
@@ -269,3 +270,14 @@ def test_a_confidence_near_zero_gives_a_bound() -> None:
         out_scores=_SCORES, in_scores=_SCORES + 1.0, delta=1e-5, confidence=1e-300
     )
     assert all(bound.epsilon >= 0.0 for bound in found)
+
+
+def test_tensors_that_hold_no_number_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    for value in (torch.tensor(True), torch.tensor(1 + 5j)):
+        with pytest.raises(ValueError, match="seed must be a whole number >= 0, got "):
+            checks.integer("seed", value, 0)
+        with pytest.raises(ValueError, match=r"rate must be in \(0, 1\), got"):
+            checks.interval("rate", value, 0.0, 1.0)
+    with pytest.raises(ValueError, match=r"^scores must be numbers, got"):
+        checks.numbers("scores", torch.zeros(2, device="meta"))
