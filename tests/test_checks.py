@@ -150,7 +150,7 @@ def test_arrays_that_numpy_would_change_are_refused(values: Any) -> None:
     "value",
     [
         *(True, False, np.True_, np.array(True), b"1", b"1_0", bytearray(b"1")),
-        *(np.complex64(1 + 5j), np.array(1 + 5j), np.timedelta64(1)),
+        *(np.complex64(1 + 5j), np.array(1 + 5j), np.timedelta64(1, "s")),
     ],
 )
 def test_what_only_python_reads_as_a_number_is_refused(value: Any) -> None:
