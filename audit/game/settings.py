@@ -16,7 +16,7 @@ from audit.game import validation
 from audit.game.groups import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling_sizes
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, Subset
-from audit.repetitions import Binomial, Fixed, Repetitions
+from audit.repetitions import Fixed, Repetitions
 from audit.tuning.batch_samplers import SAMPLERS
 from threat_models.datasets import RECORD_SHAPES
 
@@ -181,9 +181,7 @@ class AuditConfig:
     def runs_distribution(self) -> Repetitions:
         """The distribution of K; for a grid, that of its number of runs."""
         match self.parsed_protocol:
-            case Grid(candidates, inclusion):
-                return Fixed(candidates) if inclusion == 1.0 else Binomial(candidates, inclusion)
-            case RandomSearch() | Adaptive() | Subset() as protocol:
+            case Grid() | RandomSearch() | Adaptive() | Subset() as protocol:
                 return protocol.repetitions
             case protocol:
                 raise NotApplicable(f"protocol must draw K in advance, got {protocol.spec}")

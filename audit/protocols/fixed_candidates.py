@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
-from audit.repetitions import MAX_RUNS
+from audit.repetitions import MAX_RUNS, Binomial, Fixed, Repetitions
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class Grid(Protocol):
     @property
     def mean_runs(self) -> float:
         return self.candidates * self.inclusion
+
+    @property
+    def repetitions(self) -> Repetitions:
+        """Distribution of the number of candidates that are trained."""
+        if self.inclusion == 1.0:
+            return Fixed(self.candidates)
+        return Binomial(self.candidates, self.inclusion)
 
 
 @dataclass(frozen=True)

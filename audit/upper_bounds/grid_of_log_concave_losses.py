@@ -19,7 +19,6 @@ from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import convex_chain
 from audit.protocols import Grid
-from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_gaussians import by_chance
 from audit.upper_bounds.region import region_curve
@@ -243,11 +242,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         # A small Gaussian mechanism, added to every run, smooths the density.
         pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * pmf.deviation)))
         tail, _ = _left_tail(pair, delta / runs)
-    repetitions = (
-        Fixed(protocol.candidates)
-        if protocol.inclusion == 1.0
-        else Binomial(protocol.candidates, protocol.inclusion)
-    )
+    repetitions = protocol.repetitions
     best: tuple[float, LossPair] | None = None
     for share in _SHARES:
         one = log_concave_pair(pair, share * delta / runs, tail)

@@ -45,7 +45,7 @@ from audit.protocols import (
     UntilAccepted,
     parse_protocol,
 )
-from audit.repetitions import Binomial, Fixed, Repetitions
+from audit.repetitions import Repetitions
 from audit.report.text import rounded_down, rounded_up
 from audit.upper_bounds import tuning_cost, worst_order
 from studies.accepted_tails import AcceptedTailsCurve
@@ -199,11 +199,9 @@ def play_attack(
     match protocol:
         case RandomSearch(repetitions):
             return _play_order(mu, repetitions, delta, trials, rng, with_curve=True)
-        case Grid(candidates, inclusion):
+        case Grid(repetitions=repetitions):
             # All candidates are equal and ranked by one order, as in a search with this K.
-            if inclusion == 1.0:
-                return _play_order(mu, Fixed(candidates), delta, trials, rng)
-            return _play_order(mu, Binomial(candidates, inclusion), delta, trials, rng)
+            return _play_order(mu, repetitions, delta, trials, rng)
         case UntilAccepted() | RandomStopping():
             return _play_tails(mu, protocol, delta, trials, rng)
         case Adaptive():
