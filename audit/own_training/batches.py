@@ -181,10 +181,8 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
     """
     steps = inclusions[0].shape[1]
     hits = np.concatenate([each.sum(axis=1) for each in inclusions])
-    own = min(max(float(hits.mean()) / steps, 1e-12), 1.0)  # a wrong rate is another finding
-    variance = steps * own * (1 - own)
-    fourth = variance * (1 + 3 * (steps - 2) * own * (1 - own))
-    spread = math.sqrt(max(len(hits) * (fourth - variance**2), 1e-12))
+    own = float(hits.mean()) / steps  # a wrong rate is another finding
+    variance, spread = _variance_of_binomials(steps, own, len(hits))
     squares = float(np.square(hits - hits.mean()).sum())
     deviation = (squares - (len(hits) - len(inclusions)) * variance) / spread
     ratio = squares / max(len(hits) * variance, 1e-12)
@@ -198,6 +196,14 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
         # The lower tail of a sum of squares is lighter than that of a Gaussian.
         p_value = float(stats.norm.cdf(deviation))
         yield TestResult(p_value, "even inclusions", numbers, ratio < 0.6)
+
+
+def _variance_of_binomials(n: int, probability: float, count: int) -> tuple[float, float]:
+    """Variance of a binomial number, and the deviation of the sum of `count` squared distances."""
+    probability = min(probability, 1.0)
+    variance = n * probability * (1 - probability)
+    fourth = variance * (1 + 3 * (n - 2) * probability * (1 - probability))
+    return variance, math.sqrt(count * max(fourth - variance**2, 1e-12))
 
 
 def _sizes(
@@ -242,19 +248,17 @@ def _sizes(
         )
     elif len(sizes) >= 20 and same_rate:
         squares = np.square(sizes - mean)  # a wrong mean is another finding
-        own = min(mean / n, 1.0)
-        variance = np.full_like(sizes, n * own * (1 - own))
-        fourth = variance * (1 + 3 * (n - 2) * own * (1 - own))
-        spread = np.sqrt(np.maximum(fourth - variance**2, 1e-12).sum())
-        deviation = float((squares.sum() - variance.sum()) / spread)
-        ratio = float(squares.sum() / variance.sum())
+        each, spread = _variance_of_binomials(n, mean / n, len(sizes))
+        total = len(sizes) * each
+        deviation = float(squares.sum() - total) / spread
+        ratio = float(np.divide(squares.sum(), total))
         numbers["dispersion"] = ratio
         if ratio < _TOO_EVEN:
             # The lower tail of a sum of squares is lighter than that of a Gaussian.
             yield TestResult(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
-        elif ratio > _TOO_UNEVEN and variance.min() >= _MIN_VARIANCE:
+        elif ratio > _TOO_UNEVEN and each >= _MIN_VARIANCE:
             # A chi-square distribution with the mean and the variance of the sum of squares.
-            free = 2.0 * float(variance.sum() / spread) ** 2
+            free = 2.0 * (total / spread) ** 2
             p_value = float(stats.chi2.sf(free * ratio, free))
             yield TestResult(p_value, "uneven batches", numbers)
         elif ratio > 3 and deviation > 12:

@@ -310,7 +310,7 @@ class Experiment:
                 for other in others:
                     kept.pop(other, None)
         # "influence" first, and the number of records last, because other mistakes affect it.
-        first = [kept.pop(kind) for kind in ("influence",) if kind in kept]
+        first = [kept.pop("influence")] if "influence" in kept else []
         self.findings = [*first, *self.findings, *kept.values()]
         self.findings.sort(key=lambda each: each.premise == "number of records")
 

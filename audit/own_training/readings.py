@@ -6,7 +6,7 @@ does not saturate. For other models, it is minus the loss.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,24 +73,24 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         pass
     held = held_by_function(result)
     if held is not None:
-        return _of_function(held)
+        parts = []
+        for each in held.values():
+            with contextlib.suppress(InvalidInput):
+                parts.append(model_and_numbers(each))
+        return _joined(parts)
     if not isinstance(result, Mapping | list | tuple):
         raise InvalidInput(
             "train must return a torch module, an estimator, a function, numbers, a dictionary of "
             f"these or nothing, got {type(result).__name__}"
         )
     values = result.values() if isinstance(result, Mapping) else result
-    parts = [model_and_numbers(each) for each in values if not isinstance(each, str | bytes)]
-    model = next((model for model, _ in parts if model is not None), None)
-    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
+    return _joined(
+        [model_and_numbers(each) for each in values if not isinstance(each, str | bytes)]
+    )
 
 
-def _of_function(held: Mapping[str, Any]) -> tuple[Any, FloatArray]:
-    """The first model and the numbers among the objects that a function holds."""
-    parts = []
-    for each in held.values():
-        with contextlib.suppress(InvalidInput):
-            parts.append(model_and_numbers(each))
+def _joined(parts: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
+    """The first model, and all numbers."""
     model = next((model for model, _ in parts if model is not None), None)
     return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
 
