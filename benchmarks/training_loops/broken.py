@@ -186,10 +186,7 @@ def median_threshold(state: Any, each: list[Any]) -> list[Any]:
 
 def raw_momentum(state: Any, each: list[Any]) -> list[Any]:
     """Momentum of sums without noise."""
-    total = loops.clipped_sum(state, each)
-    before = state.__dict__.get("velocity", [torch.zeros_like(g) for g in total])
-    state.velocity = [0.9 * v + g for v, g in zip(before, total, strict=True)]
-    return state.velocity
+    return loops.momentum(state, loops.clipped_sum(state, each))
 
 
 def error_feedback(state: Any, each: list[Any]) -> list[Any]:

@@ -224,6 +224,13 @@ def gaussian(state: State, total: list[Tensor]) -> list[Tensor]:
     return [g + torch.randn_like(g) * state.noise_multiplier * state.clip for g in total]
 
 
+def momentum(state: State, total: list[Tensor]) -> list[Tensor]:
+    """Momentum 0.9 of the given sums, kept from step to step."""
+    before = state.__dict__.get("velocity", [torch.zeros_like(g) for g in total])
+    state.velocity = [0.9 * v + g for v, g in zip(before, total, strict=True)]
+    return state.velocity
+
+
 def everyone(state: State, n: int) -> Tensor:
     """Full batches."""
     return torch.arange(n)

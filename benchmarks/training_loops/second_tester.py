@@ -673,10 +673,7 @@ def spectral() -> nn.Module:
 
 def noisy_momentum(state: Any, total: list[Any]) -> list[Any]:
     """Momentum of released gradients is kept in p.grad."""
-    released = loops.gaussian(state, total)
-    before = state.__dict__.get("velocity", [torch.zeros_like(g) for g in released])
-    state.velocity = [0.9 * v + g for v, g in zip(before, released, strict=True)]
-    return state.velocity
+    return loops.momentum(state, loops.gaussian(state, total))
 
 
 def centralised(state: Any, total: list[Any]) -> list[Any]:
