@@ -181,7 +181,9 @@ class AuditConfig:
     def runs_distribution(self) -> Repetitions:
         """The distribution of K; for a grid, that of its number of runs."""
         match self.parsed_protocol:
-            case Grid() | RandomSearch() | Adaptive() | Subset() as protocol:
+            case Grid() as protocol:
+                return protocol.runs_distribution
+            case RandomSearch() | Adaptive() | Subset() as protocol:
                 return protocol.repetitions
             case protocol:
                 raise NotApplicable(f"protocol must draw K in advance, got {protocol.spec}")

@@ -47,7 +47,7 @@ class Grid(Protocol):
         return self.candidates * self.inclusion
 
     @property
-    def repetitions(self) -> Repetitions:
+    def runs_distribution(self) -> Repetitions:
         """Distribution of the number of candidates that are trained."""
         if self.inclusion == 1.0:
             return Fixed(self.candidates)

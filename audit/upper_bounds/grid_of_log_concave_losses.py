@@ -242,7 +242,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         # A small Gaussian mechanism, added to every run, smooths the density.
         pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * pmf.deviation)))
         tail, _ = _left_tail(pair, delta / runs)
-    repetitions = protocol.repetitions
+    repetitions = protocol.runs_distribution
     best: tuple[float, LossPair] | None = None
     for share in _SHARES:
         one = log_concave_pair(pair, share * delta / runs, tail)

@@ -199,7 +199,7 @@ def play_attack(
     match protocol:
         case RandomSearch(repetitions):
             return _play_order(mu, repetitions, delta, trials, rng, with_curve=True)
-        case Grid(repetitions=repetitions):
+        case Grid(runs_distribution=repetitions):
             # All candidates are equal and ranked by one order, as in a search with this K.
             return _play_order(mu, repetitions, delta, trials, rng)
         case UntilAccepted() | RandomStopping():
