@@ -4,6 +4,7 @@ The module imports only `audit.errors`, so every package can use it.
 """
 
 import difflib
+import inspect
 import io
 import math
 import operator
@@ -187,6 +188,23 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     raise InvalidInput(
         f"{name} must be one of {', '.join(names)}{own}, got {one_line(value)}{hint}"
     )
+
+
+def function(name: str, value: Any, *arguments: str) -> Any:
+    """Returns `value` if it can be called with these positional arguments, else raises."""
+    if not callable(value):
+        raise InvalidInput(f"{name} must be a function, got {one_line(value)}")
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # Some functions in C have no signature.
+        return value
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise InvalidInput(
+            f"{name} must be a function of ({', '.join(arguments)}), got one of {signature}"
+        ) from None
+    return value
 
 
 def one_line(value: object) -> str:

@@ -153,8 +153,7 @@ def check(
     _refuse_too_many(planned * distribution.mean, max_runs)
     if claim is not None:
         claim = checks.interval("claim", claim, 0.0, closed_low=True)
-    if not callable(train):
-        raise InvalidInput(f"train must be a function, got {type(train).__name__}")
+    checks.function("train", train, "records", "candidate", "seed", "watch")
     if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
         raise InvalidInput(
             f"candidates must be a sequence of at least one, got {checks.one_line(candidates)}"

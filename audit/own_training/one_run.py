@@ -84,8 +84,7 @@ def check_one_run(
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
-    if not callable(train):
-        raise InvalidInput(f"train must be a function, got {type(train).__name__}")
+    checks.function("train", train, "records", "candidate", "seed", "watch")
     dirac = checks.flag("dirac", dirac)
     training_set = TrainingSet.of(records)
     inserted: TrainingSet | None

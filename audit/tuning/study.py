@@ -352,7 +352,7 @@ class Study:
             >>> study.rehearse(lambda trial, records: Outcome(records.sum()), np.ones(3))[0].score
             3.0
         """
-        _functions(train=train, accept=accept, save=save, load=load)
+        _functions(train, records, accept, save, load)
         test, private = checks.flag("test", test), checks.flag("private", private)
         seconds = checks.interval("seconds", seconds, 0.0)
         found, watched = Rehearsal(train, self._plan(), records).run(accept, save, load)
@@ -461,7 +461,7 @@ class Study:
         """
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, _MAX_JOBS)
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
-        _functions(train=train, accept=accept, save=save, load=load)
+        _functions(train, records, accept, save, load)
         if (save is None) != (load is None):
             raise InvalidInput("save and load must be given together, got one of them")
         if self._played is not None:
@@ -552,10 +552,16 @@ class Study:
         return state
 
 
-def _functions(**given: Any) -> None:
-    for name, one in given.items():
-        if not (callable(one) or (one is None and name != "train")):
-            raise InvalidInput(f"{name} must be a function, got {one!r}")
+def _functions(train: Any, records: Any, accept: Any, save: Any, load: Any) -> None:
+    """Refuses what is no function of its arguments, before a run fails because of it."""
+    checks.function("train", train, "trial", *(() if records is None else ("records",)))
+    for name, one, takes in (
+        ("accept", accept, ("outcome",)),
+        ("save", save, ("model", "path")),
+        ("load", load, ("path",)),
+    ):
+        if one is not None:
+            checks.function(name, one, *takes)
 
 
 def _hash_of_models(best: Best, protocol: Protocol) -> str | None:

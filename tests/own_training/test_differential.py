@@ -623,6 +623,12 @@ def test_records_that_contribute_alike_do_not_hide_the_batch_sizes() -> None:
     assert "noise" in found.tested
 
 
+def test_a_divisor_that_is_rounded_is_compared_when_time_is_short() -> None:
+    # 24 and 23 records have the same divisor, and 12 another one.
+    found = report(Loop(divide=lambda state, taken: len(taken) // 5), seconds=1)
+    assert [each.premise for each in found.findings] == ["number of records"]
+
+
 @pytest.mark.parametrize("share", [0.95, 1.0])
 def test_five_percent_of_the_noise_are_not_too_little_to_miss(share: float) -> None:
     def noise(state: Any, total: Any) -> Any:

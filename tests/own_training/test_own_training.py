@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ attack = functools.partial(check, premises=False, jobs=1)
 # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 STEPS, NOISE, CLIP, RATE = 5, 1.3, 0.7, 0.05
+
+
+@pytest.mark.parametrize("premises", [False, True])
+def test_warnings_of_the_function_are_not_shown_for_every_run(
+    premises: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    def noisy_sum(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+        warnings.warn("not secure", UserWarning, stacklevel=1)
+        watch.claim(1.0)
+        return records.features.sum() + np.random.default_rng(seed).normal()
+
+    check(noisy_sum, ([[0.0]] * 5, [0] * 5), trials=4, premises=premises, jobs=1)
+    assert not [each for each in recwarn if "not secure" in str(each.message)]
 
 
 def by_opacus(
@@ -548,6 +562,7 @@ def test_the_crafted_canary_is_where_nobody_is() -> None:
     ("change", "error"),
     [
         ({"train": 3}, "train must be a function"),
+        ({"train": lambda records: 0.0}, r"a function of \(records, candidate, seed, watch\), got"),
         ({"records": [1, 2, 3]}, "records must be a pair"),
         ({"records": (np.zeros((3, 2)), np.zeros(2))}, "with one label each"),
         ({"canary": "dirac"}, "canary must be an InputCanary"),

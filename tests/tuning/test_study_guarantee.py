@@ -67,6 +67,10 @@ def test_bad_arguments_of_run_are_one_line() -> None:
         study(protocol="adaptive:0.5,2/tnb:1,0.5").run(noisy, jobs=2)
     with pytest.raises(ValueError, match="train must be a function, got None"):
         study().run(None)
+    with pytest.raises(ValueError, match=r"function of \(trial\), got one of \(\)"):
+        study().run(lambda: None)
+    with pytest.raises(ValueError, match=r"function of \(trial, records\), got one of \(trial\)"):
+        study().run(lambda trial: None, records=[1.0])
     with pytest.raises(ValueError, match=r"accept must be a function, got 0\.9"):
         study(protocol="until:0.5").run(noisy, accept=0.9)
     with pytest.raises(ValueError, match="save and load must be given together"):
