@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from audit.claims import Claim, Validity
+from audit.numerics import format_places
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class LowerBound:
         false_negatives: trials with the record on the other side.
         trials_without: number of trials without the record that were counted.
         trials_with: number of trials with the record that were counted.
+
+    Example:
+        >>> from audit.lower_bounds import lower_bound
+        >>> bound = lower_bound(out_scores=range(500), in_scores=range(400, 900), delta=1e-5)
+        >>> print(str(bound).partition(": ")[0])
+        epsilon >= 4.612 with 0.95 confidence by scan (valid)
     """
 
     name: str
@@ -38,6 +45,13 @@ class LowerBound:
     false_negatives: int | None = None
     trials_without: int = 0
     trials_with: int = 0
+
+    def __str__(self) -> str:
+        epsilon = format_places(self.epsilon, up=False)
+        return (
+            f"epsilon >= {epsilon} with {self.confidence:g} confidence by {self.name} "
+            f"({self.label}): {self.assumes}"
+        )
 
     @property
     def key(self) -> str:

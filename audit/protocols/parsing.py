@@ -74,7 +74,9 @@ def parse_protocol(
     name, _, parameters = head.partition(":")
     if not slash and name.strip().lower() in FAMILIES:
         return RandomSearch(parse_repetitions(text))
-    name = checks.one_of("protocol", name.strip().lower(), _FORMATS)
+    # The distributions of K are named in the error only.
+    known = _FORMATS if slash else [*_FORMATS, *FAMILIES]
+    name = checks.one_of("protocol", name.strip().lower(), known)
     if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
         raise InvalidInput(
             f"repetitions must not be given with protocol {name}, which has no random K, got "

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audit.claims import Claim, Kind
+from audit.numerics import format_places
 
 FAILURE_TOO_LIKELY = (
     "delta must be above the probability that one of the K runs fails, about E[K] delta_base"
@@ -27,9 +28,8 @@ class UpperBound:
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> from audit.upper_bounds import region
-        >>> bound = region(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5)
-        >>> bound.name, round(bound.epsilon, 4), bound.assumes
-        ('region', 1.1911, 'any score; K independent runs, each candidate drawn independently')
+        >>> print(region(GaussianMechanism(0.25), "fixed:10", 1e-5))
+        epsilon <= 3.048 by region: any score; K independent runs, each candidate drawn independently
     """
 
     name: str
@@ -38,6 +38,13 @@ class UpperBound:
     error: float = 0.0
     reason: str = ""
     attains: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.applies:
+            return f"{self.name} {self.assumes}"
+        sign = "about" if self.approximate else ">=" if self.attained else "<="
+        epsilon = format_places(self.epsilon, up=not self.attained)
+        return f"epsilon {sign} {epsilon} by {self.name}: {self.assumes}"
 
     @property
     def applies(self) -> bool:

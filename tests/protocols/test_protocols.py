@@ -64,6 +64,7 @@ def test_expected_runs() -> None:
     ("spec", "law", "message"),
     [
         ("gird:10", None, "did you mean 'grid'"),
+        ("fixd:10", None, "two-point, fixed, got 'fixd'; did you mean 'fixed'"),
         ("grid", None, "CANDIDATES"),
         ("grid:2.5", None, "candidates must be a whole number"),
         ("grid:10,0", None, r"inclusion must be in \(0, 1\]"),
