@@ -3,6 +3,8 @@
 import contextlib
 import multiprocessing
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +13,12 @@ from typing import Any
 
 from audit.errors import MissingExtra
 
-__all__ = ["end_with_parent", "locked", "loky_options"]
+__all__ = ["end_with_parent", "locked", "loky_options", "watch_ray"]
 
 _POLL_SECONDS = 0.5
+# Seconds between connections to the head node of Ray, and number of refused ones after which it is
+# lost. A head node that is only restarted answers again sooner.
+_SECONDS_BETWEEN_CONNECTIONS, _REFUSED_CONNECTIONS = 1.0, 5
 
 
 def end_with_parent(pid: int | None = None) -> None:
@@ -41,6 +46,43 @@ def loky_options(initializer: Callable[[], object] = end_with_parent) -> dict[st
 
     is_loky = type(get_active_backend()[0]).__name__ == "LokyBackend"
     return {"backend": "loky", "initializer": initializer} if is_loky else {}
+
+
+@contextlib.contextmanager
+def watch_ray(advice: str) -> Iterator[None]:
+    """Ends this process with an error line once the head node of Ray, if it is used, is gone.
+
+    Ray's client cannot be interrupted then. It would end the process a minute later, too, but with
+    messages of its own.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        yield
+        return
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    ended, error_output = threading.Event(), os.dup(2)  # A study silences its output.
+
+    def watch() -> None:
+        refused = 0
+        while refused < _REFUSED_CONNECTIONS:
+            if ended.wait(_SECONDS_BETWEEN_CONNECTIONS):
+                return
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+                refused = 0
+            except OSError:
+                refused += 1
+        line = f"error: no answer from the ray cluster {address}; {advice}\n"
+        os.write(error_output, line.encode())
+        os._exit(2)
+
+    threading.Thread(target=watch, name="watch-ray", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        os.close(error_output)
 
 
 @contextlib.contextmanager

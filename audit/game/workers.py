@@ -32,7 +32,7 @@ from audit.game.blocks import Block
 from audit.game.groups import Place
 from audit.game.play import Trials
 from audit.game.store import RunFolder
-from audit.processes import end_with_parent
+from audit.processes import end_with_parent, watch_ray
 
 # Seconds after which a missing scheduler is an error.
 _PATIENCE = 10.0
@@ -45,6 +45,7 @@ _CONNECT = {
     "dask": "from distributed import Client; Client(sys.argv[1], timeout=10).close()",
     "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)",
 }
+_RESUME = "run the same command again to resume from the finished blocks"
 # Number of deaths in a row, without a finished block, after which an audit gives up.
 _DEATHS_WITHOUT_PROGRESS = 3
 
@@ -153,7 +154,7 @@ def _cluster(place: Place) -> Iterator[None]:
             raise
         raise ClusterLost(
             f"the {place.backend} cluster stopped working ({type(error).__name__}: {error}); "
-            "run the same command again to resume from the finished blocks"
+            f"{_RESUME}"
         ) from error
 
 
@@ -179,13 +180,16 @@ def _dask(place: Place) -> Iterator[None]:
             yield
         return
     _check_answers(place)
-    # A lost cluster is one line; Dask would log a traceback for each of its tasks.
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
     except Exception as error:  # for example a MemoryError, if another kind of server answers
         raise _no_answer(place, error) from error
-    with client:
+    log = logging.getLogger("distributed.client")
+    with contextlib.ExitStack() as stack:
+        # A lost cluster is one line; Dask would log a traceback for each of its tasks.
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)
+        stack.enter_context(client)
         try:
             client.wait_for_workers(1, timeout=_SECONDS_WITHOUT_WORKERS)
         except TimeoutError:
@@ -217,7 +221,9 @@ def _ray(place: Place) -> Iterator[None]:
         if not place.scheduler:
             raise
         raise _no_answer(place, error) from error
-    with context:
+    # Ray would print the last lines of its own log for a node that is lost.
+    ray._private.worker._worker_logs_enabled = False
+    with context, watch_ray(_RESUME):
         register_ray()
         yield
 

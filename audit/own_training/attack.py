@@ -19,7 +19,7 @@ from audit.own_training.discriminant import discriminant
 from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
-from audit.processes import loky_options
+from audit.processes import loky_options, watch_ray
 from audit.repetitions import Fixed, Repetitions
 
 Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
@@ -159,7 +159,7 @@ class Attack:
 
         runs: list[Run | None] = []
         try:
-            with Parallel(n_jobs=jobs, **loky_options()) as parallel:
+            with watch_ray("check again"), Parallel(n_jobs=jobs, **loky_options()) as parallel:
                 for first in range(0, len(parts), jobs):
                     if time.perf_counter() > deadline:
                         break

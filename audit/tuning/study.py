@@ -19,6 +19,7 @@ from audit.certificate.conditions import Private, check_score
 from audit.certificate.wording import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded, memoize
+from audit.processes import watch_ray
 from audit.protocols import (
     BestRuns,
     BudgetSchedule,
@@ -474,7 +475,7 @@ class Study:
             plan, key = self._plan(), int(state["key"], 16)
             runs = state["runs"]
             try:
-                with silent_for_good():
+                with watch_ray("run the same study again to resume"), silent_for_good():
                     self._played = play(
                         plan,
                         key,

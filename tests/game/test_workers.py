@@ -5,6 +5,8 @@ No GPU is needed: CUDA is simulated, or only named.
 
 import contextlib
 import importlib.util
+import logging
+import re
 import signal
 import socket
 import subprocess
@@ -204,7 +206,7 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
     monkeypatch.setattr(workers, "_SECONDS_WITHOUT_WORKERS", 0.2)
     note, waited = workers.console.note, []
     with distributed.LocalCluster(
-        n_workers=0, threads_per_worker=1, processes=False, dashboard_address=None
+        n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0"
     ) as cluster:
 
         def arrive(words: str) -> None:
@@ -218,6 +220,7 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
         options += ["--scheduler", cluster.scheduler_address, "--out", str(tmp_path / "audit")]
         assert run.main(options) == 0
     assert len(waited) == 1
+    assert logging.getLogger("distributed.client").level != logging.CRITICAL
     assert (tmp_path / "audit" / "results.csv").exists()
 
 
@@ -267,6 +270,33 @@ def test_a_lost_cluster_is_one_line(
     assert error_line.startswith(f"error: the {backend} cluster stopped working (")
     assert error_line.endswith("run the same command again to resume from the finished blocks\n")
     assert error_line.count("\n") == 1
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_lost_head_node_of_ray_ends_the_process_with_one_line(lost: bool) -> None:
+    code = f"""
+import socket, sys, time, types
+from audit import processes
+server = socket.create_server(("127.0.0.1", 0))
+address = f"127.0.0.1:{{server.getsockname()[1]}}"
+context = types.SimpleNamespace(gcs_address=address)
+sys.modules["ray"] = types.SimpleNamespace(
+    is_initialized=lambda: True, get_runtime_context=lambda: context
+)
+processes._SECONDS_BETWEEN_CONNECTIONS = 0.05
+with processes.watch_ray("resume"):
+    if {lost}:
+        server.close()
+    time.sleep(10.0 if {lost} else 1.0)
+server.close()
+time.sleep(1.0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    line = r"error: no answer from the ray cluster 127.0.0.1:\d+; resume\n"
+    assert re.fullmatch(line if lost else "", done.stderr)
+    assert done.returncode == (2 if lost else 0)
 
 
 def children(pid: int) -> list[int]:
