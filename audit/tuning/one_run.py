@@ -1,5 +1,6 @@
 """One run of a study: training, checks and the score, with every error hidden."""
 
+import contextlib
 import hashlib
 import math
 import pickle
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.errors import ProtocolViolation
+from audit.tuning.devices import Devices
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial
@@ -44,10 +46,13 @@ class Task:
     point: Point
     noise: float
     accept: Accept | None
+    devices: Devices | None = None
 
     def __call__(self) -> Attempt:
         """Trains once. A run that fails counts and loses, and its error is not shown."""
-        with _one_at_a_time:
+        with _one_at_a_time, contextlib.ExitStack() as stack:
+            if self.devices is not None:
+                self.trial.device = self.devices.claim(stack)
             found = self._attempted()
         if found.interrupted:
             raise KeyboardInterrupt

@@ -131,6 +131,7 @@ class Trial:
         watch: call `trial.watch(optimizer, model)` before the first step, so that
             `Study.rehearse` can test the training loop (see `audit.own_training.Watch`). In the
             study itself, it does nothing.
+        device: one of the `devices` of `Study.run`; "cpu" if it was called without devices.
         checked: names of the checks that this run has passed.
 
     Example:
@@ -146,6 +147,7 @@ class Trial:
     part: Part | None = None
     expected_batch_size: float | None = None
     watch: Any = field(default_factory=Unwatched, repr=False)
+    device: str = "cpu"
     checked: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:

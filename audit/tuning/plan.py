@@ -40,6 +40,7 @@ class Plan:
     base_of: Callable[[Mapping[str, Any]], Mechanism]
     private: Private | None = None
     expected_batch_size: float | None = None
+    device: str = "cpu"
 
     def runs(self, key: int) -> Sequence[int] | None:
         """The indices of all runs; None if the outputs of the runs decide how many there are."""
@@ -66,7 +67,8 @@ class Plan:
             final = self.protocol.final if index == FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
         base = scale_noise(self.base_of(candidate), self._noise_factor(index))
-        return Trial(candidate, base, seed, part, self.expected_batch_size)
+        constant = self.expected_batch_size
+        return Trial(candidate, base, seed, part, constant, device=self.device)
 
     def noise(self, key: int, index: int) -> float:
         """The noise that is added to the score of a run."""

@@ -19,6 +19,7 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
+from audit.tuning.devices import Devices
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
 from audit.tuning.outcome import Best
@@ -49,6 +50,7 @@ def play(
     *,
     accept: Accept | None = None,
     jobs: int = 1,
+    devices: Devices | None = None,
     save: Callable[[Any, Path], None] | None = None,
     load: Callable[[Path], Any] | None = None,
 ) -> Played:
@@ -64,7 +66,8 @@ def play(
         )
     if jobs != 1 and isinstance(plan.protocol, _SEQUENTIAL):
         raise InvalidInput(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
-    tuning = _Tuning(plan, key, train, accept, memory, _Models(memory.folder, save, load))
+    models = _Models(memory.folder, save, load)
+    tuning = _Tuning(plan, key, train, accept, memory, models, devices)
     if runs is None:
         tuning.run_until_accepted()
     elif isinstance(plan.protocol, Adaptive):
@@ -93,9 +96,10 @@ class _Tuning:
         accept: Accept | None,
         memory: Memory,
         models: "_Models",
+        devices: Devices | None,
     ) -> None:
         self._plan, self._key, self._train, self._accept = plan, key, train, accept
-        self._memory, self._models = memory, models
+        self._memory, self._models, self._devices = memory, models, devices
         self._has_final = isinstance(plan.protocol, Subset)
         self._places = plan.protocol.released if isinstance(plan.protocol, BestRuns) else 1
         self._done = {record.index: record for record in memory.records()}
@@ -175,7 +179,7 @@ class _Tuning:
     def _task(self, index: int, point: Point) -> Task:
         trial = self._plan.trial(self._key, index, point)
         noise = self._plan.noise(self._key, index)
-        return Task(self._train, trial, index, point, noise, self._accept)
+        return Task(self._train, trial, index, point, noise, self._accept, self._devices)
 
     def _admit(self, attempt: Attempt) -> None:
         """Records a run, and keeps its model if it is one of the best so far."""

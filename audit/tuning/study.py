@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from audit.protocols import (
     UntilAccepted,
 )
 from audit.tuning.calibration import least_noise_multiplier
+from audit.tuning.devices import device_names, shared_devices
 from audit.tuning.elapsed_time import elapsed_time
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
@@ -314,6 +315,7 @@ class Study:
         test: bool = True,
         private: bool = False,
         seconds: float = SECONDS,
+        device: str = "cpu",
     ) -> list[Outcome]:
         """Trains twice on synthetic or public records, and tests the training loop.
 
@@ -336,6 +338,7 @@ class Study:
             private: whether the records are private. The errors and the result of the test are then
                 not private and must not be released, so the certificate does not use the result.
             seconds: time after which the test starts no further optional runs.
+            device: the device of the trials.
 
         Returns:
             The outcomes of the first runs.
@@ -356,16 +359,18 @@ class Study:
         _functions(train, records, accept, save, load)
         test, private = checks.flag("test", test), checks.flag("private", private)
         seconds = checks.interval("seconds", seconds, 0.0)
-        found, watched = Rehearsal(train, self._plan(), records).run(accept, save, load)
+        (name,) = device_names([device])
+        rehearsal = Rehearsal(train, self._plan(name), records)
+        found, watched = rehearsal.run(accept, save, load)
         if test and watched and records is not None:
-            self._test(train, records, "private" if private else "given", seconds)
+            self._test(rehearsal, "private" if private else "given", seconds)
         self._rehearsed = True
         return found
 
-    def _test(self, train: Callable[..., Outcome], records: Any, kind: str, seconds: float) -> None:
+    def _test(self, rehearsal: Rehearsal, kind: str, seconds: float) -> None:
         """Runs the differential test, and keeps the conditions that it supports."""
         self._tested = {}
-        self.premises = report = check_loop(Rehearsal(train, self._plan(), records), seconds)
+        self.premises = report = check_loop(rehearsal, seconds)
         if report.broken:
             error = PrivacyLeak(report.summary)
             error.add_note(str(report))
@@ -376,7 +381,7 @@ class Study:
                 "tested_on": kind,
                 "tested_with": __version__,
                 "tested_steps": report.steps,
-                "function": fingerprint(train),
+                "function": fingerprint(rehearsal.train),
             }
 
     @cached_property
@@ -413,9 +418,10 @@ class Study:
         """One run without its score."""
         return self._mechanism(self.noise_multiplier or 0.0, None)
 
-    def _plan(self) -> Plan:
+    def _plan(self, device: str = "cpu") -> Plan:
         base_of = partial(self._training.run, self.noise_multiplier or 0.0)
-        return Plan(self.protocol, self.space, base_of, self.private, self.expected_batch_size)
+        size = self.expected_batch_size
+        return Plan(self.protocol, self.space, base_of, self.private, size, device)
 
     def run(
         self,
@@ -423,7 +429,8 @@ class Study:
         *,
         records: Any = None,
         accept: Callable[[Outcome], bool] | None = None,
-        jobs: int = 1,
+        jobs: int | None = None,
+        devices: Sequence[str] | None = None,
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
         progress: bool = False,
@@ -446,7 +453,11 @@ class Study:
             accept: returns True if an outcome is accepted, else False; for protocols that run until
                 a run is accepted.
             jobs: number of runs at a time, in processes of joblib's active backend (by default
-                loky, on this machine); -1 means one for each of its workers.
+                loky, on this machine); -1 means one for each of its workers. The default is the
+                number of `devices`, or 1.
+            devices: names such as `["cuda:0", "cuda:1"]`. Each run has one of them as
+                `trial.device`, and each device has one run at a time. On a cluster, the names are
+                those of the worker's machine.
             save: writes a model to a path, so that the best model so far survives an interruption.
                 Without it, the winner is then trained a second time, from its own seed.
             load: reads a model from a path.
@@ -460,6 +471,8 @@ class Study:
             PrivacyLeak: the rehearsal found a broken premise of the training loop.
             Exception: any error of the rehearsal.
         """
+        names = device_names(devices)
+        jobs = max(len(names), 1) if jobs is None else jobs
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, _MAX_JOBS)
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train, records, accept, save, load)
@@ -468,11 +481,12 @@ class Study:
         if self._played is not None:
             return self._played.best
         shown = elapsed_time(self.protocol.mean_runs) if progress else contextlib.nullcontext()
-        with self._memory.locked(), shown:
+        plan = self._plan(*names[:1])
+        with self._memory.locked(), shared_devices(names) as shared, shown:
             if rehearse and not self._rehearsed and self._memory.state() is None:
-                self._rehearse_first(train, records, accept, save, load)
+                self._rehearse_first(train, records, plan, accept, save, load)
             state = self._initial_draws(train)
-            plan, key = self._plan(), int(state["key"], 16)
+            key = int(state["key"], 16)
             runs = state["runs"]
             try:
                 with watch_ray("run the same study again to resume"), silent_for_good():
@@ -484,6 +498,7 @@ class Study:
                         self._memory,
                         accept=accept,
                         jobs=jobs,
+                        devices=shared,
                         save=save,
                         load=load,
                     )
@@ -500,15 +515,17 @@ class Study:
             )
         return self._played.best
 
-    def _rehearse_first(self, train: Callable[..., Outcome], records: Any, *others: Any) -> None:
+    def _rehearse_first(
+        self, train: Callable[..., Outcome], records: Any, plan: Plan, *others: Any
+    ) -> None:
         accept, save, load = others
         if records is not None:
             stand_ins = synthetic(records)
-            rehearsal = Rehearsal(train, self._plan(), stand_ins)
+            rehearsal = Rehearsal(train, plan, stand_ins)
             try:
                 _, watched = rehearsal.run(accept, save, load)
                 if watched and can_test(self._training_alone, stand_ins):
-                    self._test(train, stand_ins, "synthetic", SECONDS)
+                    self._test(rehearsal, "synthetic", SECONDS)
             except Exception as error:
                 error.add_note(
                     "Raised in the rehearsal on synthetic records: no private record was read, and "

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from study_helpers import (
 )
 
 from audit import tuning
+from audit.errors import InvalidInput
+from audit.tuning import devices
 
 PARENT = """
 import sys, time, os
@@ -127,3 +130,72 @@ def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
 
 def test_the_number_of_jobs_does_not_change_the_result() -> None:
     assert study(seed=5).run(noisy, jobs=2) == study(seed=5).run(noisy)
+
+
+def test_each_device_serves_one_run_at_a_time(tmp_path: Path) -> None:
+    names = ["fake:0", "fake:1"]
+
+    def train(trial: Any) -> Any:
+        claim = tmp_path / trial.device
+        claim.touch(exist_ok=False)  # raises if another run has the device, and the run then loses
+        with (tmp_path / "seen").open("a") as file:
+            file.write(f"{trial.device}\n")
+        time.sleep(0.2)
+        claim.unlink()
+        return noisy(trial)
+
+    # More processes than devices: the third waits for a device.
+    found = study(seed=5).run(train, jobs=3, devices=names)
+    assert found == study(seed=5).run(noisy)
+    assert found == study(seed=5).run(train, devices=names[:1])
+    seen = (tmp_path / "seen").read_text().split()
+    assert set(seen[:6]) == set(names)
+    assert seen[6:] == names[:1] * 6
+
+
+def test_a_process_prefers_its_latest_device_and_waits_for_a_free_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_latest", [])
+    shared = devices.Devices(("fake:0", "fake:1"), tmp_path / "locks")
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        assert [shared.claim(first), shared.claim(second)] == ["fake:0", "fake:1"]
+        with contextlib.ExitStack() as third:
+            threading.Timer(0.3, second.close).start()
+            assert shared.claim(third) == "fake:1"
+    with contextlib.ExitStack() as again:
+        assert shared.claim(again) == "fake:1"
+
+
+def test_the_default_is_one_job_per_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def play(*given: Any, jobs: int, **options: Any) -> Any:
+        found.append(jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("audit.tuning.study.play", play)
+    for names in (None, ["fake:0"], ["fake:0", "fake:1", "fake:2"]):
+        with pytest.raises(KeyboardInterrupt):
+            study().run(noisy, devices=names)
+    assert found == [1, 1, 3]
+
+
+def test_rehearsals_have_a_device() -> None:
+    seen = []
+
+    def train(trial: Any, records: Any) -> Any:
+        seen.append(trial.device)
+        return noisy(trial)
+
+    study(protocol="fixed:1").run(train, records=np.ones(3), devices=["fake:1"])
+    study().rehearse(train, np.ones(3), device="fake:2")
+    study().rehearse(train, np.ones(3))
+    assert seen == ["fake:1"] * 3 + ["fake:2"] * 2 + ["cpu"] * 2
+
+
+@pytest.mark.parametrize("names", ["cuda:0", [], [0], ["cuda:0", "cuda:0"], [""], 2])
+def test_devices_are_different_names(names: Any) -> None:
+    with pytest.raises(InvalidInput, match="devices must be a list of different names") as caught:
+        study().run(noisy, devices=names)
+    assert "\n" not in str(caught.value)
