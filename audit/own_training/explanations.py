@@ -54,9 +54,9 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "One record changes {hits} of {tries} steps ({share in %:.3g} %), by different amounts "
         "for different seeds; the accountant assumes that it is in {rate in %:.3g} % of the "
         "batches and changes no other step.",
-        f"{_DRAWN_TOO_OFTEN}, or something that is computed from more records than the batch enters "
-        "steps without noise: a statistic, a label, a weight, a norm, or gradients of an earlier "
-        "batch (momentum, a stale sum, a replay).",
+        f"{_DRAWN_TOO_OFTEN}, or something that is computed from more records than the batch "
+        "enters steps without noise: a statistic, a label, a weight, a norm, or gradients of an "
+        "earlier batch (momentum, a stale sum, a replay).",
         "Compute every step from its own batch and from released numbers only, and draw every "
         "record independently with the accounted rate.",
     ),
