@@ -28,18 +28,22 @@ _SAME = 1e-9
 _Released = Sequence[dict[str, Any]]
 _Runs = Callable[[TrainingSet], _Released | None]
 """Runs the function with every seed on a data set, and returns the released numbers by name."""
+Pair = tuple[PoolRecord | None, PoolRecord | None]
+"""The best canary for an attack, and the record that it replaces; None is the last record."""
 
 
-def compare_released_numbers(experiment: Experiment, first: Trace) -> PoolRecord | None:
+def compare_released_numbers(experiment: Experiment, first: Trace) -> Pair:
     """Tests whether released numbers depend on a record and not on the seed.
 
     Returns:
-        The canary that moves noisy numbers most: the best one for an attack.
+        The canary that moves noisy numbers most, and the record that it replaces.
     """
     if not first.released:
         experiment.cannot_test("the function released no numbers", ("released numbers",))
-        return None
+        return None, None
     records, relation = experiment.records, experiment.relation
+    # An attack that removes a record would detect a public number of records.
+    removes = relation == "zero-out" or (relation == "replace-one" and first.watched)
     seeds = [run_seed(experiment.seed, i, 7) for i in range(_SEEDS)]
 
     def released(data: TrainingSet) -> _Released | None:
@@ -52,7 +56,7 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> PoolRecord
     if base is None:
         reason = "the function raised an error for some seeds"
         experiment.cannot_test(reason, ("released numbers",))
-        return None
+        return None, None
     experiment.tested.append("released numbers")
     leaks, whole, best = _try_canaries(experiment, released, base)
     for name, canary in whole.items():
@@ -77,8 +81,7 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> PoolRecord
         experiment.findings.append(constant_numbers(leaks, _SEEDS))
     elif experiment.time_left(0.9) and (shapes := _inferred_shapes(released, records)):
         experiment.findings.append(explain("inferred classes", names=listed(shapes)))
-    if relation != "add-remove":
-        # An attack that removes a record would detect their public number.
+    if removes:
         fewer = released(records.without_last()) or base
         if _compare(base, fewer, shapes_only=True)[0]:
             experiment.measured["depends on n"] = 1.0
@@ -90,7 +93,7 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> PoolRecord
         if relation == "add-remove":
             experiment.findings.append(finding)
         else:
-            experiment.measured["depends on n"] = 1.0
+            experiment.measured |= {"depends on n": 1.0} if removes else {}
             experiment.notes.append(
                 f"{finding.message.split(' Under')[0]} This is allowed under {relation}, where the "
                 "number of records is public"
@@ -100,19 +103,24 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> PoolRecord
 
 def _try_canaries(
     experiment: Experiment, released: _Runs, base: _Released
-) -> tuple[dict[str, float], dict[str, PoolRecord], PoolRecord | None]:
+) -> tuple[dict[str, float], dict[str, PoolRecord], Pair]:
     """Compares runs with each canary to runs on the records.
 
     Returns:
         The largest gap of each number that leaks; whole numbers that differ, with the first canary
-        that changes them; and the canary that moves noisy numbers most.
+        that changes them; and the canary that moves noisy numbers most, with the record that it
+        replaces.
     """
     records, pool = experiment.records, experiment.pool[:_MAX_CANARIES]
     leaks: dict[str, float] = {}
     whole: dict[str, PoolRecord] = {}
-    # The attack compares runs with the canary and runs without any record in its place.
-    absent = released(records.without_last()) if len(records) > 1 else None
-    largest, best = -1.0, None
+    best: Pair = None, None
+    # The attack compares runs with the canary and runs without any record in its place, or with
+    # another record.
+    replaces = experiment.relation == "replace-one"
+    absent = released(records.without_last()) if len(records) > 1 and not replaces else None
+    ends: list[tuple[PoolRecord | None, _Released]] = [(None, base if absent is None else absent)]
+    largest = -1.0
     spread = _spread(base)
     for tried, canary in enumerate(pool):
         if tried and not experiment.time_left(0.6):
@@ -126,9 +134,11 @@ def _try_canaries(
             leaks[name] = max(leaks.get(name, 0.0), gap)
         for name in found_whole:
             whole.setdefault(name, canary)
-        shift = _shift(base if absent is None else absent, other, spread)
-        if shift > largest:
-            largest, best = shift, canary
+        shifts = [_shift(end, other, spread) for _, end in ends]
+        if max(shifts) > largest:
+            largest, end = max(shifts), ends[int(np.argmax(shifts))]
+            best = canary, end[0]
+            ends = [end, (canary, other)] if replaces else ends
     return leaks, whole, best
 
 
@@ -236,14 +246,18 @@ def _constant(runs: _Released) -> dict[str, Any]:
 
 
 def _spread(runs: _Released) -> dict[str, FloatArray]:
-    """Standard deviation of each released number over the seeds, by name."""
+    """Standard deviation of each released number over the seeds, by name.
+
+    A number that is the same for all seeds gets the mean of the others.
+    """
     found = {}
     for name, value in runs[0].items():
-        if value.dtype.kind == "f" and all(
+        if value.dtype.kind in "fiub" and all(
             name in run and run[name].shape == value.shape for run in runs
         ):
             with np.errstate(invalid="ignore"):
-                found[name] = np.std([r[name] for r in runs], axis=0, ddof=1)
+                scale = np.std([r[name] for r in runs], axis=0, ddof=1)
+            found[name] = np.where(scale > 0, scale, scale[scale > 0].mean() if scale.any() else 0)
     return found
 
 
@@ -255,7 +269,8 @@ def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> 
             continue
         pairs = zip(base, other, strict=True)
         with np.errstate(divide="ignore", invalid="ignore"):
-            shift = np.mean([np.abs(b[name] - a[name]) for a, b in pairs], 0)
+            gaps = [np.subtract(b[name], a[name], dtype=float) for a, b in pairs]
+            shift = np.mean(np.abs(gaps), 0)
             ratio = np.where(scale > 0, shift / scale, 0.0)
         total += float(np.square(ratio[np.isfinite(ratio)]).sum())
     return math.sqrt(total)

@@ -26,7 +26,7 @@ from audit.own_training.experiment import (
     draw_alike,
     replace_one,
 )
-from audit.own_training.explanations import explain, weights_outside
+from audit.own_training.explanations import explain, influence, weights_outside
 from audit.own_training.noise import TestResult
 from audit.own_training.records import TrainingSet
 
@@ -289,7 +289,11 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         "share in %": 100 * hits / tries,
         "rate in %": 100 * rate,
     }
-    experiment.collect(TestResult(p_value, "influence", shown))
+    others = TrainingSet(experiment.records.features[::-1], np.roll(experiment.records.labels, 1))
+    experiment.collect(
+        TestResult(p_value, "influence", shown),
+        words=lambda test: influence(test, changes_other_records(experiment, canaries, others)),
+    )
 
 
 def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:

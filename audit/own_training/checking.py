@@ -20,6 +20,7 @@ from audit.own_training.attack import (
     is_gaussian,
     statistics_of,
 )
+from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.findings import PremiseReport
 from audit.own_training.premises import PremiseTest, check_premises
 from audit.own_training.records import TrainingSet, one_record
@@ -75,9 +76,10 @@ def check(
     and, unless a number of trials is given, no attack is made.
 
     Then the distinguishing game is played. Half of the trials train on `records` with the canary
-    instead of the last record, half on `records` without the last. With `repetitions`, each trial
-    trains K times, on candidates drawn uniformly, and keeps the run with the highest score. The
-    outputs are turned into statistics: the function's score, the inner products that the watch
+    instead of the last record, half on `records` without the last; under "replace-one", functions
+    that are not watched get another record in its place. With `repetitions`, each trial trains K
+    times, on candidates drawn uniformly, and keeps the run with the highest score. The outputs are
+    turned into statistics: the function's score, the inner products that the watch
     recorded (lambda_a, and lambda_c for sampled batches), for full batches the residual statistic
     (see `audit.own_training.residuals`), and, if there are several numbers, a linear statistic of
     all of them, learned on a quarter of the trials and judged on the others.
@@ -189,6 +191,13 @@ def check(
                 claim, delta, confidence, premises=tested.report, attack_skipped=skipped
             )
 
+    replaced = None
+    if relation == "replace-one" and not is_dirac and not (tested and tested.report.watched):
+        if len(training_set) == 0:
+            raise InvalidInput("records must hold the record that is replaced, got none")
+        best = tested.replaced if tested and given is None else None
+        last = TrainingSet(training_set.features[-1:], training_set.labels[-1:])
+        replaced = last if best is None else _as_records(best)
     if given is None and not is_dirac:
         given = _best_canary(tested, training_set)
     task = AuditTask(
@@ -199,6 +208,7 @@ def check(
         loss,
         delta,
         initial=None if tested is None else tested.initial,
+        replaced=replaced,
     )
     deadline = start + seconds if asked is None else math.inf
     attack = Attack(task, distribution, tuple(candidates), seed)
@@ -239,7 +249,8 @@ def _reason_for_no_attack(report: PremiseReport, asked: int | None) -> str:
     if report.broken and asked is None:
         return "no attack was made: a premise is broken"
     if report.depends_on_n:
-        return "no attack was made: it would only detect the number of records"
+        instead = "" if report.watched else '; relation="replace-one" exchanges records'
+        return f"no attack was made: it would only detect the number of records{instead}"
     return ""
 
 
@@ -247,7 +258,11 @@ def _best_canary(tested: PremiseTest | None, records: TrainingSet) -> TrainingSe
     """The record that contributed most in the differential test, or a crafted one."""
     if tested is None or tested.canary is None:
         return one_record(crafted(records.features, records.labels))
-    return TrainingSet(tested.canary.features[None], np.asarray(tested.canary.label)[None])
+    return _as_records(tested.canary)
+
+
+def _as_records(record: PoolRecord) -> TrainingSet:
+    return TrainingSet(record.features[None], np.asarray(record.label)[None])
 
 
 def _verdict(

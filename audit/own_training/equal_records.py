@@ -320,8 +320,8 @@ def _measured(
     if random_gradients:
         least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
         experiment.notes.append(
-            "the gradient of a record is itself random (dropout, augmentation), so the tests of "
-            "the noise detect only larger mistakes"
+            "what a record adds to a step differs between runs (dropout, augmentation, or a "
+            "mistake), so the tests of the noise detect only larger mistakes"
         )
     if not noise.silent.all() and least < 1:
         between_steps = accounted is not None

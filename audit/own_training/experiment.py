@@ -79,6 +79,7 @@ _EXPLAINS = {
         "inclusion without the seed",
         "inclusions of a run",
         "even inclusions",
+        "batch",
         "coordinates",
         "repeated",
         "tensors",
@@ -97,6 +98,7 @@ _EXPLAINS = {
         "limited batches",
     ),
     "no empty batch": ("mean of batches", "inclusion rate"),
+    "inclusion rate": ("batch",),
     "inclusion without the seed": ("inclusion rate", "even inclusions"),
     "inclusions of a run": ("even inclusions",),
 }
@@ -311,7 +313,11 @@ class Experiment:
                     kept.pop(other, None)
         # "influence" first, and the number of records last, because other mistakes affect it.
         first = [kept.pop("influence")] if "influence" in kept else []
-        self.findings = [*first, *self.findings, *kept.values()]
+        rest = [*self.findings, *kept.values()]
+        if first:
+            note = "The first finding may explain this. Otherwise:"
+            rest = [replace(each, cause=f"{note} {each.cause}") for each in rest]
+        self.findings = [*first, *rest]
         self.findings.sort(key=lambda each: each.premise == "number of records")
 
 

@@ -11,6 +11,15 @@ from audit.own_training.noise import TestResult
 
 _MAX_NAMES = 4
 OTHERS_CHANGE = "The record changes what other records contribute"
+_ALL_STEPS = (
+    "Something that is computed from more records than the batch enters each step without noise: "
+    "a statistic, a label, a weight, a norm, or gradients of an earlier batch (momentum, a stale "
+    "sum, a replay). Otherwise, the record is drawn too often."
+)
+_DRAWN_TOO_OFTEN = (
+    "The accounted rate is too small, or whether a record is drawn depends on the records (weights "
+    "by class, a last batch that is filled up, a hash of the record)"
+)
 _INDEPENDENT = "; the accountant assumes independent noise."
 _POISSON = (
     "Draw every record independently with the accounted rate (Poisson sampling, "
@@ -45,10 +54,11 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "One record changes {hits} of {tries} steps ({share in %:.3g} %), by different amounts "
         "for different seeds; the accountant assumes that it is in {rate in %:.3g} % of the "
         "batches and changes no other step.",
-        "Something that is computed from more records than the batch enters each step without "
-        "noise: a statistic, a label, a weight, a norm, or gradients of an earlier batch "
-        "(momentum, a stale sum, a replay). Otherwise, the record is drawn too often.",
-        "Compute every step from its own batch and from released numbers only.",
+        f"{_DRAWN_TOO_OFTEN}, or something that is computed from more records than the batch "
+        "enters steps without noise: a statistic, a label, a weight, a norm, or gradients of an "
+        "earlier batch (momentum, a stale sum, a replay).",
+        "Compute every step from its own batch and from released numbers only, and draw every "
+        "record independently with the accounted rate.",
     ),
     # --- noise ---
     "no noise": (
@@ -134,7 +144,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "The noise of a step and that of {lag} step(s) later have correlation {correlation:.3g}"
         + _INDEPENDENT,
         "The generator is seeded again in every step, noise is drawn once and reused, or earlier "
-        f"noise is subtracted or added again.{_OTHER_TERM}",
+        "noise is subtracted or added again (momentum of noisy gradients is private, but belongs "
+        f"into the optimizer, not into p.grad).{_OTHER_TERM}",
         _NEW_NOISE,
     ),
     "batch": (
@@ -304,15 +315,15 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "batches",
         "One record changes {hits} of {tries} steps ({share in %:.3g} %); the accountant assumes "
         "that it is in {rate in %:.3g} % of the batches.",
-        "Some records are drawn more often than others (weights by class, a last batch that is "
-        "filled up), or the accounted rate is too small.",
+        f"{_DRAWN_TOO_OFTEN}.",
         _POISSON,
     ),
     "inclusion without the seed": (
         "batches",
         "The record changes the same steps for every seed; the accountant assumes that no one "
         "knows its batches.",
-        "Batches are taken in order, or the sampler has a constant seed.",
+        "Batches are taken in order, the record is in every batch, or the sampler has a constant "
+        "seed.",
         _POISSON,
     ),
     "inclusions of a run": (
@@ -437,6 +448,13 @@ def explain_test(evidence: TestResult, others_change: bool = False) -> Finding:
     why = "a statistic over records enters their gradients, or which of them are drawn or kept "
     cause = f"{OTHERS_CHANGE}: {why}depends on their values. Otherwise: {found.cause}"
     return replace(found, cause=cause)
+
+
+def influence(evidence: TestResult, others_change: bool) -> Finding:
+    """A record changes steps whose batch does not hold it, or it is drawn too often."""
+    found = explain_test(evidence)
+    everywhere = others_change or evidence.numbers["hits"] == evidence.numbers["tries"]
+    return replace(found, cause=_ALL_STEPS) if everywhere else found
 
 
 def listed(names: Iterable[str], verb: str = "") -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from audit.errors import InvalidInput
 from audit.own_training import canary_runs
-from audit.own_training.black_box import compare_released_numbers
+from audit.own_training.black_box import Pair, compare_released_numbers
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
@@ -51,11 +51,13 @@ class PremiseTest:
         report: the findings and notes for the user.
         canary: the record that contributes most, which is the best canary for an attack.
         initial: the initial weights of a function that has an accountant; else None.
+        replaced: the best record for the canary to replace; None is the last one.
     """
 
     report: PremiseReport
     canary: PoolRecord | None
     initial: Mapping[str, Any] | None
+    replaced: PoolRecord | None = None
 
 
 def check_premises(
@@ -106,9 +108,9 @@ def check_premises(
     if first.error is not None:
         raise InvalidInput(f"train must return without an exception, got {first.error}")
     if first.watched and first.steps:
-        best = _watched(experiment, first, claim, delta, loss)
+        best, replaced = _watched(experiment, first, claim, delta, loss), None
     else:
-        best = _black_box(experiment, first)
+        best, replaced = _black_box(experiment, first)
     experiment.judge()
     _excuse_further_releases(experiment, first)
     tested_steps = experiment.steps + experiment.later_steps
@@ -123,17 +125,17 @@ def check_premises(
         time.perf_counter() - experiment.started,
         tested_steps if "contribution" in experiment.tested else 0,
     )
-    return PremiseTest(report, best, first.initial if first.history else None)
+    return PremiseTest(report, best, first.initial if first.history else None, replaced)
 
 
-def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
-    """Tests a function that is not watched, and returns the best canary for an attack."""
+def _black_box(experiment: Experiment, first: Trace) -> Pair:
+    """Tests a function that is not watched, and returns the best records for an attack."""
     reason = "the function did not call watch with its optimizer"
     if first.watched:
         reason = "the watched optimizer took no step, or it ignored the closure of its steps"
-    canary = compare_released_numbers(experiment, first)
+    pair = compare_released_numbers(experiment, first)
     experiment.cannot_test(reason, ("contribution", "noise", "batches"))
-    return canary
+    return pair
 
 
 def _watched(

@@ -65,6 +65,7 @@ class AuditTask:
         delta: delta of the claim.
         initial: initial weights and buffers of every watched run, by name; None leaves the
             function's.
+        replaced: [1] record in the data of runs without a canary; None leaves it out.
     """
 
     train: Train
@@ -74,6 +75,7 @@ class AuditTask:
     loss: Callable[..., Any] | None
     delta: float
     initial: Mapping[str, Any] | None = None
+    replaced: TrainingSet | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ def run_once(
     if canaries is not None and included.any():
         chosen = TrainingSet(canaries.features[included], canaries.labels[included])
         records = records.with_record(chosen)
+    elif task.replaced is not None:
+        records = records.with_record(task.replaced)
     watch = Watch(canaries, included, task.loss, seed, task.initial, recorder)
     seed_everything(seed)
     try:

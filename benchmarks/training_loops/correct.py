@@ -58,12 +58,13 @@ def _augmented(state: Any, x: Any, y: Any) -> list[Any]:
     return [(a + b) / 2 for a, b in zip(one, two, strict=True)]
 
 
-def _noisy_momentum(state: Any, total: list[Any]) -> list[Any]:
-    """Momentum by hand, of noisy gradients."""
-    released = loops.gaussian(state, total)
-    before = state.__dict__.get("velocity", [torch.zeros_like(g) for g in released])
-    state.velocity = [0.5 * v + g for v, g in zip(before, released, strict=True)]
-    return released
+def _momentum_by_hand(state: Any) -> None:
+    """Adds momentum of the released gradients to the step of the optimizer."""
+    before = state.__dict__.get("velocity", [torch.zeros_like(p) for p in state.parameters])
+    state.velocity = [0.5 * v + p.grad for v, p in zip(before, state.parameters, strict=True)]
+    with torch.no_grad():
+        for p, v in zip(state.parameters, before, strict=True):
+            p -= 0.1 * 0.5 * v
 
 
 def _by_generator(state: Any, total: list[Any]) -> list[Any]:
@@ -217,7 +218,7 @@ CORRECT: dict[str, Control] = {
         Loop(model=LoraTransformer, steps=6, sampling_rate=0.4, optimizer=_adamw), loops.tokens
     ),
     "momentum in the optimizer": Control(Loop(optimizer=_momentum)),
-    "momentum by hand, of noisy gradients": Control(Loop(noise=_noisy_momentum)),
+    "momentum by hand, of noisy gradients": Control(Loop(after=_momentum_by_hand)),
     "noise schedule that is accounted": Control(Loop(before=_schedule, steps=6)),
     "clipping schedule, noise follows": Control(
         Loop(before=_clip_schedule, sampling_rate=0.5, steps=6)

@@ -339,7 +339,9 @@ UNSEEN: dict[str, Control] = {
     "five rounds of k-means, one claimed (black box)": Control(k_means(1)),
     "majority vote with a fifth of the noise (black box)": Control(votes(0.2)),
     "bootstrap interval next to a noisy mean (black box)": Control(with_interval),
-    "randomised response that keeps 90 % (black box)": Control(responses(0.1), relation="zero-out"),
+    "randomised response that keeps 90 % (black box)": Control(
+        responses(0.1), relation="replace-one"
+    ),
 }
 
 
@@ -492,7 +494,7 @@ UNSEEN_CORRECT: dict[str, Control] = {
     ),
     "noisy k-means (black box)": Control(k_means(5)),
     "majority vote (black box)": Control(votes(2.0)),
-    "randomised response (black box)": Control(responses(0.5), relation="zero-out"),
+    "randomised response (black box)": Control(responses(0.5), relation="replace-one"),
     "noisy median (black box)": Control(noisy_median),
 }
 

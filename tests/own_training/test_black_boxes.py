@@ -100,6 +100,40 @@ def test_a_public_number_of_records_is_no_leak_and_not_attacked(train: Any) -> N
     assert "it would only detect the number of records" in str(result)
 
 
+def test_replace_one_exchanges_a_record_and_keeps_their_number() -> None:
+    sizes, lasts = set(), set()
+
+    def seen(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        sizes.add(len(records))
+        lasts.add(float(records.features[-1, 0]))
+        return randomised_response(records, candidate, seed, watch)
+
+    data, relation = (FEATURES, LABELS), "replace-one"
+    audit.check(seen, data, ([7.0], 1), premises=False, trials=80, jobs=1, relation=relation)
+    assert sizes == {20}
+    assert lasts == {7.0, float(FEATURES[-1, 0])}
+    # The exact epsilon is log 3 = 1.099.
+    result = audit.check(randomised_response, data, jobs=1, relation=relation)
+    assert result.exit_code == 0, str(result)
+    assert 0.5 < result.epsilon < np.log(3)
+    assert audit.check(randomised_response, data, claim=0.5, jobs=1, relation=relation).leaks
+    with pytest.raises(audit.AuditError, match="the record that is replaced, got none"):
+        audit.check(noisy_mean, (FEATURES[:0], LABELS[:0]), ([7.0], 1), relation=relation, jobs=1)
+
+
+@pytest.mark.parametrize(("width", "leaks"), [(2.0, False), (1.0, True)])
+def test_under_replace_one_both_records_count(width: float, leaks: bool) -> None:
+    """The mean of values in [-1, 1] changes by up to 2 / n, and not by 1 / n."""
+
+    def mean(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+        watch.claim(1.0)
+        noise = np.random.default_rng(seed).laplace(scale=width / len(records))
+        return float(np.clip(records.features, -1, 1).mean() + noise)
+
+    result = audit.check(mean, (FEATURES, LABELS), jobs=1, relation="replace-one")
+    assert result.leaks == leaks, str(result)
+
+
 def test_a_record_that_lowers_a_number_is_detected() -> None:
     def minus_the_sum(records: Any, candidate: Any, seed: int, watch: Any) -> float:
         watch.claim(1.0)

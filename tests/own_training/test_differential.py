@@ -415,6 +415,26 @@ def test_directions_rank_and_repetitions_of_the_noise() -> None:
         assert all(p > 1e-4 for p in _p_values(fresh + shift, k).values())
 
 
+def _augmented(state: Any, x: Any, y: Any) -> Any:
+    return loops.each_gradient(state, x + 0.3 * torch.randn_like(x), y)
+
+
+def test_causes_of_a_record_that_changes_too_many_steps() -> None:
+    # A wrong rate, with gradients that are random themselves.
+    loop = Loop(gradients=_augmented, sampling_rate=0.4, steps=6, history=broken.half_rate)
+    (rate,) = report(loop).findings
+    assert rate.message.startswith("One record changes")
+    assert rate.cause.startswith("The accounted rate is too small")
+    # Gradients of all records enter each step: the scales of the noise are a consequence.
+    cases = SECOND_TESTER["layers scaled by raw gradient norms (LARS)"]
+    first, second = report(cases.train).findings
+    assert first.cause.startswith("Something that is computed from more records than the batch")
+    assert second.cause.startswith("The first finding may explain this")
+    # The batch follows from the values of the records, and not from the key of the noise.
+    (drawn,) = report(SECOND_TESTER["a record drawn by a hash of its content"].train).findings
+    assert "a hash of the record" in drawn.cause
+
+
 def test_everything_on_a_returned_object_is_compared() -> None:
     model: Any = loops.mlp()
     model.history = {"loss": [0.5]}
