@@ -180,15 +180,18 @@ class SampledStep(PrivacyLoss):
 
 def _log_moment(alpha: FloatArray, log_q: FloatArray, loss: FloatArray, step: float) -> FloatArray:
     """log(1 + E_Q[r^alpha - 1 - alpha (r - 1)]) with r = e^loss: every term is positive."""
-    power, rest = alpha[:, None] * loss, alpha[:, None] - 1.0
+    power = alpha[:, None] * loss
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         more = np.expm1(power) - alpha[:, None] * np.expm1(loss)
         # Series for small losses, where the difference cancels: sum of (alpha^k - alpha) l^k / k!
-        series = 1.0 + (power + loss) / 3.0 + (power * (power + loss) + loss * loss) / 12.0
-        more = np.where(abs(power) < _SERIES, 0.5 * rest * power * loss * series, more)
-        small = np.log(np.maximum(more, 0.0))
+        row, column = np.nonzero(abs(power) < _SERIES)
+        scaled, small = power[row, column], loss[column]
+        series = 1.0 + (scaled + small) / 3.0
+        series += (scaled * (scaled + small) + small * small) / 12.0
+        more[row, column] = 0.5 * (alpha[row] - 1.0) * scaled * small * series
+        terms = np.log(np.maximum(more, 0.0))
     # For large r^alpha the negative remainder is left out, which only increases the result.
-    terms = log_q + np.where(power > 600.0, power, small)
+    terms = log_q + np.where(power > 600.0, power, terms)
     top = terms.max(axis=1, keepdims=True)
     heights = np.exp(terms - top)
     sums = heights.sum(axis=1), 2.0 * heights[:, ::2].sum(axis=1)

@@ -238,4 +238,5 @@ def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Boun
             "delta must exceed the probability that two events reveal the data, got "
             f"{checks.one_line(delta)}"
         )
-    return BoundValue(upper, error=max(upper - attained, 0.0))
+    attains = attained if base.attained else 0.0
+    return BoundValue(upper, error=max(upper - attained, 0.0), attains=attains)

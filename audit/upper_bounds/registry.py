@@ -83,6 +83,8 @@ _FAILED = "its computation failed numerically"
 
 # Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6
+# Relative distance of a bound from an attained epsilon below which no other bound is computed.
+_EXACT = 1.1e-5
 
 
 def bound(
@@ -256,7 +258,12 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     """
     base, protocol, delta = _parse(base, protocol, delta)
     bounds = entries(type(protocol))
-    rows = [row(entry, base, protocol, delta) for entry in bounds if entry.claim.any_score]
+    rows: list[UpperBound] = []
+    for entry in reversed([entry for entry in bounds if entry.claim.any_score]):  # sharpest first
+        rows.insert(0, row(entry, base, protocol, delta))
+        is_exact = rows[0].epsilon <= (1.0 + _EXACT) * rows[0].attains
+        if is_exact and not isinstance(protocol, RandomSearch):  # whose simplest equal is named
+            break
     if not any(one.attains for one in rows):  # otherwise a bound found an attained epsilon already
         attained = [entry for entry in bounds if entry.claim.kind is Kind.ATTAINED]
         rows += [row(entry, base, protocol, delta) for entry in attained]

@@ -28,6 +28,7 @@ from audit.accounting import (
 from audit.upper_bounds import GridCurve, SubsetCurve, tuning_cost
 from audit.upper_bounds.adaptive import adaptive
 from audit.upper_bounds.conditional import Chance, TwoEvents
+from audit.upper_bounds.published import papernot_steinke
 
 DELTA = 1e-5
 CASES = 40  # random small bases of a brute force
@@ -614,3 +615,18 @@ def test_a_grid_of_rarely_sampled_candidates_is_near_composition() -> None:
     found = rows(DpSgd(0.8, 1000, 0.001), "grid:10")
     assert found["composition"].epsilon < found["grid"].epsilon < 1.14
     assert found["grid"].error < 0.01 * found["grid"].epsilon
+
+
+def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+
+    def note(*given: Any) -> Any:
+        called.append(given)
+        raise ArithmeticError("no curve is needed here")
+
+    monkeypatch.setattr(papernot_steinke, "conditional_curve", note)
+    found = tuning_cost(GaussianMechanism(0.25), "until:0.1", DELTA)
+    assert found.attains == pytest.approx(found.epsilon, rel=2e-5)
+    assert not called
+    tuning_cost(PureDp(0.3), "until:0.1", DELTA)  # no score is known to attain its bound
+    assert called
