@@ -225,6 +225,9 @@ class Certificate:
         derived.check_score(found.protocol, found.score)
         return found
 
+    def __str__(self) -> str:
+        return text.paragraph(self).rstrip()
+
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """All conditions of the claim."""

@@ -18,7 +18,7 @@ from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
 from audit.certificate.wording import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
-from audit.numerics import format_rounded, memoize
+from audit.numerics import format_exact, format_rounded, memoize
 from audit.processes import watch_ray
 from audit.protocols import (
     BestRuns,
@@ -162,6 +162,9 @@ class Study:
         # The tested conditions, and the function and the kind of records of the test.
         self._tested: dict[str, Any] = {}
         self.premises: PremiseReport | None = None
+
+    def __repr__(self) -> str:
+        return f"Study({self.protocol.spec}, {self.base}, delta={format_exact(self.delta)})"
 
     def _check_training(self) -> None:
         training = self._training

@@ -206,6 +206,7 @@ def test_html_is_self_contained(certificate: Certificate, tmp_path: Path) -> Non
 def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
     certificate.save(tmp_path / "c.txt")
     text = (tmp_path / "c.txt").read_text()
+    assert text == f"{certificate}\n"
     assert text.startswith(certificate.statement[:60])
     assert "\n\n" not in text
     assert max(map(len, text.splitlines())) <= 88
