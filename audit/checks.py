@@ -116,6 +116,8 @@ def to_floats(values: Any) -> "FloatArray":
         raise TypeError("a tensor must have numbers") from None
     if found.dtype.kind not in _NUMBERS:
         raise TypeError("numpy would drop imaginary parts or units of time, or unpack fields")
+    if found.dtype.kind == "O" and any(one is None for one in found.flat):
+        raise TypeError("numpy would read None as NaN")
     return np.asarray(found, dtype=np.float64)
 
 

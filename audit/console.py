@@ -26,6 +26,13 @@ except ImportError:
     )
     raise SystemExit(2) from None
 
+try:
+    int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+except ValueError:  # numpy would raise it when it is imported
+    given = checks.one_line(os.environ["SOURCE_DATE_EPOCH"])
+    print(f"error: SOURCE_DATE_EPOCH must be a whole number, got {given}", file=sys.stderr)
+    raise SystemExit(2) from None
+
 OK, INVALID, INTERRUPTED = 0, 2, 130
 
 WIDTH = 100

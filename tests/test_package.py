@@ -235,6 +235,14 @@ def test_a_folder_that_hides_the_package_is_one_line(tmp_path: Path, name: str) 
     assert re.fullmatch("error: the current folder must not contain .*\n", done.stderr)
 
 
+def test_an_invalid_build_date_is_one_line() -> None:
+    command = [sys.executable, "-m", "audit.bounds", "--mu", "1"]
+    given = os.environ | {"SOURCE_DATE_EPOCH": "x", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=given)
+    assert done.returncode == 2
+    assert done.stderr == "error: SOURCE_DATE_EPOCH must be a whole number, got 'x'\n"
+
+
 def test_presets_are_found_by_name_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

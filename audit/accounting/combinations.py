@@ -85,9 +85,9 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
 
     Undirected mechanisms with the same two pairs count as equal, unhashable ones by identity.
     """
-    several = Counter(map(_key, mechanisms))
-    first = dict(zip(map(_key, mechanisms), mechanisms, strict=True))
-    return [(first[key], count) for key, count in several.items()]
+    keys = list(map(_key, mechanisms))
+    first = dict(zip(keys, mechanisms, strict=True))
+    return [(first[key], count) for key, count in Counter(keys).items()]
 
 
 def _key(one: Mechanism) -> Hashable:
@@ -390,7 +390,7 @@ class Mixture(_Combination):
         return ((_Drawn(self._directions[0], self.chances, self.idle), 1),)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = np.asarray(alpha, dtype=np.float64)
+        orders = checks.numbers("alpha", alpha)
         return _mean_divergence(
             [one.renyi(orders) for one in self.candidates], self.chances, orders
         )

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from audit import checks
 from audit.accounting.conversion import reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.pairs import DominatingPair, PrivacyLoss
 from audit.arrays import FloatArray
@@ -76,7 +77,7 @@ class Mechanism(ABC):
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         """Renyi divergence of orders [n] > 1, the larger direction."""
-        orders = np.asarray(alpha, dtype=np.float64)
+        orders = checks.numbers("alpha", alpha)
         return np.max([pair.renyi(orders) for pair in self.pairs], axis=0)
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:

@@ -410,10 +410,11 @@ def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
     The total cost of a run that protects groups and a run that protects single records would hold
     for single records only.
     """
-    stated = sorted(frozenset().union(*map(relations, mechanisms)))
+    parts = [(one, relations(one)) for one in mechanisms]
+    stated = sorted(frozenset().union(*(names for _, names in parts)))
     if len(stated) > 1:
         raise InvalidInput(f"{name} must have one neighbouring relation, got {stated}")
-    sizes = sorted({group_size(one) for one in mechanisms if relations(one)})
+    sizes = sorted({group_size(one) for one, names in parts if names})
     if len(sizes) > 1:
         raise InvalidInput(f"{name} must have one group_size, got {' and '.join(map(str, sizes))}")
 

@@ -324,19 +324,21 @@ def _alike(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
     Runs are grouped by the logarithms of their parameters, in cells that grow until few remain. The
     run with the least noise, most steps and largest rate of a cell dominates all its runs.
     """
-    found = {run: run for run in runs}
+    groups = {run: [run] for run in runs}
     width = 1e-3
-    while len(dict.fromkeys(found.values())) > _MAX_KINDS and width < 1e3:
+    while len(groups) > _MAX_KINDS and width < 1e3:
         cells: dict[Hashable, list[Mechanism]] = {}
-        for run in found:
+        for run in groups:
             kind, numbers = _parameters(run)
             cell = kind, tuple(math.floor(math.log(one) / width) for one in numbers)
             cells.setdefault(cell, []).append(run)
+        merged: dict[Mechanism, list[Mechanism]] = {}
         for each in cells.values():
-            one = _dominating(each)
-            found.update(dict.fromkeys(each, one))
+            members = merged.setdefault(_dominating(each), [])
+            members += (member for run in each for member in groups[run])
+        groups = merged
         width *= 1.5
-    return found
+    return {member: run for run, members in groups.items() for member in members}
 
 
 def _parameters(run: Mechanism) -> tuple[Hashable, tuple[float, ...]]:
@@ -553,6 +555,9 @@ _OTHER_NAMES = {
     "sigma": "noise_multiplier",
     "noise": "noise_multiplier",
     "sample_rate": "sampling_rate",
+    "rate": "sampling_rate",
+    "batch": "sampling_rate",
+    "batch_size": "sampling_rate",
     "q": "sampling_rate",
     "iterations": "steps",
 }

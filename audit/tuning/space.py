@@ -280,7 +280,10 @@ def _dimension(name: str, given: Any) -> Dimension:
     if isinstance(given, Dimension):
         return given
     if isinstance(given, list | tuple | range) and len(given):
-        return Choice(_first(given))
+        try:
+            return Choice(_first(given))
+        except InvalidInput as error:
+            raise InvalidInput(f"space[{checks.one_line(name)}]: {error}") from None
     raise InvalidInput(
         f"space[{checks.one_line(name)}] must be a list of values, Uniform, LogUniform or Integer, "
         f"got {checks.one_line(given)}"

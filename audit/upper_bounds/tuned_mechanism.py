@@ -62,7 +62,7 @@ class TunedMechanism(Mechanism):
         return self._profile.pairs
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = np.asarray(alpha, dtype=np.float64)
+        orders = checks.numbers("alpha", alpha)
         return self._lemma_7(orders.ravel()).reshape(orders.shape)
 
     @cached_property

@@ -737,3 +737,12 @@ def test_equal_mechanisms_share_one_cache_entry() -> None:
 def test_rounded_masses_have_no_negative_divergence() -> None:
     law = PrivacyLossPmf(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
     assert LossPair(law).renyi(np.array([1.5, 8.0])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_orders_must_be_numbers(name: str) -> None:
+    with pytest.raises(ValueError, match=r"alpha must be numbers, got None"):
+        BASES[name].renyi(None)
+    base = Composition((BASES[name], BASES[name]))
+    with pytest.raises(ValueError, match=r"alpha must be numbers, got None"):
+        base.renyi(None)

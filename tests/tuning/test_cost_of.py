@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -249,6 +250,8 @@ def test_csv_is_read_by_its_heading(tmp_path: Path) -> None:
         ("noise_multiplier\n1\n", "trials, line 2: steps must be given with noise_multiplier"),
         ("noise_multiplier,step\n1,2\n", "got 'noise_multiplier', 'step' in .* may be 'steps'"),
         ("noise_multiplier,steps,sample_rate\n1,2,.1\n", "'sample_rate' may be 'sampling_rate'"),
+        ("noise_multiplier,steps,rate\n1,2,.1\n", "'rate' may be 'sampling_rate'"),
+        ("noise_multiplier,steps,batch\n1,2,64\n", "'batch' may be 'sampling_rate'"),
         ("mu\n", "trials must be at least one row below a heading"),
         (None, "trials must be a readable csv file, got .*: No such file"),
         ("mu\n1_0\n", "trials, line 2: mu must be in .* got '1_0'"),
@@ -623,3 +626,15 @@ def test_a_delta_below_the_normal_numbers_gives_a_bound() -> None:
     found = tuning.cost_of_trials([GaussianMechanism(0.1)] * 3, "grid", delta=1e-320)
     assert found.best_only is not None
     assert found.best_only >= GaussianMechanism(0.1).epsilon(1e-320)
+
+
+def test_many_different_trials_are_merged_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, read = importlib.import_module("audit.tuning.cost_of_trials"), []
+    parameters = module._parameters
+    monkeypatch.setattr(module, "_parameters", lambda run: read.append(run) or parameters(run))
+    runs = [GaussianMechanism(float(mu)) for mu in np.geomspace(0.01, 0.011, 3000)]
+    merged = module._alike(runs)
+    assert len(read) < 4 * len(runs)
+    assert set(merged) == set(runs)
+    assert len(set(merged.values())) <= module._MAX_KINDS
+    assert all(one.mu >= run.mu for run, one in merged.items())

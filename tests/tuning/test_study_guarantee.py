@@ -22,7 +22,10 @@ from benchmarks import studies
         ({"space": {1: [1, 2]}}, "space must name hyperparameters by text, got 1"),
         ({"space": {"": [1, 2]}}, "space must name every hyperparameter, got an empty name"),
         ({"folder": 5}, "folder must be a path or None, got 5"),
-        ({"space": {"lr": range(10**12)}}, "values must be a list of one to 100000, got more than"),
+        (
+            {"space": {"lr": range(10**12)}},
+            r"space\['lr'\]: values must be a list of one to 100000, got more than",
+        ),
         ({"space": itertools.repeat({"lr": 1})}, "values must be a list of one to 100000, got mor"),
         ({"space": {"lr": set(range(10**4))}}, r"space\['lr'\] must be .* got {.{,200}\.\.\.$"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
