@@ -240,7 +240,8 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
         experiment.findings.append(explain("number of steps", one=max(steps), other=min(steps)))
     if count < 2:
-        reason = traces[0].error or "the number of steps depends on the records"
+        errors = (trace.error for trace in traces if trace.error)
+        reason = next(errors, "the number of steps depends on the records")
         experiment.cannot_test(reason, ("noise", "batches"))
     return count >= 2
 

@@ -159,6 +159,11 @@ def _watched(
     equal = run_equal_records(experiment, canaries)
     _compare_accountant(experiment, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
+    if equal is not None and experiment.time_left() and equal.others_change():
+        experiment.notes.append(
+            "the exchanged record changes what other records contribute, so that records that were "
+            "not tried may change a step by more"
+        )
     _compare_released(experiment, canaries)
     compare_numbers_of_records(experiment, canaries, equal, short)
     if experiment.stop_after is not None:
@@ -220,7 +225,8 @@ def _compare_later_steps(
         reason = later.untested["noise"]
         experiment.notes.append(f"noise and batches from step {first} on were not tested: {reason}")
     experiment.later_steps = total - first + 1
-    experiment.notes.append(f"steps {first} to {total} were tested by fewer runs, to save time")
+    which = f"steps {first} to {total} were" if first < total else f"step {total} was"
+    experiment.notes.append(f"{which} tested by fewer runs, to save time")
     if first > steps + 1:
         experiment.notes.append(f"steps {steps + 1} to {first - 1} were not tested, to save time")
 
@@ -275,11 +281,19 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     # A chain of neighbours leads to any other data set, so a difference there proves one between
     # neighbours.
     others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
-    neighbours[2:2] = [others, copies(reference, canaries.pair[0], len(reference))]
+    one_class = min(canaries.pair, key=lambda each: float(each.label))
+    neighbours[2:2] = [others, copies(reference, one_class, len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
         neighbours.insert(1, reference.without_last())
     for neighbour in neighbours:
         trace = complete(neighbour)
+        if trace.shapes and trace.shapes != base.shapes:
+            shapes = zip(base.names, base.shapes, strict=True)
+            changed = [name for name, shape in shapes if shape not in trace.shapes]
+            found = explain("inferred classes", names=listed(changed or base.names))
+            experiment.findings.append(found)
+            experiment.tested.append("released numbers")
+            return
         if trace.error or not trace.complete:
             continue
         if len(neighbour) < len(reference) and len(trace.steps) != len(first.steps):

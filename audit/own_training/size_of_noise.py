@@ -314,7 +314,7 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "contribution",
             f"{OTHERS_CHANGE}: a statistic over records (a mean, a count, a quantile, a norm) "
             "enters their gradients, thresholds or weights, their selection depends on it, records "
-            "are mixed, or the sum is clipped instead of each gradient.",
+            "are mixed or padded to the longest one, or the sum is clipped instead of each one.",
             "Compute no statistic over records without noise, and clip the gradient of every "
             "single record to norm C before summing.",
         )

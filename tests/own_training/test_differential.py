@@ -435,6 +435,33 @@ def test_causes_of_a_record_that_changes_too_many_steps() -> None:
     assert "a hash of the record" in drawn.cause
 
 
+def test_outputs_counted_in_the_private_labels_are_named() -> None:
+    def counted(records: Any, *others: Any) -> Any:
+        classes = int(records.labels.max()) + 1
+        gradients = loops.each_gradient
+
+        def small(state: Any, x: Any, y: Any) -> Any:
+            return [0.1 * g for g in gradients(state, x, y)]
+
+        return Loop(lambda: nn.Linear(8, classes), gradients=small)(records, *others)
+
+    found = report(counted)
+    assert "The shape of `weight`, `bias` depends" in found.findings[0].message
+    assert "number of steps" not in str(found)
+
+
+def test_a_small_effect_on_other_records_is_noted() -> None:
+    def by_frequency(state: Any, each: list[Any]) -> list[Any]:
+        share = torch.bincount(state.y, minlength=3)[state.y] / len(state.y)
+        factor = (1 - share) * (state.clip / loops.norms(each)).clamp(max=1.0)
+        return [torch.einsum("i,i...->...", factor, g) for g in each]
+
+    found = report(Loop(total=by_frequency), relation="zero-out")
+    assert not found.findings
+    assert any("changes what other records contribute" in note for note in found.notes)
+    assert not any("other records" in note for note in report(Loop()).notes)
+
+
 def test_everything_on_a_returned_object_is_compared() -> None:
     model: Any = loops.mlp()
     model.history = {"loss": [0.5]}
