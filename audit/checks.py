@@ -181,7 +181,7 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     if isinstance(value, str) and (value in names or (dotted and "." in value)):
         return value
     folded = {name.lower(): name for name in names}
-    wanted = str(value).lower()
+    wanted = value.lower() if isinstance(value, str) else ""
     if isinstance(value, str) and wanted in folded:
         return folded[wanted]
     near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
@@ -211,7 +211,10 @@ def function(name: str, value: Any, *arguments: str) -> Any:
 
 def one_line(value: object) -> str:
     """A value as text on one short line; a float has at most ten digits."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a user's own class
+        text = f"a {type(value).__name__}"
     if isinstance(value, float) and math.isfinite(value) and float(f"{value:.10g}") != value:
         text = f"{value:.6g}"
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."

@@ -258,3 +258,14 @@ def test_messages_with_long_quotations_are_short() -> None:
     with pytest.raises(ValueError, match="trials must be a readable csv file, got 'xxx") as error:
         audit.cost_of_trials("x" * 10**6, "grid")
     assert len(str(error.value)) < 2010
+
+
+def test_a_value_without_a_text_is_named_by_its_class() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    with pytest.raises(ValueError, match=r"mu must be in .*, got a Silent$"):
+        checks.interval("mu", Silent(), 0.0)
+    with pytest.raises(ValueError, match=r"way must be one of a, b, got a Silent$"):
+        checks.one_of("way", Silent(), ("a", "b"))

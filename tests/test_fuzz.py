@@ -744,6 +744,12 @@ CAUSES = {
     "other servers in place of a cluster": "game/test_workers.py::"
     "test_another_server_is_no_cluster",
     "clusters lost": "game/test_workers.py::test_a_lost_cluster_is_one_line",
+    "head nodes of Ray lost": "game/test_workers.py::"
+    "test_a_lost_head_node_of_ray_ends_the_process_with_one_line",
+    "None read as NaN": "accounting/test_bases.py::test_orders_and_epsilons_must_be_numbers",
+    "many trials merged again and again": "tuning/test_cost_of.py::"
+    "test_many_different_trials_are_merged_in_one_pass",
+    "an invalid build date": "test_package.py::test_an_invalid_build_date_is_one_line",
     "clusters without workers": "game/test_workers.py::"
     "test_an_audit_waits_for_the_workers_of_a_dask_cluster",
     "many different trials": "tuning/test_cost_of.py::"

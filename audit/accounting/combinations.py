@@ -212,8 +212,9 @@ class Composition(_Combination):
     def delta(self, epsilon: ArrayLike) -> FloatArray:
         if not self._is_ambiguous:
             return super().delta(epsilon)
+        epsilons = checks.numbers("epsilon", epsilon)
         return np.asarray(
-            np.max([pair.profile(epsilon) for pair in self._in_all_directions], axis=0)
+            np.max([pair.profile(epsilons) for pair in self._in_all_directions], axis=0)
         )
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
@@ -396,7 +397,8 @@ class Mixture(_Combination):
         )
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
-        nothing = -np.expm1(np.minimum(np.asarray(epsilon, dtype=np.float64), 0.0))
+        epsilon = checks.numbers("epsilon", epsilon)
+        nothing = -np.expm1(np.minimum(epsilon, 0.0))
         each = [
             np.sum([c * one.profile(epsilon) for c, one in zip(self.chances, side, strict=True)], 0)
             for side in self._directions

@@ -82,7 +82,8 @@ class Mechanism(ABC):
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
         """Privacy profile delta(epsilon), the larger direction."""
-        return np.max([pair.profile(epsilon) for pair in self.pairs], axis=0)
+        epsilons = checks.numbers("epsilon", epsilon)
+        return np.max([pair.profile(epsilons) for pair in self.pairs], axis=0)
 
     def profile_grid(self, points: int = 2049) -> FloatArray:
         """Epsilons [n] from 0 to where the profile is negligible or constant."""

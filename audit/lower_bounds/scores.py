@@ -17,7 +17,7 @@ def checked(name: str, scores: ArrayLike) -> FloatArray:
         values = checks.to_floats(scores)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
-            f"{name} must be a list of numbers, got {type(scores).__name__}"
+            f"{name} must be a list of numbers, got {checks.one_line(scores)}"
         ) from error
     except OverflowError as error:
         raise InvalidInput(

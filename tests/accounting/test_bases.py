@@ -740,9 +740,9 @@ def test_rounded_masses_have_no_negative_divergence() -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_orders_must_be_numbers(name: str) -> None:
-    with pytest.raises(ValueError, match=r"alpha must be numbers, got None"):
-        BASES[name].renyi(None)
-    base = Composition((BASES[name], BASES[name]))
-    with pytest.raises(ValueError, match=r"alpha must be numbers, got None"):
-        base.renyi(None)
+def test_orders_and_epsilons_must_be_numbers(name: str) -> None:
+    for base in (BASES[name], Composition((BASES[name], BASES[name]))):
+        with pytest.raises(ValueError, match=r"alpha must be numbers, got None"):
+            base.renyi(None)
+        with pytest.raises(ValueError, match=r"epsilon must be numbers, got 'x'"):
+            base.delta("x")

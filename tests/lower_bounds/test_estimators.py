@@ -108,7 +108,7 @@ def test_invalid_input_raises_one_line() -> None:
         ),
         ((good, [[1.0]]), {}, r"in_scores must have one dimension, got shape \(1, 1\)"),
         ((good, ["a"]), {}, "in_scores must be a list of numbers"),
-        ((good, np.ma.masked_less(good, 1)), {}, "in_scores must be a list of numbers, got Masked"),
+        ((good, np.ma.masked_less(good, 1)), {}, "in_scores must be a list of numbers, got masked"),
         ((good, good), {"delta": 1.0}, r"delta must be in \[0, 1\), got 1.0"),
         ((good, good), {"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
         ((good, good), {"direction": "up"}, "direction must be one of higher, lower, both"),
