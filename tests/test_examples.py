@@ -33,7 +33,7 @@ def test_the_example_of_cost_of_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.count("only the best is released") == 4
 
 
-@pytest.mark.usefixtures("cached_bounds")  # verification recomputes the numbers of a certificate
+@pytest.mark.usefixtures("cached_bounds", "region_alone")  # quick certificates
 @pytest.mark.parametrize(
     "name", ["tune_privately.py", pytest.param("tune_with_optuna.py", marks=pytest.mark.slow)]
 )
@@ -61,6 +61,7 @@ def test_tuning_examples(
         assert not left
 
 
+@pytest.mark.usefixtures("region_alone")
 def test_steps_from_a_plain_script_to_a_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

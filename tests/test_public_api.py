@@ -82,9 +82,9 @@ def test_old_names_work_and_warn(old: str) -> None:
 def test_old_signatures_work() -> None:
     with pytest.warns(DeprecationWarning, match="is now"):
         solve = upper_bounds.solve_noise_multiplier
-    new = upper_bounds.calibrate_noise("fixed:2", target_epsilon=2.0, target_delta=1e-5, steps=10)
-    assert solve(2.0, "fixed:2", 1e-5, 10) == new
-    assert solve(2.0, law="fixed:2", delta=1e-5, steps=10) == new
+    new = upper_bounds.calibrate_noise("fixed:1", target_epsilon=2.0, target_delta=1e-5, steps=10)
+    assert solve(2.0, "fixed:1", 1e-5, 10) == new
+    assert solve(2.0, law="fixed:1", delta=1e-5, steps=10) == new
     with pytest.warns(DeprecationWarning, match="is now"):
         cost_of = tuning.cost_of
     trials = [GaussianMechanism(0.5)]

@@ -284,9 +284,9 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> from audit.protocols import Adaptive
-        >>> protocol = Adaptive("tnb:0,0.01", low=0.5, high=2.0)
+        >>> protocol = Adaptive("tnb:0,0.1", low=0.5, high=2.0)
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
-        2.43
+        1.5
     """
     return BoundValue(_epsilon(base, protocol, delta))
 

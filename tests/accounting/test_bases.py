@@ -562,7 +562,7 @@ def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name() -> None:
         assert costs[0] == costs[1]
     noise = [
         upper_bounds.calibrate_noise(
-            "fixed:3", target_epsilon=2.0, target_delta=1e-5, steps=50, neighbours=relation
+            "fixed:1", target_epsilon=2.0, target_delta=1e-5, steps=50, neighbours=relation
         )
         for relation in accounting.NEIGHBOURS
     ]
