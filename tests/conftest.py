@@ -25,7 +25,13 @@ settings.load_profile("same examples")
 
 
 # Files with tests of several seconds come first, so that no long test starts when all else is done.
-_FIRST = ("test_differential.py", "test_examples.py", "test_own_training.py", "test_run_command.py")
+_FIRST = (
+    "test_differential.py",
+    "test_examples.py",
+    "test_own_training.py",
+    "test_run_command.py",
+    "test_table3.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
