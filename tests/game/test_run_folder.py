@@ -212,8 +212,9 @@ class RunFolderMachine(RuleBasedStateMachine):
         elif how == "foreign":
             path.write_bytes(undisturbed(1)[f"shards/{path.name}"])
         else:
+            another = self.shards()[-1 if path == self.shards()[0] else 0]
             other = {"cut": stored[: len(stored) // 2], "empty": b""}
-            path.write_bytes(other.get(how, self.shards()[0].read_bytes()))
+            path.write_bytes(other.get(how, another.read_bytes()))
 
     @precondition(lambda self: self.is_started() and not self.is_edited)
     @rule()
