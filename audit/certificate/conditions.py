@@ -299,7 +299,7 @@ def most_steps(training: Mechanism) -> int:
 def how_tested(facts: StudyFacts) -> str:
     """The records, the version and the steps of the differential test, in words."""
     steps = f" in {facts.tested_steps} steps of a run" if facts.tested_steps else ""
-    return f"tested on {TESTED_ON[facts.tested_on]} with version {facts.tested_with}{steps}"
+    return f"tested on {TESTED_ON[facts.tested_on]} with dp-tuning-audit {facts.tested_with}{steps}"
 
 
 def conditions(
@@ -368,7 +368,7 @@ def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     runs = f"{secret}, a losing run" if secret else "a rejected run"
     found = [
         f"{runs}, its score or the key of the random draws becomes known",
-        "the study was repeated, or stopped and started anew, until its result was favourable",
+        "the study was repeated or restarted until its result was favourable",
         "another release from the same private records is not counted in addition to this one",
     ]
     if isinstance(protocol, UntilAccepted | RandomStopping):

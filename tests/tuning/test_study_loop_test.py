@@ -82,7 +82,7 @@ def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path: Path) -> No
     assert {name for name, ground in found.items() if ground == "tested"} == tested
     assert found["test"] == "on trust"
     words = {c.name: c.words for c in one.certificate.conditions}
-    assert "(tested on synthetic records of the same shape with version" in words["clipping"]
+    assert "(tested on synthetic records of the same shape with dp-tuning" in words["clipping"]
     assert f"and the {len(tested)} tested ones hold" in one.certificate.statement
     assert one.premises is not None
     assert not one.premises.broken
