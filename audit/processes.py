@@ -56,10 +56,13 @@ def watch_ray(advice: str) -> Iterator[None]:
     messages of its own.
     """
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    address = ""
+    if ray is not None and ray.is_initialized():
+        # Clients of a remote driver (ray://) have no such address.
+        address = getattr(ray.get_runtime_context(), "gcs_address", "")
+    if not address:
         yield
         return
-    address = ray.get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     ended, error_output = threading.Event(), os.dup(2)  # A study silences its output.
 
