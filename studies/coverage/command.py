@@ -14,6 +14,7 @@ from studies.coverage.simulation import AUDITS, DEFAULT_AUDITS, simulate_study
 
 _MAX_TRIALS = 10_000_000
 _MAX_AUDITS = 1_000_000
+_MAX_JOBS = 1_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         names += [run.name for run in canary_runs()]
         chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
         checks.integer("seed", options.seed, 0)
+        checks.integer("jobs", options.jobs, 1, _MAX_JOBS)
         for trials in options.trials:
             checks.integer("trials", trials, 2, _MAX_TRIALS)
         if options.audits is not None:
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trials: options.audits or AUDITS.get(trials, DEFAULT_AUDITS) for trials in options.trials
     }
     parts = []
-    for part in simulate_study(audits, options.seed, chosen):
+    for part in simulate_study(audits, options.seed, chosen, options.jobs):
         parts.append(part)
         row = part.iloc[0]
         print(
@@ -96,6 +98,7 @@ def _parser() -> console.Parser:
         f"(default: {', '.join(map(str, AUDITS.values()))})",
     )
     parser.add_argument("--seed", type=int, default=1, help="an integer >= 0 (default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument(
         "--mechanisms", nargs="+", default=[], metavar="NAME", help="names (default: all)"
     )

@@ -4,13 +4,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+import joblib
 import numpy as np
 import pandas as pd
+from joblib.parallel import get_active_backend
 from scipy import stats
 
 from audit.accounting import GaussianMechanism
 from audit.lower_bounds import LowerBound, all_estimators, pooled_bounds
 from audit.lower_bounds.scores import Scores
+from audit.processes import loky_options
 from studies.coverage.canaries import CanaryRun, canary_runs
 from studies.coverage.estimators import LargestOverAnalyses, jax_privacy_estimators
 from studies.coverage.mechanisms import (
@@ -35,20 +38,26 @@ _SEQUENTIAL_MECHANISMS = ("pure noise", "Gaussian mu=1.5")
 
 
 def simulate_study(
-    audits: Mapping[int, int], seed: int, only: Sequence[str] = ()
+    audits: Mapping[int, int], seed: int, only: Sequence[str] = (), jobs: int | None = None
 ) -> Iterator[pd.DataFrame]:
     """Yields one table per mechanism and number of trials, with one row per estimator.
 
     `audits` is the number of audits by trials per side. If `only` is empty, it simulates all
-    mechanisms.
+    mechanisms. `jobs` is the number of processes of joblib's active backend; None takes its number.
     """
+    calls = []
     for trials, repetitions in audits.items():
         for mechanism in mechanisms(trials):
             if not only or mechanism.name in only:
-                yield pd.DataFrame(simulate_audits(mechanism, trials, repetitions, seed))
+                calls.append(joblib.delayed(simulate_audits)(mechanism, trials, repetitions, seed))
         for run in canary_runs() if trials <= _MAX_CANARY_TRIALS else []:
             if not only or run.name in only:
-                yield pd.DataFrame(simulate_canary_runs(run, trials, repetitions, seed))
+                calls.append(joblib.delayed(simulate_canary_runs)(run, trials, repetitions, seed))
+    streams = get_active_backend()[0].supports_return_generator
+    workers = joblib.Parallel(
+        jobs, return_as="generator" if streams else "list", batch_size=1, **loky_options()
+    )
+    yield from map(pd.DataFrame, workers(calls))
 
 
 def simulate_audits(

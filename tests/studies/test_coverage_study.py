@@ -101,6 +101,11 @@ def test_command_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert coverage_study.main([*arguments, "--out", str(tmp_path)]) == 0
     written = pd.read_csv(tmp_path / "coverage.csv")
     assert set(written["mechanism"]) == {"pure noise", "Laplace"}
+    assert coverage_study.main([*arguments, "--jobs", "2", "--out", str(tmp_path / "2")]) == 0
+    again = pd.read_csv(tmp_path / "2" / "coverage.csv")
+    pd.testing.assert_frame_equal(
+        again.drop(columns="milliseconds"), written.drop(columns="milliseconds")
+    )
     page = (tmp_path / "coverage.md").read_text()
     assert "50 + 50 trials, 2 audits" in page
     assert "| scan |" in page
@@ -111,6 +116,7 @@ def test_command_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture
         ["--trials", "1"],
         ["--seed", "-1"],
         ["--audits", "0"],
+        ["--jobs", "0"],
         ["--games", "0"],
     ):
         assert coverage_study.main([*wrong, "--out", str(tmp_path)]) == 2
