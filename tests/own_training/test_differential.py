@@ -419,6 +419,7 @@ def _augmented(state: Any, x: Any, y: Any) -> Any:
     return loops.each_gradient(state, x + 0.3 * torch.randn_like(x), y)
 
 
+@pytest.mark.slow
 def test_causes_of_a_record_that_changes_too_many_steps() -> None:
     # A wrong rate, with gradients that are random themselves.
     loop = Loop(gradients=_augmented, sampling_rate=0.4, steps=6, history=broken.half_rate)
@@ -430,6 +431,9 @@ def test_causes_of_a_record_that_changes_too_many_steps() -> None:
     first, second = report(cases.train).findings
     assert first.cause.startswith("Something that is computed from more records than the batch")
     assert second.cause.startswith("The first finding may explain this")
+
+
+def test_a_batch_drawn_by_a_hash_is_named() -> None:
     # The batch follows from the values of the records, and not from the key of the noise.
     (drawn,) = report(SECOND_TESTER["a record drawn by a hash of its content"].train).findings
     assert "a hash of the record" in drawn.cause
@@ -481,7 +485,7 @@ def test_everything_on_a_returned_object_is_compared() -> None:
     assert not [name for name in found if "hook" in name]
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -497,7 +501,7 @@ def test_mistakes_that_the_test_was_not_built_around(name: str, words: str) -> N
     assert words in findings[0].message
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
@@ -610,7 +614,7 @@ def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.M
 
 
 # `python -m benchmarks.training_loops` runs all of them, with the attack.
-@pytest.mark.thin(15)
+@pytest.mark.thin(25)
 @pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
 def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
     control = BROKEN[name]
@@ -662,6 +666,7 @@ def test_a_correct_loop_is_not_accused(name: str) -> None:
     assert not found.inconclusive
 
 
+@pytest.mark.slow
 def test_records_that_contribute_alike_do_not_hide_the_batch_sizes() -> None:
     """With this seed, the first quiet record and the canary have one label."""
     control = CORRECT["label frequencies, Poisson"]
@@ -710,6 +715,7 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
     assert report(claiming(loop, less)).findings[0].premise == "accountant"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

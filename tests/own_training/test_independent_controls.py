@@ -39,7 +39,7 @@ MISSED = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", MISSED)
 def test_mistakes_that_were_missed_are_named(name: str) -> None:
     found = report(INDEPENDENT[name]).findings

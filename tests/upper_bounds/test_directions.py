@@ -81,7 +81,7 @@ def test_a_stated_direction_has_its_own_cost() -> None:
     assert found == pytest.approx([4.680, 5.541], abs=1e-3)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "protocol",
     [
@@ -111,7 +111,7 @@ def test_every_cost_is_invariant_under_exchanging_both_data_sets(protocol: str) 
             assert rows[1][name] == pytest.approx(value, rel=1e-9), name
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "combine",
     [

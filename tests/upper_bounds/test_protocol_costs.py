@@ -47,7 +47,7 @@ def random_law(rng: Any, size: Any) -> Any:
 
 
 @pytest.mark.usefixtures("cached_bounds")
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("mu", "delta", "protocol", "values"),
     [
@@ -146,7 +146,7 @@ def test_a_grid_leaks_more_than_independent_draws() -> None:
     assert tuning_cost(base, "grid:3", leak).epsilon >= 1.0
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
 def test_no_order_of_a_small_grid_exceeds_a_bound(inclusion: float) -> None:
     rng = np.random.default_rng(6)
@@ -227,7 +227,7 @@ def subsets(values: Any) -> Any:
     )
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("stop", [None, 0.3])
 def test_no_accepted_set_leaks_more_than_two_events(stop: float | None) -> None:
     rng = np.random.default_rng(15)
@@ -410,7 +410,7 @@ def test_special_cases_of_a_subset() -> None:
 SAMPLED = DpSgd(noise_multiplier=1.0, steps=20, sampling_rate=0.02)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "protocol", ["grid:5", "grid:5,0.5", "adaptive:0.8,1.2/fixed:2", "until:0.2", "stopping:0.2"]
 )
