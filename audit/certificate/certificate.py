@@ -191,7 +191,7 @@ class Certificate:
             # ASCII makes letters visible that look like others.
             content = json.dumps(self.as_dict(), indent=2) + "\n"
         elif ending == ".txt":
-            content = text.paragraph(self)
+            content = f"{self}\n"
         elif ending == ".yaml":
             content = deployment.record(self)
         else:
@@ -226,7 +226,7 @@ class Certificate:
         return found
 
     def __str__(self) -> str:
-        return text.paragraph(self).rstrip()
+        return text.paragraph(self)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -34,7 +34,7 @@ def paragraph(certificate: "Certificate") -> str:
         ("Certificate", certificate.as_dict()["hash"][:16]),
     ]
     text = checks.printable(f"{certificate.statement} {sentences(rows)}")
-    return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
 
 
 def sentences(rows: Rows) -> str:

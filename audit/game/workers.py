@@ -152,9 +152,9 @@ def _cluster(place: Place) -> Iterator[None]:
     except Exception as error:
         if not (isinstance(error, CancelledError) or _is_cluster_error(error)):
             raise
+        cause = f"{type(error).__name__}: {error}"
         raise ClusterLost(
-            f"the {place.backend} cluster stopped working ({type(error).__name__}: {error}); "
-            f"{_RESUME}"
+            f"the {place.backend} cluster stopped working ({cause}); {_RESUME}"
         ) from error
 
 
