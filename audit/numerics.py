@@ -307,14 +307,16 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
     above 1e154.
     """
     xs, ys = x.tolist(), y.tolist()
-    hull: list[int] = []
-    for k in range(len(xs)):
-        while len(hull) > 1:
-            i, j = hull[-2:]
-            if (ys[j] - ys[i]) / (xs[j] - xs[i]) < (ys[k] - ys[j]) / (xs[k] - xs[j]):
+    hull, slopes = [0], [-math.inf]  # the vertices, and the slope before each
+    for k in range(1, len(xs)):
+        while True:
+            slope = (ys[k] - ys[hull[-1]]) / (xs[k] - xs[hull[-1]])
+            if slopes[-1] < slope or len(hull) == 1:
                 break
             hull.pop()
+            slopes.pop()
         hull.append(k)
+        slopes.append(slope)
     return np.array(hull)
 
 

@@ -50,6 +50,7 @@ def test_a_folder_without_pages_is_refused(tmp_path: Path) -> None:
     assert module("check_links").problems(tmp_path) == [f"{tmp_path}: no pages"]
 
 
+@pytest.mark.slow
 def test_pictures_of_protocols(tmp_path: Path) -> None:
     pictures = module("pictures")
     base = accounting.GaussianMechanism(0.25)

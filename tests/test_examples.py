@@ -201,6 +201,7 @@ def test_gradients_under_correlated_noise_are_clipped(correlated: Any) -> None:
     assert found == pytest.approx(total.numpy(), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_lambda_c_under_correlated_noise_is_normal(correlated: Any) -> None:
     matrix, noise = correlated["strategy"](), 3.0
     mu = correlated["sensitivity"](matrix) / noise

@@ -556,6 +556,7 @@ def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(
     assert all_of_them <= times * one.epsilon(1e-5 / times) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @examples(2)
 @given(
     st.sampled_from(["mu", "rho", "noise_multiplier"]),
@@ -698,7 +699,7 @@ def test_the_cost_of_trials_is_a_number_or_refused(
             assert found.best_only >= 0.0
 
 
-@examples(5)
+@examples(2)
 @given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
 def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, times: Any) -> None:
     one = accounting.DpSgd(noise, steps, rate)

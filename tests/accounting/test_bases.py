@@ -99,6 +99,7 @@ def test_many_different_pairs_compose_to_the_gaussian_closed_form() -> None:
         assert excess.max() < 3e-4
 
 
+@pytest.mark.slow
 def test_a_hundred_million_steps_are_composed_in_stages() -> None:
     # A thousand candidates of 100,000 steps each; one grid for all steps would be too fine.
     one = DpSgd(1.0, 100_000, 0.01)

@@ -50,6 +50,7 @@ def test_one_sampled_step_equals_integration(sigma: float, rate: float, size: in
         assert base.renyi(np.array([alpha]))[0] == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_many_steps_agree_with_another_library() -> None:
     sigma, rate, size, steps = 1.5, 0.05, 4, 40
     j = np.arange(size + 1)

@@ -316,6 +316,7 @@ def test_played_order_has_its_stated_probabilities_and_its_curve_covers() -> Non
     assert 1.0 < search.expected_ratio(1e-2, trials) < math.exp(epsilon)
 
 
+@pytest.mark.slow
 def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> None:
     """An exact test of an event that is fixed in advance, the best known estimator, comes close.
 

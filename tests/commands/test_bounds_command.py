@@ -257,6 +257,7 @@ def test_target_epsilon_under_another_protocol(capsys: pytest.CaptureFixture[str
     assert 2.0 * (1 - 1e-6) <= answer["cost"]["epsilon"] <= 2.0
 
 
+@pytest.mark.slow
 def test_costs_of_protocols_with_the_same_number_of_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -491,6 +492,7 @@ def test_options_that_trials_would_ignore_are_refused(
     assert f"--{option} does not apply to --trials" in err
 
 
+@pytest.mark.slow
 def test_solved_distributions_have_seven_digits_and_satisfy_the_budget(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -138,6 +138,7 @@ def test_shared_runs_have_a_report_for_each_threat_model(
     assert (out / "ntcv" / "results.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,7 +134,7 @@ def test_bf16_products_match_rounding_on_cpu(monkeypatch: pytest.MonkeyPatch, mo
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "float64", "tf32"])
 def test_every_tensor_left_on_the_cpu_is_detected(
     monkeypatch: pytest.MonkeyPatch, precision: str

@@ -100,6 +100,7 @@ def test_a_public_number_of_records_is_no_leak_and_not_attacked(train: Any) -> N
     assert "it would only detect the number of records" in str(result)
 
 
+@pytest.mark.slow
 def test_replace_one_exchanges_a_record_and_keeps_their_number() -> None:
     sizes, lasts = set(), set()
 

@@ -29,7 +29,7 @@ def train(records, candidate, seed, watch):
     [
         (signal.SIGKILL, 2),
         pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
-        (signal.SIGINT, 1),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),

@@ -311,6 +311,7 @@ def test_a_contribution_that_depends_on_the_size_of_its_batch_is_named() -> None
     assert list(dependence_on_size(whole, last * directions, found)) == []
 
 
+@pytest.mark.slow
 def test_a_record_that_overflows_is_named_and_an_error_is_noted() -> None:
     def overflowing(records: Any, *others: Any) -> Any:
         large = np.abs(records.features).max() > 100
@@ -433,6 +434,7 @@ def test_causes_of_a_record_that_changes_too_many_steps() -> None:
     assert second.cause.startswith("The first finding may explain this")
 
 
+@pytest.mark.slow
 def test_a_batch_drawn_by_a_hash_is_named() -> None:
     # The batch follows from the values of the records, and not from the key of the noise.
     (drawn,) = report(SECOND_TESTER["a record drawn by a hash of its content"].train).findings
@@ -454,6 +456,7 @@ def test_outputs_counted_in_the_private_labels_are_named() -> None:
     assert "number of steps" not in str(found)
 
 
+@pytest.mark.slow
 def test_a_small_effect_on_other_records_is_noted() -> None:
     def by_frequency(state: Any, each: list[Any]) -> list[Any]:
         share = torch.bincount(state.y, minlength=3)[state.y] / len(state.y)
@@ -598,6 +601,7 @@ def test_a_pair_of_labels_on_one_boundary_differs_by_twice_the_threshold() -> No
     assert found.measured["effective noise multiplier"] == pytest.approx(1.2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coupled_runs, "_LIMIT", 0.5)
 
@@ -715,10 +719,11 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
     assert report(claiming(loop, less)).findings[0].premise == "accountant"
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("four workers, a quarter of the rate recorded", "n = 24 implies 2.4"),
         ("half of the last sum added again", "by different amounts for different seeds"),
         # Others with the same findings as here and in the next test.
         pytest.param(
@@ -731,7 +736,6 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
             "The weights before the first step depend",
             marks=pytest.mark.slow,
         ),
-        ("four workers, a quarter of the rate recorded", "n = 24 implies 2.4"),
         ("returned function uses the training mean", "`mean` depends on the record"),
         ("token counts weighted by document frequency", "One record changes 96 of 96 steps"),
         # Canaries of the minority change the number of records, and so that of random draws.
@@ -744,6 +748,7 @@ def test_the_first_finding_names_the_mistake(name: str, words: str) -> None:
     assert words in found.findings[0].message, str(found)
 
 
+@pytest.mark.slow
 def test_first_weights_that_depend_on_sampled_records_are_the_only_finding() -> None:
     def shift(state: Any) -> None:
         if state.step == 0:
@@ -755,6 +760,7 @@ def test_first_weights_that_depend_on_sampled_records_are_the_only_finding() -> 
     assert "The weights before the first step depend" in finding.message
 
 
+@pytest.mark.slow
 def test_a_noise_schedule_is_the_likely_cause() -> None:
     control = SECOND_TESTER["cosine schedule of the noise, its mean recorded"]
     finding = report(control.train, TrainingSet.of(control.data())).findings[0]
@@ -840,6 +846,7 @@ def test_noise_on_the_weights_instead_of_gradients_is_not_accused() -> None:
     assert "noise is added after the step" in found.untested["contribution"]
 
 
+@pytest.mark.slow
 def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:
     control = CORRECT["threshold by a noisy quantile"]
 

@@ -320,7 +320,7 @@ def test_a_correct_training_is_not_accused(name: str) -> None:
 @pytest.mark.parametrize(
     ("confidence", "audits", "allowed"),
     [
-        (0.5, 40, 27),
+        pytest.param(0.5, 40, 27, marks=pytest.mark.slow),
         pytest.param(0.95, 30, 5, marks=pytest.mark.slow),
         pytest.param(0.95, 1000, 66, marks=pytest.mark.slow),
     ],

@@ -63,7 +63,7 @@ def test_it_is_the_likelihood_ratio_of_a_gaussian_mechanism() -> None:
     from dataclasses import replace
 
     attack = Attack(replace(task(pull), loss=squared_norm), Fixed(1), (None,), 0)
-    runs = attack.with_residuals(400).play_all(400, 1)
+    runs = attack.with_residuals(160).play_all(160, 1)
     zeros, ones = (np.array([run.residual[0] for run in runs[side::2]]) for side in (0, 1))
     error = MU * math.sqrt(2 / len(zeros))
     assert abs(ones.mean() - zeros.mean() - MU**2) < 4 * error

@@ -322,6 +322,7 @@ def test_priors_of_many_different_draws_keep_their_chances() -> None:
     assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_trials_of_a_grid_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Composing hundreds of different sampled trials takes most of the time, so it is done once.
     times = []
@@ -601,6 +602,7 @@ def test_protocols_that_need_a_space_are_refused() -> None:
             integration.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
 
 
+@pytest.mark.slow
 def test_trials_of_groups_cost_as_much_as_groups_of_the_same_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

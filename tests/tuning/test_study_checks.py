@@ -98,6 +98,7 @@ def checked_constants(
     return one._played.checked & {"divisor", "constants"}, one.certificate
 
 
+@pytest.mark.slow
 def test_constants_of_the_study_are_checked_where_the_number_of_records_is_private() -> None:
     found, certificate = checked_constants(optimizer=Optimizer(120), expected_batch_size=120)
     assert found == {"divisor", "constants"}
@@ -114,6 +115,7 @@ def test_constants_of_the_study_are_checked_where_the_number_of_records_is_priva
     assert "divisor" in checked_constants(optimizer=halves, expected_batch_size=120)[0]
 
 
+@pytest.mark.slow
 def test_unchecked_conditions_are_assumed() -> None:
     found, certificate = checked_constants(expected_batch_size=120)
     assert found == {"constants"}

@@ -33,9 +33,9 @@ def test_a_family_takes_any_mean(spec: str, mean: float) -> None:
         law.with_mean(0.0)
 
 
-@pytest.mark.thin(4)
-@pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
-@pytest.mark.parametrize("target", [0.3, 8.0])
+@pytest.mark.thin(6)
+@pytest.mark.parametrize("spec", ["poisson:10", "tnb:0,0.01", "fixed:4"])
+@pytest.mark.parametrize("target", [8.0, 0.3])
 def test_the_smallest_noise_satisfies_the_budget_and_less_does_not(
     spec: str, target: float
 ) -> None:
@@ -62,13 +62,12 @@ def random_setting(rng: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 20))]
+    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 21))]
 )
 def test_the_inverse_agrees_with_the_reported_cost(part: int) -> None:
-    # 60 random settings in all, three in each part.
+    # After the first part, three random settings in each, 60 in all.
     rng = np.random.default_rng([23, part])
-    settings = [("fixed:7", 1.0, 0.005)] if part == 0 else []
-    settings += [random_setting(rng) for _ in range(3)]
+    settings = [random_setting(rng) for _ in range(3)] if part else [("fixed:7", 1.0, 0.005)]
     for spec, target, delta in settings:
         mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=target, target_delta=delta)
         spent = upper_bounds.tuning_cost(GaussianMechanism(mu), spec, delta).epsilon
@@ -154,6 +153,7 @@ def test_more_runs_by_the_region_bound_than_by_renyi() -> None:
     assert by_renyi.mean < by_region.mean
 
 
+@pytest.mark.slow
 def test_the_best_distribution_has_the_highest_quantile_within_the_budget() -> None:
     base = GaussianMechanism(0.3)
     found = upper_bounds.best_repetitions(base, target_epsilon=1.6, target_delta=DELTA)

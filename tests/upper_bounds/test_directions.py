@@ -111,7 +111,7 @@ def test_every_cost_is_invariant_under_exchanging_both_data_sets(protocol: str) 
             assert rows[1][name] == pytest.approx(value, rel=1e-9), name
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize(
     "combine",
     [
@@ -168,6 +168,7 @@ def test_a_random_choice_costs_as_much_as_its_worst_directions() -> None:
     assert base.pairs[0].profile(worst) >= DELTA * (1.0 - 1e-9)
 
 
+@pytest.mark.slow
 def test_no_order_of_a_grid_leaks_more_in_any_directions() -> None:
     rng = np.random.default_rng(8)
     for _ in range(4):

@@ -150,7 +150,7 @@ def test_a_grid_leaks_more_than_independent_draws() -> None:
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
 def test_no_order_of_a_small_grid_exceeds_a_bound(inclusion: float) -> None:
     rng = np.random.default_rng(6)
-    for case in range(CASES // 8):
+    for case in range(CASES // 20):
         sizes = [(2, 2, 2), (3, 2), (2, 3), (4, 2)][case % 4]
         pairs = [(random_law(rng, size), random_law(rng, size)) for size in sizes]
         if case % 3 == 0:
@@ -188,6 +188,7 @@ def test_candidates_of_a_grid_may_differ() -> None:
         tuning_cost(mixed, "grid:5", DELTA)
 
 
+@pytest.mark.slow
 def test_special_cases_of_a_grid() -> None:
     base = GaussianMechanism(0.8)
     for bound in rows(base, "grid:1").values():
@@ -425,6 +426,7 @@ def test_sampled_bases(protocol: str) -> None:
 SPECS = ("grid:{n}", "grid:{n},0.4", "adaptive:0.8,1.3/poisson:{n}", "until:{a}", "stopping:{a}")
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(
     st.sampled_from(SPECS),
