@@ -21,6 +21,8 @@ from audit.errors import InvalidInput
 if TYPE_CHECKING:
     from audit.arrays import FloatArray
 
+MAX_JOBS = 1024
+"""The largest number of processes that may be asked for."""
 _MAX_CHARACTERS = 200
 """Length of a value in an error message."""
 _MAX_INTEGER = int(sys.float_info.max)

@@ -19,12 +19,12 @@ BACKENDS = ("loky", "dask", "ray")
 SHARED_THREATS = "NTNV+NTCV"
 """Two threat models on the same runs: they share the training set, and only the score differs."""
 
-_MAX_JOBS, _MAX_SIZE, _MAX_TRIALS = 1024, 10**9, 10**12
+_MAX_SIZE, _MAX_TRIALS = 10**9, 10**12
 _INTEGERS = {
     "seed": (0, None),
     "trials": (2, _MAX_TRIALS),
     "repeats": (1, _MAX_TRIALS),
-    "jobs": (1, _MAX_JOBS),
+    "jobs": (1, checks.MAX_JOBS),
     "max_budgets": (1, None),
     "canary_index": (0, _MAX_SIZE),
     "train_size": (1, _MAX_SIZE),

@@ -42,7 +42,6 @@ RELATIONS = ("add-remove", "zero-out", "replace-one")
 MAX_RUNS = 1e6
 """Default limit on the expected number of calls of a training function."""
 
-_MAX_JOBS = 256
 # The differential test gets this share of the time limit, and the attack the rest.
 _SHARE_OF_PREMISES = 0.5
 
@@ -147,7 +146,7 @@ def check(
     premises = checks.flag("premises", premises)
     asked = _trials(games, trials)
     if jobs is not None:
-        jobs = checks.integer("jobs", jobs, 1, _MAX_JOBS)
+        jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
     relation = checks.one_of("relation", relation, RELATIONS)
     seconds = checks.interval("seconds", seconds, 0.0)
     distribution = parse_repetitions(repetitions)

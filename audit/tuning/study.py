@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from audit.own_training.findings import PremiseReport
 
 _PUBLIC = "public"
-_MAX_JOBS = 1024
 # The safe default: most training loops compute the divisor of their noisy sums from n.
 _NEIGHBOURS = "zero-out"
 
@@ -476,7 +475,7 @@ class Study:
         """
         names = device_names(devices)
         jobs = max(len(names), 1) if jobs is None else jobs
-        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, _MAX_JOBS)
+        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train, records, accept, save, load)
         if (save is None) != (load is None):

@@ -14,7 +14,6 @@ from studies.coverage.simulation import AUDITS, DEFAULT_AUDITS, simulate_study
 
 _MAX_TRIALS = 10_000_000
 _MAX_AUDITS = 1_000_000
-_MAX_JOBS = 1_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         names += [run.name for run in canary_runs()]
         chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
         checks.integer("seed", options.seed, 0)
-        checks.integer("jobs", options.jobs, 1, _MAX_JOBS)
+        checks.integer("jobs", options.jobs, 1, checks.MAX_JOBS)
         for trials in options.trials:
             checks.integer("trials", trials, 2, _MAX_TRIALS)
         if options.audits is not None:

@@ -715,7 +715,7 @@ def _exits(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
         (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 trials"),
         (lambda *_: 0.0, {"max_runs": 5}, "max_runs must be at least the 6 runs"),
         (lambda *_: 0.0, {"repetitions": "fixed:1000000"}, "max_runs must be at least the 6e"),
-        (lambda *_: 0.0, {"jobs": 10**6}, r"jobs must be a whole number in \[1, 256\]"),
+        (lambda *_: 0.0, {"jobs": 10**6}, r"jobs must be a whole number in \[1, 1024\]"),
     ],
 )
 def test_a_function_that_fails_or_would_take_for_ever_is_one_line(
