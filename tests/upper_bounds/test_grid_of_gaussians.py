@@ -186,7 +186,7 @@ def test_each_number_of_candidates_has_its_region_curve_once(
     module = sys.modules["audit.upper_bounds.tight"]
     real = module.region_curve
     monkeypatch.setattr(module, "region_curve", lambda *key: made.append(key) or real(*key))
-    ((pair,), protocol) = GaussianMechanism(0.3).pairs, Grid(40, 0.5)
+    ((pair,), protocol) = GaussianMechanism(0.3).pairs, Grid(3, 0.5)
     found = by_chance(pair, protocol, DELTA)
     assert math.isfinite(found)
     assert len(made) == len(set(made)) == len(_bins(protocol, DELTA)[0])
