@@ -222,6 +222,11 @@ def one_line(value: object) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
+def as_text(value: object) -> str:
+    """Text unchanged; any other value in one line, also if its repr raises an exception."""
+    return value if isinstance(value, str) else one_line(value)
+
+
 def printable(text: str) -> str:
     r"""Text with every character escaped that is invisible, or that moves or turns other text.
 

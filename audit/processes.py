@@ -1,6 +1,7 @@
 """Worker processes that end with their parent, and files that one process at a time may lock."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import socket
@@ -108,7 +109,13 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
             "pip install filelock"
         ) from error
     lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)
-    lock.acquire()
+    try:
+        lock.acquire()
+    except TimeoutError as error:
+        if path.exists():
+            raise
+        # In a folder such as /proc/1, no file can be created, which filelock takes for a lock.
+        raise FileNotFoundError(errno.ENOENT, "No file can be created", str(path)) from error
     try:
         yield
     finally:

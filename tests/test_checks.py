@@ -52,6 +52,11 @@ def test_settings_in_any_case_are_the_same_audit() -> None:
     assert AuditConfig.from_mapping(lower_case) == AuditConfig.from_mapping(plain)
 
 
+def test_a_folder_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="out must be the name of a folder, got ''"):
+        AuditConfig.from_mapping({"out": ""})
+
+
 @pytest.mark.parametrize("value", ["digit", "", " digits", None, 3, ["DIGITS"]])
 def test_unknown_names_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^dataset must be one of DIGITS, SVHN, got"):

@@ -73,6 +73,15 @@ NUMBERS = st.one_of(
     st.floats(0.01, 10.0),
     st.floats(),
 )
+
+
+class Unprintable:
+    """A value whose repr raises an exception."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
 WORDS = st.one_of(
     NUMBERS.map(repr),
     st.integers(-3, 40).map(str),
@@ -122,7 +131,9 @@ THINGS = st.one_of(
     st.sampled_from([np.float64(0.5), np.int64(3), np.float32("nan"), np.array(0.5), np.array([])]),
     st.sampled_from([np.ones((2, 2)), np.array(["a"]), [], {}, (), object(), b"1", 1j]),
     st.sampled_from([decimal.Decimal("0.5"), decimal.Decimal("sNaN"), Fraction(1, 3), print]),
-    st.sampled_from([10**400, -(10**400), 1e-320, "x" * 10**4, np.ma.masked, b"\xff", range(3)]),
+    st.sampled_from(
+        [Unprintable(), 10**400, -(10**400), 1e-320, "x" * 10**4, np.ma.masked, b"\xff", range(3)]
+    ),
 )
 
 

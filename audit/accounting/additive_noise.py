@@ -29,6 +29,7 @@ class GaussianMechanism(Mechanism):
 
     _words: ClassVar[str] = "Gaussian, mu = {mu:.6g}"
     attained: ClassVar[bool] = True
+    is_symmetric: ClassVar[bool] = True  # faster than its pairs, for a million trials
 
     def __post_init__(self) -> None:
         limits = checks.interval, SMALLEST_SPREAD, LARGEST_SPREAD

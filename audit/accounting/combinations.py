@@ -85,9 +85,14 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
 
     Undirected mechanisms with the same two pairs count as equal, unhashable ones by identity.
     """
-    keys = list(map(_key, mechanisms))
-    first = dict(zip(keys, mechanisms, strict=True))
-    return [(first[key], count) for key, count in Counter(keys).items()]
+    objects = {id(one): one for one in mechanisms}
+    found: dict[Hashable, tuple[Mechanism, int]] = {}
+    # Of a million mechanisms, most are the same few objects, whose keys are slow.
+    for place, count in Counter(map(id, mechanisms)).items():
+        key = _key(objects[place])
+        first, before = found.get(key, (objects[place], 0))
+        found[key] = first, before + count
+    return list(found.values())
 
 
 def _key(one: Mechanism) -> Hashable:

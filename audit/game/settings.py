@@ -11,7 +11,7 @@ from typing import Any
 from audit import checks, protocols
 from audit.accounting import DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, DpSgdSettings
-from audit.errors import NotApplicable
+from audit.errors import InvalidInput, NotApplicable
 from audit.game import validation
 from audit.game.groups import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling_sizes
@@ -121,6 +121,8 @@ class AuditConfig:
             values["devices"] = (values.pop("device"),)
         names = [each.name for each in fields(cls)]
         values = {checks.one_of("setting", name, names): value for name, value in values.items()}
+        if values.get("out") == "":
+            raise InvalidInput("out must be the name of a folder, got ''")
         lists = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
         return cls(**{**values, **lists})
 

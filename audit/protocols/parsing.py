@@ -69,7 +69,7 @@ def parse_protocol(
         return spec
     if isinstance(spec, Repetitions):
         return RandomSearch(spec)
-    text = str(spec).strip()
+    text = checks.as_text(spec).strip()
     head, slash, tail = text.partition("/")
     name, _, parameters = head.partition(":")
     if not slash and name.strip().lower() in FAMILIES:

@@ -46,7 +46,7 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
     """
     if isinstance(spec, Repetitions):
         return spec
-    text = str(spec).strip().lower()
+    text = checks.as_text(spec).strip().lower()
     whole = " ".join(text.split())
     before, given, failure = text.rpartition(GIVEN)
     if given and "@" not in failure:

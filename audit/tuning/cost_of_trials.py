@@ -324,21 +324,23 @@ def _alike(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
     Runs are grouped by the logarithms of their parameters, in cells that grow until few remain. The
     run with the least noise, most steps and largest rate of a cell dominates all its runs.
     """
-    groups = {run: [run] for run in runs}
+    left, merges = list(dict.fromkeys(runs)), []
     width = 1e-3
-    while len(groups) > _MAX_KINDS and width < 1e3:
+    while len(left) > _MAX_KINDS and width < 1e3:
         cells: dict[Hashable, list[Mechanism]] = {}
-        for run in groups:
+        for run in left:
             kind, numbers = _parameters(run)
-            cell = kind, tuple(math.floor(math.log(one) / width) for one in numbers)
+            cell = kind, tuple([math.floor(math.log(one) / width) for one in numbers])
             cells.setdefault(cell, []).append(run)
-        merged: dict[Mechanism, list[Mechanism]] = {}
-        for each in cells.values():
-            members = merged.setdefault(_dominating(each), [])
-            members += (member for run in each for member in groups[run])
-        groups = merged
+        merges.append(
+            {run: one for runs in cells.values() for one in [_dominating(runs)] for run in runs}
+        )
+        left = list(dict.fromkeys(merges[-1].values()))
         width *= 1.5
-    return {member: run for run, members in groups.items() for member in members}
+    found = {run: run for run in left}
+    for merged in reversed(merges):
+        found = {run: found[one] for run, one in merged.items()}
+    return found
 
 
 def _parameters(run: Mechanism) -> tuple[Hashable, tuple[float, ...]]:
@@ -479,17 +481,16 @@ def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int
     """The prior from a csv file with columns of `_KNOWN`, and `chance` if not equally likely."""
     rows = _rows("prior", path, neighbours, group_size)
     found: dict[Mechanism, float] = {}
-    for one, values in rows:
-        given: Any = values.get("chance") or 1.0 / len(rows)
-        chance = checks.interval("chance", given, 0.0, 1.0, closed_high=True)
+    for one, given in rows:
+        chance = checks.interval("chance", given or 1.0 / len(rows), 0.0, 1.0, closed_high=True)
         found[one] = min(found.get(one, 0.0) + chance, 1.0)
     return Mixture(tuple(found), tuple(found.values()))
 
 
 def _rows(
     name: str, path: str | Path, neighbours: str, group_size: int
-) -> list[tuple[Mechanism, dict[str, str]]]:
-    """The mechanism of every row of a csv file, and the row. Equal rows are read once."""
+) -> list[tuple[Mechanism, Any]]:
+    """The mechanism and the chance of every row of a csv file. Equal rows are read once."""
     given = f"{name} must be a readable csv file, got {checks.one_line(str(path))}"
     try:
         # Spreadsheets write a byte order mark first.
@@ -497,7 +498,7 @@ def _rows(
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{given}: {checks.reason_of(error)}") from error
     rows = csv.DictReader(text, restval="", skipinitialspace=True, strict=True)
-    read: dict[str, tuple[Mechanism, dict[str, str]]] = {}
+    read: dict[str, tuple[Mechanism, Any]] = {}
     found = []
     try:
         rows.fieldnames = [column.strip() for column in rows.fieldnames or ()]
@@ -505,7 +506,7 @@ def _rows(
         for row in rows:
             if (key := repr(row)) not in read:
                 where = f"{name}, line {rows.line_num}"
-                read[key] = _trial_of_row(where, row, neighbours, group_size), row
+                read[key] = _trial_of_row(where, row, neighbours, group_size), row.get("chance")
             found.append(read[key])
     except csv.Error as error:
         reason = _REASONS.get(str(error), str(error))

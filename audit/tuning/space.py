@@ -159,6 +159,12 @@ class Choice(Dimension):
                 f"values must be a list of one to {_MAX_CANDIDATES}, got "
                 f"{more if self.values else 'none'}"
             )
+        try:
+            repr(self.values)
+        except Exception as error:  # of a user's own class
+            raise InvalidInput(
+                f"values must have a repr, got one that raises {type(error).__name__}"
+            ) from error
 
     @property
     def count(self) -> int:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audit.errors import DamagedShard
+from audit.errors import DamagedShard, InvalidInput
 from audit.game.binding import audit_digest, binding
 from audit.game.blocks import Block, all_blocks
 from audit.game.play import Trials, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import _set_up, set_up
-from audit.game.store import RunFolder
+from audit.game.store import RunFolder, locked
 
 
 def opened(out: Path, **settings: Any) -> tuple[AuditConfig, RunFolder, Block]:
@@ -30,6 +30,12 @@ def played(tmp_path: Path) -> tuple[RunFolder, Block]:
     config, folder, block = opened(tmp_path)
     folder.save(block, play(config, block))
     return folder, block
+
+
+@pytest.mark.skipif(not Path("/proc/1").is_dir(), reason="needs /proc")
+def test_a_folder_in_which_no_file_can_be_created_is_not_called_locked() -> None:
+    with pytest.raises(InvalidInput, match=r"out must be a writable folder.*'/proc/1'"):
+        locked(Path("/proc/1")).__enter__()
 
 
 def test_saved_trials_are_loaded(played: tuple[RunFolder, Block]) -> None:

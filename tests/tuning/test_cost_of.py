@@ -630,6 +630,15 @@ def test_a_delta_below_the_normal_numbers_gives_a_bound() -> None:
     assert found.best_only >= GaussianMechanism(0.1).epsilon(1e-320)
 
 
+def test_the_same_objects_are_counted_without_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, read = importlib.import_module("audit.accounting.combinations"), []
+    key = module._key
+    monkeypatch.setattr(module, "_key", lambda one: read.append(one) or key(one))
+    one, equal, other = GaussianMechanism(0.1), GaussianMechanism(0.1), GaussianMechanism(0.2)
+    assert module.kinds([one] * 500 + [other] + [equal] * 400) == [(one, 900), (other, 1)]
+    assert len(read) == 3
+
+
 def test_many_different_trials_are_merged_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     module, read = importlib.import_module("audit.tuning.cost_of_trials"), []
     parameters = module._parameters

@@ -245,6 +245,18 @@ def test_an_invalid_space_is_one_short_line(space: Any) -> None:
     assert len(str(e.value)) < 500
 
 
+def test_values_without_a_text_are_refused() -> None:
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    for space in ({"x": [Unprintable()]}, [{"x": Unprintable()}]):
+        with pytest.raises(InvalidInput, match="have a repr, got one that raises RuntimeError"):
+            tuning.Study(space, "fixed:2", base="gaussian:0.1", folder=None)
+    with pytest.raises(InvalidInput, match=r"protocol must be one of .*got 'a unprintable'"):
+        tuning.Study({"x": [1]}, Unprintable(), base="gaussian:0.1", folder=None)
+
+
 def test_invalid_scores_lose_and_invalid_jobs_are_refused() -> None:
     assert tuning.Outcome(10**400).lost
     study = tuning.Study({"lr": [1]}, "fixed:2", base="gaussian:0.1", folder=None)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,19 @@ def test_two_candidates_left_out_by_chance_cost_the_tight_bound_of_binomial_draw
     assert bound - fine < 0.5 * (bound - coarse)
     found = grid_tight(base, Grid(2, inclusion), DELTA)
     assert found.epsilon == upper_bounds.tight(base, law, DELTA).epsilon
+
+
+def test_each_number_of_candidates_has_its_region_curve_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    module = sys.modules["audit.upper_bounds.tight"]
+    real = module.region_curve
+    monkeypatch.setattr(module, "region_curve", lambda *key: made.append(key) or real(*key))
+    ((pair,), protocol) = GaussianMechanism(0.3).pairs, Grid(3, 0.5)
+    found = by_chance(pair, protocol, DELTA)
+    assert math.isfinite(found)
+    assert len(made) == len(set(made)) == len(_bins(protocol, DELTA)[0])
 
 
 def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run() -> None:
