@@ -230,7 +230,7 @@ class TightCurve:
         total = sum(0.5 * lines.most(epsilon) for lines in self._lines)
         return total * (1.0 + PROFILE_ACCURACY)
 
-    @property
+    @cached_property
     def _region(self) -> RegionCurve:
         return region_curve(self.pair, self.repetitions)
 
