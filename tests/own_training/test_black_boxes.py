@@ -8,6 +8,8 @@ import pytest
 
 import audit
 from benchmarks.dp_recorder import VIOLATIONS
+from benchmarks.training_loops import loops
+from benchmarks.training_loops.loops import Loop
 
 FEATURES = np.linspace(-1.0, 1.0, 20)[:, None]
 LABELS = np.arange(20) % 3
@@ -117,6 +119,8 @@ def test_replace_one_exchanges_a_record_and_keeps_their_number() -> None:
     assert result.exit_code == 0, str(result)
     assert 0.5 < result.epsilon < np.log(3)
     assert audit.check(randomised_response, data, claim=0.5, jobs=1, relation=relation).leaks
+    with pytest.raises(audit.AuditError, match="premises must be True where train calls watch"):
+        audit.check(Loop(), loops.dense(), premises=False, trials=2, jobs=1, relation=relation)
     with pytest.raises(audit.AuditError, match="the record that is replaced, got none"):
         audit.check(noisy_mean, (FEATURES[:0], LABELS[:0]), ([7.0], 1), relation=relation, jobs=1)
 
