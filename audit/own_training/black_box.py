@@ -257,7 +257,9 @@ def _spread(runs: _Released) -> dict[str, FloatArray]:
         ):
             with np.errstate(invalid="ignore"):
                 scale = np.std([r[name] for r in runs], axis=0, ddof=1)
-            found[name] = np.where(scale > 0, scale, scale[scale > 0].mean() if scale.any() else 0)
+            found[name] = np.where(
+                scale > 0, scale, scale[scale > 0].mean() if (scale > 0).any() else 0
+            )
     return found
 
 

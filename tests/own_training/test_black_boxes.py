@@ -189,3 +189,12 @@ def test_features_at_the_end_of_their_range_are_answered_or_refused() -> None:
         assert audit.check(noisy_sum, (features, LABELS), claim=5.0, trials=20, jobs=1)
     with pytest.raises(audit.AuditError, match=r"at most 1e\+100 .* features of size 1.7e\+308"):
         audit.check(noisy_sum, (np.full((20, 2), -1.7e308), LABELS), claim=5.0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("score", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_one_line(score: float) -> None:
+    with pytest.raises(
+        audit.AuditError, match="must release finite numbers, got none in 20 trials"
+    ):
+        audit.check(lambda *_: score, (FEATURES, LABELS), trials=20, jobs=1)
