@@ -265,8 +265,9 @@ def _sizes(
             yield TestResult(1e-9, "uneven batches", numbers)
     if same_rate:
         yield from _gaps(sizes, numbers)
-    # The probability that no batch is larger than the largest one.
-    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, rates)))
+    # The probability that no batch is larger than the largest one. A larger rate than the drawn one
+    # may be accounted for.
+    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, np.minimum(rates, mean / n))))
     yield TestResult(float(np.exp(limited)), "limited batches", numbers)
     # Neighbouring steps of a run.
     both = known[:, 1:] & known[:, :-1]

@@ -16,7 +16,7 @@ from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import Experiment, replace_one
 from audit.own_training.explanations import constant_numbers, explain, listed
 from audit.own_training.records import TrainingSet
-from audit.own_training.runs import run_seed
+from audit.own_training.runs import exchanges, run_seed
 
 _SEEDS = 4
 # A private choice among few values may be the same for every one of a few seeds.
@@ -42,8 +42,9 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> Pair:
         experiment.cannot_test("the function released no numbers", ("released numbers",))
         return None, None
     records, relation = experiment.records, experiment.relation
+    replaces = exchanges(relation, first.watched)
     # An attack that removes a record would detect a public number of records.
-    removes = relation == "zero-out" or (relation == "replace-one" and first.watched)
+    removes = relation != "add-remove" and not replaces
     seeds = [run_seed(experiment.seed, i, 7) for i in range(_SEEDS)]
 
     def released(data: TrainingSet) -> _Released | None:
@@ -58,7 +59,7 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> Pair:
         experiment.cannot_test(reason, ("released numbers",))
         return None, None
     experiment.tested.append("released numbers")
-    leaks, whole, best = _try_canaries(experiment, released, base)
+    leaks, whole, best = _try_canaries(experiment, released, base, replaces)
     for name, canary in whole.items():
         if name in leaks:
             continue
@@ -102,7 +103,7 @@ def compare_released_numbers(experiment: Experiment, first: Trace) -> Pair:
 
 
 def _try_canaries(
-    experiment: Experiment, released: _Runs, base: _Released
+    experiment: Experiment, released: _Runs, base: _Released, replaces: bool
 ) -> tuple[dict[str, float], dict[str, PoolRecord], Pair]:
     """Compares runs with each canary to runs on the records.
 
@@ -117,7 +118,6 @@ def _try_canaries(
     best: Pair = None, None
     # The attack compares runs with the canary and runs without any record in its place, or with
     # another record.
-    replaces = experiment.relation == "replace-one"
     absent = released(records.without_last()) if len(records) > 1 and not replaces else None
     ends: list[tuple[PoolRecord | None, _Released]] = [(None, base if absent is None else absent)]
     largest = -1.0
@@ -257,7 +257,9 @@ def _spread(runs: _Released) -> dict[str, FloatArray]:
         ):
             with np.errstate(invalid="ignore"):
                 scale = np.std([r[name] for r in runs], axis=0, ddof=1)
-            found[name] = np.where(scale > 0, scale, scale[scale > 0].mean() if scale.any() else 0)
+            found[name] = np.where(
+                scale > 0, scale, scale[scale > 0].mean() if (scale > 0).any() else 0
+            )
     return found
 
 

@@ -90,10 +90,7 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
             ):
                 apart.append(trace)
         elif len(trace.steps) < min(experiment.steps, len(base.steps)):
-            if not any(f.message.startswith("The number of steps") for f in experiment.findings):
-                experiment.findings.append(
-                    explain("number of steps", one=len(base.steps), other=len(trace.steps))
-                )
+            experiment.report_steps(len(base.steps), len(trace.steps))
         else:
             pool.append(canary)
             traces.append(trace)

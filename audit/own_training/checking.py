@@ -25,7 +25,7 @@ from audit.own_training.findings import PremiseReport
 from audit.own_training.premises import PremiseTest, check_premises
 from audit.own_training.records import TrainingSet, one_record
 from audit.own_training.result import CheckResult
-from audit.own_training.runs import AuditTask, Run, Train
+from audit.own_training.runs import AuditTask, Run, Train, exchanges
 from audit.repetitions import Repetitions, parse_repetitions
 from canaries import DiracCanary, crafted
 
@@ -112,7 +112,8 @@ def check(
             cross-entropy of its logits.
         relation: neighbouring relation: "add-remove"; or "zero-out" or "replace-one", under which
             the number of records is public.
-        premises: whether to make the differential test.
+        premises: whether to make the differential test. Without it, an attack under zero-out may
+            detect the number of records.
         seconds: time limit. The differential test starts no optional runs after half of it, and the
             attack no trials after all of it, unless `trials` is given. The verdict reports omitted
             parts.
@@ -191,7 +192,8 @@ def check(
             )
 
     replaced = None
-    if relation == "replace-one" and not is_dirac and not (tested and tested.report.watched):
+    watched = tested is not None and tested.report.watched
+    if exchanges(relation, watched) and not is_dirac:
         if len(training_set) == 0:
             raise InvalidInput("records must hold the record that is replaced, got none")
         best = tested.replaced if tested and given is None else None

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.own_training.opacus_objects import History, history_of, thresholds_of
+from audit.own_training.opacus_objects import History, history_of, step_hook, thresholds_of
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
 from audit.own_training.runs import Train, seed_everything, undisturbed_generators
@@ -273,7 +273,7 @@ class RecordingWatch(Watch):
             self.recorded.watched = True
             self.recorded.opacus = _scales_as_opacus(optimizer)
             self._hooks = [
-                released.register_step_pre_hook(self._before_step),
+                released.register_step_pre_hook(step_hook(self._record_and_force)),
                 released.register_step_post_hook(self._after_step),
             ]
             self._clip = thresholds_of(optimizer)
@@ -312,23 +312,6 @@ class RecordingWatch(Watch):
         self.recorded.shapes = [tuple(p.shape) for p in parameters]
         kinds = [p.dtype for p in parameters if p.is_floating_point()]
         self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
-
-    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # torch passes the arguments of step, of which the first is the optimizer itself.
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._record_and_force()
-            return None
-
-        # torch evaluates a closure within the step, which then releases p.grad.
-        def recorded_closure() -> Any:
-            loss = closure()
-            self._record_and_force()
-            return loss
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": recorded_closure}
-        return (args[0], recorded_closure, *args[2:]), kwargs
 
     def _after_step(self, *_: Any) -> None:
         steps = self.recorded.steps

@@ -132,7 +132,7 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
         if not _hides_batches(experiment, found):
             return _measured(experiment, canaries, quiet, runs, found)
         tried.append(quiet)
-    reason = "the function does not accept equal records"
+    reason = "on equal records, the function raises an error, or takes other steps or random draws"
     if tried:
         reason = "records contribute alike, so that batch sizes cannot be seen"
     experiment.cannot_test(reason, ("noise", "batches"))
@@ -238,7 +238,7 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     """Reports runs that ended early, and returns whether enough runs were made before them."""
     steps = {len(trace.steps) for trace in traces if not trace.error}
     if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
-        experiment.findings.append(explain("number of steps", one=max(steps), other=min(steps)))
+        experiment.report_steps(max(steps), min(steps))
     if count < 2:
         errors = (trace.error for trace in traces if trace.error)
         reason = next(errors, "the number of steps depends on the records")
@@ -296,7 +296,9 @@ def _measured(
     counts = None if runs.full else found.proportional
     noise = estimate_noise(same, counts, base.slices, base.epsilon_of_type)
     experiment.tested.append("noise")
-    if accounted is not None or runs.full:
+    if experiment.comparable is not None:
+        experiment.cannot_test("the weights depend on the record", ("batches",))
+    elif accounted is not None or runs.full:
         experiment.tested.append("batches")
     else:
         experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
@@ -344,7 +346,7 @@ def _measured(
         for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
             lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
             experiment.collect(*noise_along(same, counts, directions / lengths, noise, required))
-    if accounted is not None and not varying:
+    if accounted is not None and not varying and experiment.comparable is None:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
         experiment.collect(
             *poisson_tests(found.counts, found.included, n, rates),

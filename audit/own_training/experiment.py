@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.own_training.canary_pool import PoolRecord, canary_pool
 from audit.own_training.coupled_runs import Accounted, CoupledRuns, Trace
-from audit.own_training.explanations import explain_test
+from audit.own_training.explanations import explain, explain_test
 from audit.own_training.findings import Finding
 from audit.own_training.noise import TestResult
 from audit.own_training.records import TrainingSet
@@ -210,6 +210,8 @@ class Experiment:
             self._choose_reference(own=False)
         self.base = self.runs.run(self.with_canary(self.pool[0]), self.base_seed)
         self.forced = self.base
+        if self.base.complete:  # the number of steps may be random
+            self.steps = min(self.steps, len(self.base.steps))
 
     def _choose_reference(self, own: bool = True) -> int:
         """Chooses the seed of the reference run, and returns how many steps the record changes.
@@ -283,6 +285,12 @@ class Experiment:
         return min(steps, in_memory, max(in_time, _MIN_STEPS))
 
     # --- findings ---
+
+    def report_steps(self, one: int, other: int) -> None:
+        """Reports once that the number of steps depends on the record."""
+        found = explain("number of steps", one=one, other=other)
+        if not any(each.cause == found.cause for each in self.findings):
+            self.findings.append(found)
 
     def cannot_test(
         self,

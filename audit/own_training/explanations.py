@@ -65,7 +65,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "noise",
         "No step releases noise that depends on the seed: {runs} runs with other seeds release "
         "the same gradients.",
-        "No noise is added, or it is drawn from a generator with a constant seed.",
+        "No noise is added, it is overwritten (by a closure or a backward pass after it), or it is "
+        "drawn from a generator with a constant seed.",
         "Draw new noise in every step from a generator that the seed of the run controls.",
     ),
     "tensors without noise": (

@@ -1,6 +1,6 @@
 """Whether divisor, noise, sampling rate or number of steps depend on the number of records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import EqualRecords, copies
 from audit.own_training.experiment import Experiment, replace_one
-from audit.own_training.explanations import depends_on_n
+from audit.own_training.explanations import OTHERS_CHANGE, depends_on_n
 
 _MAX_RUNS = 16
 
@@ -62,7 +62,11 @@ def compare_numbers_of_records(
     upper, lower = measured(high), measured(low)
     if upper is None or lower is None:
         return
+    if not upper.differs(lower):  # many small differences
+        high, upper = n, reference
     finding = depends_on_n(high, low, upper.numbers(), lower.numbers(), lower.ratio(upper))
+    if not upper.states_otherwise(lower) and equal.others_change():
+        finding = replace(finding, cause=f"{OTHERS_CHANGE}, by a statistic. Or: {finding.cause}")
     experiment.measured["depends on n"] = 1.0
     if experiment.relation == "add-remove":
         experiment.findings.append(finding)

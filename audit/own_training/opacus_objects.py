@@ -1,5 +1,6 @@
-"""Reads the history of an accountant and the clipping thresholds of an optimizer of Opacus."""
+"""Reads accountants and optimizers: history, clipping thresholds and released gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 History = tuple[tuple[float, float, int], ...]
@@ -23,3 +24,28 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
         return [float(clip) for clip in each]
     clip = getattr(optimizer, "max_grad_norm", None)
     return None if clip is None else float(clip)
+
+
+def step_hook(read: Callable[[], None]) -> Callable[..., Any]:
+    """A hook before `optimizer.step` that calls `read` as soon as p.grad is the released gradient.
+
+    torch evaluates a closure within the step, which then releases p.grad.
+    """
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # torch passes the arguments of step, of which the first is the optimizer itself.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            read()
+            return None
+
+        def read_after_closure() -> Any:
+            loss = closure()
+            read()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": read_after_closure}
+        return (args[0], read_after_closure, *args[2:]), kwargs
+
+    return hook

@@ -78,6 +78,11 @@ class AuditTask:
     replaced: TrainingSet | None = None
 
 
+def exchanges(relation: str, watched: bool) -> bool:
+    """Whether trials without the record hold another: an accountant's epsilon is for removal."""
+    return relation == "replace-one" and not watched
+
+
 @dataclass(frozen=True)
 class Run:
     """Record of one run with m canaries.
@@ -151,6 +156,11 @@ def run_once(
     finally:
         watch.close()
     trace = watch.trace()
+    if task.replaced is not None and trace is not None:
+        raise InvalidInput(
+            "premises must be True where train calls watch and relation is 'replace-one', because "
+            "the claim of its accountant is for a removed record, got False"
+        )
     try:
         model, numbers = readings.model_and_numbers(result)
         score, rest = _read(task, model, numbers, len(included))

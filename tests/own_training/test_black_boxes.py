@@ -8,6 +8,8 @@ import pytest
 
 import audit
 from benchmarks.dp_recorder import VIOLATIONS
+from benchmarks.training_loops import loops
+from benchmarks.training_loops.loops import Loop
 
 FEATURES = np.linspace(-1.0, 1.0, 20)[:, None]
 LABELS = np.arange(20) % 3
@@ -118,6 +120,8 @@ def test_replace_one_exchanges_a_record_and_keeps_their_number() -> None:
     assert result.exit_code == 0, str(result)
     assert 0.5 < result.epsilon < np.log(3)
     assert audit.check(randomised_response, data, claim=0.5, jobs=1, relation=relation).leaks
+    with pytest.raises(audit.AuditError, match="premises must be True where train calls watch"):
+        audit.check(Loop(), loops.dense(), premises=False, trials=2, jobs=1, relation=relation)
     with pytest.raises(audit.AuditError, match="the record that is replaced, got none"):
         audit.check(noisy_mean, (FEATURES[:0], LABELS[:0]), ([7.0], 1), relation=relation, jobs=1)
 
@@ -186,3 +190,12 @@ def test_features_at_the_end_of_their_range_are_answered_or_refused() -> None:
         assert audit.check(noisy_sum, (features, LABELS), claim=5.0, trials=20, jobs=1)
     with pytest.raises(audit.AuditError, match=r"at most 1e\+100 .* features of size 1.7e\+308"):
         audit.check(noisy_sum, (np.full((20, 2), -1.7e308), LABELS), claim=5.0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("score", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_one_line(score: float) -> None:
+    with pytest.raises(
+        audit.AuditError, match="must release finite numbers, got none in 20 trials"
+    ):
+        audit.check(lambda *_: score, (FEATURES, LABELS), trials=20, jobs=1)

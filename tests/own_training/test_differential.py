@@ -10,6 +10,7 @@ import math
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,13 @@ from scipy import stats
 from torch import nn
 
 import audit
-from audit.own_training import PrivacyLeak, TrainingSet, coupled_runs
+from audit.own_training import (
+    PrivacyLeak,
+    TrainingSet,
+    coupled_runs,
+    number_of_records,
+    premises,
+)
 from audit.own_training.batches import (
     batches_of,
     dependence_on_size,
@@ -171,12 +178,13 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     rng = np.random.default_rng(2)
     runs, steps, n, rate = 40, 6, 24, 0.3
 
-    def kinds(inside: Any) -> Any:
+    def kinds(inside: Any, rate: float = rate) -> Any:
         tests = poisson_tests(inside.sum(2).astype(float), inside[:, :, -1], n, [rate] * steps)
         return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
 
     poisson = rng.random((runs, steps, n)) < rate
     assert not kinds(poisson)
+    assert not kinds(poisson, 2 * rate)  # a larger rate is accounted for
     fixed = np.argsort(rng.random((runs, steps, n)), axis=2) < 7
     assert "fixed batches" in kinds(fixed)
     assert "repeated batches" in kinds(np.repeat(poisson[:, :1], steps, axis=1))
@@ -760,6 +768,64 @@ def test_first_weights_that_depend_on_sampled_records_are_the_only_finding() -> 
     assert "The weights before the first step depend" in finding.message
 
 
+def _loss(state: Any) -> float:
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(state.model(state.x), state.y))
+
+
+def _stops_at_a_larger_loss(state: Any) -> None:
+    before = state.__dict__.get("loss", math.inf)
+    state.loss = _loss(state)
+    state.stop = state.loss > before
+
+
+def _lowers_the_rate(state: Any) -> None:
+    if "plateau" not in state.__dict__:
+        state.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(state.optimizer, patience=0)
+    state.plateau.step(_loss(state))
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (_stops_at_a_larger_loss, "The number of steps depends on the record"),
+        pytest.param(_lowers_the_rate, "The weights before step", marks=pytest.mark.slow),
+    ],
+)
+def test_a_decision_by_the_training_loss_is_the_only_finding(after: Any, words: str) -> None:
+    (finding,) = report(Loop(after=after, sampling_rate=0.25, steps=6, rate=0.5)).findings
+    assert words in finding.message
+
+
+def test_contributions_that_change_a_little_with_every_record_are_named() -> None:
+    def at_size(_: Any, __: Any, ___: Any, m: int) -> Any:
+        return number_of_records._AtSize(np.array([1 + 2e-5 * m]), np.zeros(1), 4, None, None)
+
+    experiment: Any = SimpleNamespace(
+        records=range(48), untested={}, tested=[], measured={}, findings=[], relation="add-remove"
+    )
+    experiment.time_left = lambda: True
+    equal: Any = SimpleNamespace(varying=False, others_change=lambda: True)
+    with mock.patch.object(number_of_records, "_at_size", at_size):
+        number_of_records.compare_numbers_of_records(experiment, None, equal, False)
+    (finding,) = experiment.findings
+    assert finding.message.startswith(
+        "Gradients are 0.9999 times as large for 42 records as for 48"
+    )
+    assert finding.cause.startswith("The record changes what other records contribute")
+
+
+def test_an_average_that_leaves_small_batches_out_is_found() -> None:
+    def average(state: Any) -> None:
+        if state.step == 0 or len(state.taken) >= 8:
+            state.kept = [p.detach().clone() for p in state.parameters]
+
+    loop = Loop(after=average, sampling_rate=0.4, steps=6, result=lambda s, x, y: s.kept)
+    with mock.patch.object(premises, "run_equal_records", return_value=None):
+        found = report(loop)
+    assert "depend on the record" in str(found)
+
+
 @pytest.mark.slow
 def test_a_noise_schedule_is_the_likely_cause() -> None:
     control = SECOND_TESTER["cosine schedule of the noise, its mean recorded"]
@@ -833,6 +899,13 @@ def test_a_random_number_of_steps_is_not_accused() -> None:
 
     assert report(Loop(steps=8, after=stop)).findings == ()
 
+    def stop_by_noise(state: Any) -> None:
+        state.stop = state.step > 2 and float(state.parameters[0].grad.sum()) > 0
+
+    found = report(Loop(steps=8, after=stop_by_noise), seed=2)  # the first run is a longer one
+    assert not found.broken
+    assert "noise" in found.tested
+
 
 def test_noise_on_the_weights_instead_of_gradients_is_not_accused() -> None:
     def after(state: Any) -> None:
@@ -867,6 +940,11 @@ def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:
 
 
 # --- the verdict ---
+
+
+def test_steps_with_a_closure_are_attacked() -> None:
+    result = audit.check(Loop(closure=True), loops.dense(), premises=False, trials=4, jobs=1)
+    assert "lambda_a" in result.bounds
 
 
 def test_a_broken_premise_ends_the_check_and_raises() -> None:

@@ -108,6 +108,10 @@ def test_constants_of_the_study_are_checked_where_the_number_of_records_is_priva
     (divisor,) = [one.words for one in certificate.conditions if one.name == "divisor"]
     assert divisor.endswith("divided by 120")
     assert "differentially private for add-remove neighbours, if the" in certificate.statement
+    assert 'Divisor of the noisy sum: "120, a constant"' in " ".join(str(certificate).split())
+    assert "normalizer" not in certificate.not_stated
+    own = certificate.declare(normalizer="120, the nominal batch size")
+    assert ("Divisor of the noisy sum", '"120, the nominal batch size"') in own.stated.in_words()
     # A sum has no divisor; each of two workers divides by half of it.
     assert "divisor" in checked_constants(optimizer=Optimizer(7, "sum"))[0]
     halves = Optimizer(60)
