@@ -306,16 +306,17 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
     This is Andrew's monotone chain. It compares slopes, because products of differences overflow
     above 1e154.
     """
-    xs, ys = x.tolist(), y.tolist()
-    hull: list[int] = []
-    for k in range(len(xs)):
-        while len(hull) > 1:
-            i, j = hull[-2:]
-            if (ys[j] - ys[i]) / (xs[j] - xs[i]) < (ys[k] - ys[j]) / (xs[k] - xs[j]):
+    hull: list[tuple[float, float, float, int]] = []  # x, y, slope before, and index of vertices
+    for k, (x_k, y_k) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
+        slope = -math.inf
+        while hull:
+            x_j, y_j, before, _ = hull[-1]
+            slope = (y_k - y_j) / (x_k - x_j)
+            if before < slope or len(hull) == 1:
                 break
             hull.pop()
-        hull.append(k)
-    return np.array(hull)
+        hull.append((x_k, y_k, slope, k))
+    return np.array([k for *_, k in hull])
 
 
 def format_rounded(value: float, up: bool, digits: int = 5) -> str:
