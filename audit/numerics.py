@@ -306,18 +306,17 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
     This is Andrew's monotone chain. It compares slopes, because products of differences overflow
     above 1e154.
     """
-    xs, ys = x.tolist(), y.tolist()
-    hull, slopes = [0], [-math.inf]  # the vertices, and the slope before each
-    for k in range(1, len(xs)):
-        while True:
-            slope = (ys[k] - ys[hull[-1]]) / (xs[k] - xs[hull[-1]])
-            if slopes[-1] < slope or len(hull) == 1:
+    hull: list[tuple[float, float, float, int]] = []  # x, y, slope before, and index of vertices
+    for k, (x_k, y_k) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
+        slope = -math.inf
+        while hull:
+            x_j, y_j, before, _ = hull[-1]
+            slope = (y_k - y_j) / (x_k - x_j)
+            if before < slope or len(hull) == 1:
                 break
             hull.pop()
-            slopes.pop()
-        hull.append(k)
-        slopes.append(slope)
-    return np.array(hull)
+        hull.append((x_k, y_k, slope, k))
+    return np.array([k for *_, k in hull])
 
 
 def format_rounded(value: float, up: bool, digits: int = 5) -> str:

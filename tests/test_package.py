@@ -222,14 +222,17 @@ def test_canaries_and_threat_models_are_attributes_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", ["audit/data.csv", "audit/__init__.py"])
 def test_a_folder_that_hides_the_package_is_one_line(tmp_path: Path, name: str) -> None:
-    """As an editable installation does, the search continues in the package's own folder."""
+    """As an editable installation does, the search continues in the package's own folder.
+
+    Without PYTHONPATH and site-packages, which would find an installed wheel first.
+    """
     (tmp_path / "audit").mkdir()
     (tmp_path / name).touch()
     script = (
         f"import audit, runpy; audit.__path__.append({str(ROOT / 'audit')!r}); "
         "runpy.run_module('audit.bounds', run_name='__main__')"
     )
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-E", "-S", "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch("error: the current folder must not contain .*\n", done.stderr)

@@ -1,5 +1,6 @@
 """Conversion of Renyi curves and privacy profiles to an epsilon, rounded up."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -123,6 +124,7 @@ def solve_epsilon(
         except Unresolved:
             return enough
     target = delta * (1.0 - PROFILE_ACCURACY)
+    profile = functools.cache(profile)  # the ends of the search are evaluated first
 
     def missed(epsilon: float) -> float:
         return math.log(max(profile(epsilon), TINY)) - math.log(target)

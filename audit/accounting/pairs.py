@@ -38,13 +38,27 @@ class PrivacyLossPmf:
     p_only: float = 0.0  # P-probability of outputs that P' never gives (or of a truncated tail)
     q_only: float = 0.0  # P'-probability of outputs that P never gives (or of a truncated tail)
 
-    @property
+    @cached_property
+    def mass(self) -> FloatArray:
+        """P-probabilities [n] of the finite values."""
+        return np.exp(self.log_mass)
+
+    @cached_property
+    def below(self) -> FloatArray:
+        """P-probabilities [n+1] of losses below each finite value, and of all finite ones."""
+        return np.append(0.0, np.cumsum(self.mass))
+
+    @cached_property
+    def at_least(self) -> FloatArray:
+        """P-probabilities [n+1] of losses of at least each finite value, and of an infinite one."""
+        return np.append(np.cumsum(self.mass[::-1])[::-1], 0.0) + self.p_only
+
+    @cached_property
     def deviation(self) -> float:
         """Standard deviation of the finite losses; 0 if there are none."""
-        mass = np.exp(self.log_mass)
-        total = max(float(mass.sum()), 1e-300)
-        mean = float(mass @ self.loss) / total
-        return math.sqrt(float(mass @ np.square(self.loss - mean)) / total)
+        total = max(float(self.mass.sum()), 1e-300)
+        mean = float(self.mass @ self.loss) / total
+        return math.sqrt(float(self.mass @ np.square(self.loss - mean)) / total)
 
 
 class PrivacyLoss(ABC):

@@ -125,17 +125,15 @@ def log_concave_pair(pair: DominatingPair, spent: float, left_tail: float = 0.0)
 
 def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_Density, float]:
     """The density of finite losses, and the probability of an infinite loss."""
-    loss, mass = pmf.loss, np.exp(pmf.log_mass)
+    loss, at_least, below = pmf.loss, pmf.at_least, pmf.below
     spacing = float(loss[-1] - loss[0]) / (len(loss) - 1)
     deviation = pmf.deviation
     points = max(int(deviation / _BINS / spacing), _POINTS_OF_BIN)
     if points * spacing > _WIDEST_BIN * deviation:
         raise NotApplicable("its losses are too coarse to have a density")
-    at_least = np.append(np.cumsum(mass[::-1])[::-1], 0.0) + pmf.p_only
-    below = np.append(0.0, np.cumsum(mass))
     starts = np.arange(0, len(loss), points)
     ends = np.append(starts[1:], len(loss))
-    in_bins = np.add.reduceat(mass, starts)
+    in_bins = np.add.reduceat(pmf.mass, starts)
     last = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
     kept = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
     kept[last + 1 :] = False
