@@ -15,9 +15,9 @@ COMMANDS = {
     "report": "write a finished audit as one self-contained html page",
     "compare": "compare finished audits in one figure and one table",
     "app": "a calculator of the cost of a tuning, in the browser",
-    "reproduce": "compute the tables and figures of the five papers",
+    "reproduce": "compute the papers' tables and figures (source checkout only)",
     "verify": "check a certificate: recompute its numbers and conditions",
-    "coverage_study": "test the lower bounds on mechanisms with a known epsilon",
+    "coverage_study": "test the lower bounds at a known epsilon (source checkout only)",
 }
 """Each command and its purpose."""
 

@@ -30,9 +30,12 @@ def main(out: str) -> None:
     text = re.sub(r" \(\[Data\]\([\w.-]+\)\)", "", text)
     # Typst sets pandoc's translation of these three differently from TeX.
     text = text.replace(r"\big\|", r"\parallel").replace(r"\!", "").replace(r"\;", r"\quad")
-    text = text.replace("his page", "his paper")
+    text = text.replace("his page", "his paper").replace("The page", "The paper")
     text = re.sub(r"^(#+)#", r"\1", text, flags=re.MULTILINE)
     body = pypandoc.convert_text(text, "typst", format="markdown-smart-auto_identifiers")
+    # Absolute values would be set as two relations, and the end of a proof as a dot.
+    body = re.sub(r"\\\| ((?:[^|$\\]|\\[(),/])+) \\\|", r"abs(\1)", body)
+    body = body.replace("square.stroked.tiny", "square.stroked")
     title = f"""
 #set document(
   title: "The privacy cost of tuning: bounds and attacks",

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -235,10 +236,18 @@ def test_every_page_is_in_the_menu() -> None:
     assert pages <= set(index.split())
 
 
-def test_the_paper_names_its_title_and_its_authors(tmp_path: Path) -> None:
+def test_the_paper_names_its_title_and_its_authors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pypandoc")
-    pytest.importorskip("typst")
+    typst = pytest.importorskip("typst")
+    compiled = mock.Mock(wraps=typst.compile)
+    monkeypatch.setattr(typst, "compile", compiled)
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
+    source = compiled.call_args.args[0].decode()
+    assert "abs(x - c)" in source
+    assert "The page" not in source
+    assert "square.stroked.tiny" not in source
     paper = (tmp_path / "theory.pdf").read_bytes()
     assert b"/Title(The privacy cost of tuning: bounds and attacks)" in paper
     assert b"/Author(The dp-tuning-audit contributors)" in paper

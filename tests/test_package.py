@@ -301,11 +301,13 @@ def test_a_missing_extra_is_one_line(bare: Any) -> None:
     assert re.fullmatch(r"error: (seaborn|matplotlib) must be installed .*\n", done.stderr)
 
 
-def test_reproductions_need_a_checkout(bare: Path) -> None:
-    command = [str(bare), "-I", "-m", "audit.reproduce", "x-table3"]
+@pytest.mark.parametrize("name", ["reproduce", "coverage_study"])
+def test_studies_need_a_checkout(bare: Path, name: str) -> None:
+    command = [str(bare), "-I", "-m", "audit", name]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: .* run this command from a source checkout.*\n", done.stderr)
+    assert commands.COMMANDS[name].endswith("(source checkout only)")
 
 
 def test_every_module_has_a_layer() -> None:
