@@ -282,8 +282,8 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     a, b = a[first:], b[first:]
     for _ in range(6):
         bent = _removable_points(a, b)
-        if len(bent) == 0:
-            break
+        if len(bent) == 0 and math.isfinite(b[-1]):
+            return a, b  # all slopes increase
         # The test of a point uses its neighbours, so two neighbours cannot be dropped at once.
         drop = np.zeros(len(a), dtype=np.bool_)
         drop[bent] = True
@@ -307,14 +307,15 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
     above 1e154.
     """
     xs, ys = x.tolist(), y.tolist()
-    hull: list[int] = []
-    for k in range(len(xs)):
-        while len(hull) > 1:
-            i, j = hull[-2:]
-            if (ys[j] - ys[i]) / (xs[j] - xs[i]) < (ys[k] - ys[j]) / (xs[k] - xs[j]):
-                break
+    hull, slopes = [0], [-math.inf]
+    for k in range(1, len(xs)):
+        slope = (ys[k] - ys[hull[-1]]) / (xs[k] - xs[hull[-1]])
+        while len(hull) > 1 and not slopes[-1] < slope:
             hull.pop()
+            slopes.pop()
+            slope = (ys[k] - ys[hull[-1]]) / (xs[k] - xs[hull[-1]])
         hull.append(k)
+        slopes.append(slope)
     return np.array(hull)
 
 
