@@ -282,8 +282,8 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     a, b = a[first:], b[first:]
     for _ in range(6):
         bent = _removable_points(a, b)
-        if len(bent) == 0:
-            break
+        if len(bent) == 0 and math.isfinite(b[-1]):
+            return a, b  # all slopes increase
         # The test of a point uses its neighbours, so two neighbours cannot be dropped at once.
         drop = np.zeros(len(a), dtype=np.bool_)
         drop[bent] = True

@@ -137,3 +137,12 @@ def test_format_places_rounds_to_the_given_side(value: Any, places: Any, up: Any
     assert text >= value if up else text <= value
     assert text > 0.0  # a positive bound is never rounded to 0
     assert float(numerics.format_exact(value)) == value
+
+
+def test_the_hull_of_convex_points_needs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = np.linspace(0.01, 1.0, 500)
+    expected = numerics.convex_chain(np.append(0.0, a), np.append(0.0, a**2))[1:] - 1
+    monkeypatch.delattr(numerics, "convex_chain")
+    x, y = numerics.lower_hull(a, a**2)
+    np.testing.assert_array_equal(x, a[expected])
+    np.testing.assert_array_equal(y, a[expected] ** 2)
