@@ -185,6 +185,7 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     poisson = rng.random((runs, steps, n)) < rate
     assert not kinds(poisson)
     assert not kinds(poisson, 2 * rate)  # a larger rate is accounted for
+    assert not kinds(poisson & False, rate)
     fixed = np.argsort(rng.random((runs, steps, n)), axis=2) < 7
     assert "fixed batches" in kinds(fixed)
     assert "repeated batches" in kinds(np.repeat(poisson[:, :1], steps, axis=1))
