@@ -303,7 +303,7 @@ def violations() -> list[dict[str, Any]]:
             {
                 "name": name,
                 "found": result.exit_code == 1,
-                "how": str(result).splitlines()[0],
+                "how": result.words,
                 "seconds": round(time.process_time() - start, 1),
             }
         )

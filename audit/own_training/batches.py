@@ -238,7 +238,8 @@ def _sizes(
             continue
         fixed = np.ptp(own) == 0
         all_fixed &= bool(fixed)
-        top = stats.binom.pmf(int(np.floor((n + 1) * rate[0, t])), n, rate[0, t])
+        own_rate = min(rate[0, t], mean / n)  # a larger rate may be accounted for
+        top = stats.binom.pmf(int(np.floor((n + 1) * own_rate)), n, own_rate)
         log_all += (len(own) - 1) * float(np.log(top))
     if all_fixed and log_all < 0:
         log_p = log_all
@@ -246,7 +247,7 @@ def _sizes(
         yield TestResult(
             float(np.exp(log_p)), "fixed batches" if same else "batches without the seed", numbers
         )
-    elif len(sizes) >= 20 and same_rate:
+    elif len(sizes) >= 20 and same_rate and 0 < mean < n:
         squares = np.square(sizes - mean)  # a wrong mean is another finding
         each, spread = _variance_of_binomials(n, mean / n, len(sizes))
         total = len(sizes) * each
@@ -265,8 +266,7 @@ def _sizes(
             yield TestResult(1e-9, "uneven batches", numbers)
     if same_rate:
         yield from _gaps(sizes, numbers)
-    # The probability that no batch is larger than the largest one. A larger rate than the drawn one
-    # may be accounted for.
+    # The probability that no batch is larger than the largest one.
     limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, np.minimum(rates, mean / n))))
     yield TestResult(float(np.exp(limited)), "limited batches", numbers)
     # Neighbouring steps of a run.

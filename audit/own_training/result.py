@@ -87,13 +87,17 @@ class CheckResult:
 
     @property
     def _attack_words(self) -> str:
-        claims = "claims nothing"
+        claims, digits = "claims nothing", 4
+        least = format_rounded(self.epsilon, up=False, digits=digits)
         if self.claim is not None:
             # A claim is rounded up, which may only make it larger than it is.
-            claim = format_rounded(self.claim, up=True, digits=4)
+            claim = format_rounded(self.claim, up=True, digits=digits)
+            while self.leaks and float(claim) >= float(least) and digits < 17:
+                digits += 1
+                claim = format_rounded(self.claim, up=True, digits=digits)
+                least = format_rounded(self.epsilon, up=False, digits=digits)
             claims = f"claims ({claim}, {format_exact(self.delta)})"
         confidence = f"with {100 * self.confidence:g} % confidence"
-        least = format_rounded(self.epsilon, up=False, digits=4)
         shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks or self.claim is None:
             return f"{claims}; {shown}"

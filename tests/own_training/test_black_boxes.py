@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import audit
+from audit import own_training
 from benchmarks.dp_recorder import VIOLATIONS
 from benchmarks.training_loops import loops
 from benchmarks.training_loops.loops import Loop
@@ -199,3 +200,8 @@ def test_scores_that_are_not_finite_are_one_line(score: float) -> None:
         audit.AuditError, match="must release finite numbers, got none in 20 trials"
     ):
         audit.check(lambda *_: score, (FEATURES, LABELS), trials=20, jobs=1)
+
+
+def test_a_leak_is_stated_with_digits_that_show_it() -> None:
+    found = own_training.CheckResult(1.0, 1e-5, 0.95, epsilon=1.00081, shown_by="score")
+    assert found.words.startswith("claims (1, 1e-05); an attack shows at least 1.0008 with")

@@ -185,6 +185,7 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     poisson = rng.random((runs, steps, n)) < rate
     assert not kinds(poisson)
     assert not kinds(poisson, 2 * rate)  # a larger rate is accounted for
+    assert not kinds(poisson & False, rate)
     fixed = np.argsort(rng.random((runs, steps, n)), axis=2) < 7
     assert "fixed batches" in kinds(fixed)
     assert "repeated batches" in kinds(np.repeat(poisson[:, :1], steps, axis=1))
@@ -967,7 +968,7 @@ def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power() -> None:
     assert found.raise_if_broken() is found
     assert found.detectable is None or 0 < found.detectable < 1
     assert "no broken premise found" in str(found)
-    assert "claims (11.2, 1e-05)" in str(found) or "claims (" in found.words
+    assert "claims (10.73, 1e-05)" in found.words
 
 
 def test_detectable_noise_is_found_as_often_as_stated() -> None:
