@@ -327,7 +327,15 @@ class Certificate:
     def not_stated(self) -> tuple[str, ...]:
         """Names of the statements that are missing for a sign-off."""
         missing = ("model_hash",) if self.model_hash is None else ()
-        return (*missing, *self.declaration.not_stated)
+        return (*missing, *self.stated.not_stated)
+
+    @property
+    def stated(self) -> Declaration:
+        """The author's statements, with the divisor that the author stated to the study."""
+        divisor = self.study.expected_batch_size
+        if divisor is None or self.declaration.normalizer is not None:
+            return self.declaration
+        return replace(self.declaration, normalizer=f"{format_exact(divisor)}, a constant")
 
 
 def _current_provenance() -> Made:

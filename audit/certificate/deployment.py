@@ -73,7 +73,7 @@ def _yaml(value: _Value) -> str:
 
 def _fields(certificate: "Certificate") -> list[tuple[int, str, _Value | None]]:
     """(depth, name, value) of every field, in the order of the registry's template."""
-    stated, setting, numbers = certificate.declaration, certificate.setting, certificate.numbers
+    stated, setting, numbers = certificate.stated, certificate.setting, certificate.numbers
     trains_dpsgd = bool(conditions.testable(certificate.training, certificate.score))
     description = None
     if stated.dataset is not None:

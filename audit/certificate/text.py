@@ -107,7 +107,7 @@ def audit(certificate: "Certificate") -> Rows:
 
 def statements(certificate: "Certificate") -> Rows:
     """The author's statements, and what follows from them."""
-    stated = list(certificate.declaration.in_words())
+    stated = list(certificate.stated.in_words())
     if (total := total_in_words(certificate)) is not None:
         stated.append(("Sum", total))
     return [*stated, ("SHA-256 of the released model", certificate.model_hash or NOT_STATED)]

@@ -245,7 +245,7 @@ def _lines(right: Certificate) -> Iterator[str]:
     for one in right.conditions:
         if one.ground in (Ground.TESTED, Ground.ON_TRUST):
             yield f"  {one.ground.value}: {one.words}"
-    for title, words in right.declaration.in_words():
+    for title, words in right.stated.in_words():
         if words != NOT_STATED:
             yield f"stated by the author, not verified: {title.lower()}: {words}"
     for name, words in right.study.prior.items():
