@@ -280,15 +280,18 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     a, b = a[keep], b[keep]
     first = int(np.argmin(b / a))
     a, b = a[first:], b[first:]
-    for _ in range(6):
+    for _ in range(40):
         bent = _removable_points(a, b)
-        if len(bent) == 0 and math.isfinite(b[-1]):
-            return a, b  # all slopes increase
-        # The test of a point uses its neighbours, so two neighbours cannot be dropped at once.
-        drop = np.zeros(len(a), dtype=np.bool_)
-        drop[bent] = True
-        drop[1:] &= ~drop[:-1]
-        a, b = a[~drop], b[~drop]
+        if len(bent) == 0:
+            break
+        # The test of a point uses its neighbours, so of consecutive points every second is dropped.
+        place = np.arange(len(bent))
+        first_bent = np.maximum.accumulate(np.where(np.diff(bent, prepend=-2) > 1, place, 0))
+        keep = np.ones(len(a), dtype=np.bool_)
+        keep[bent[(place - first_bent) % 2 == 0]] = False
+        a, b = a[keep], b[keep]
+    if len(bent) == 0 and math.isfinite(b[-1]):
+        return a, b  # all slopes increase
     # A few points may be left that lie above lines between others further apart.
     vertices = convex_chain(np.append(0.0, a), np.append(0.0, b))[1:] - 1
     return a[vertices], b[vertices]

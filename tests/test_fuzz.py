@@ -590,6 +590,21 @@ def test_large_files_of_trials_take_seconds(
     assert time.process_time() - start < 20.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("largest_rate", [0.002, 0.1])  # epsilon of all trials: 3.3 and 58,000
+def test_ten_thousand_different_runs_take_seconds(largest_rate: float) -> None:
+    rng = np.random.default_rng(0)
+    drawn = rng.uniform(
+        [0.9, largest_rate / 4, 5], [4.0, largest_rate, 5e4 * largest_rate], (10**4, 3)
+    )
+    start = time.process_time()
+    found = tuning.cost_of_trials(
+        [accounting.DpSgd(noise, int(steps), rate) for noise, rate, steps in drawn], "grid"
+    )
+    assert found.best_only <= found.all_released
+    assert time.process_time() - start < 30.0
+
+
 JSONS = st.one_of(
     VALUES.map(json.dumps).map(lambda text: text.encode("utf-8", "surrogatepass")),
     st.binary(max_size=30),

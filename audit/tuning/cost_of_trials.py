@@ -303,17 +303,21 @@ def _cost_of_sequential(
 
 
 def _composed(runs: Sequence[Mechanism], delta: float) -> float:
-    """Epsilon of all runs, by Renyi divergences if the losses are too large for a grid."""
+    """Epsilon of all runs, by Renyi divergences if it or the losses are too large for a grid."""
     together = all_of(runs)
+    by_renyi = together.renyi_epsilon(delta)
+    if _MEANINGLESS < by_renyi < math.inf:
+        return by_renyi
     try:
         return together.epsilon(delta)
     except Unresolved:
-        found = together.renyi_epsilon(delta)
-        if not math.isfinite(found):
+        if not math.isfinite(by_renyi):
             raise
-        return found
+        return by_renyi
 
 
+_MEANINGLESS = 200.0
+"""No exact composition is computed above this epsilon, for which it takes minutes."""
 _MAX_KINDS = 12
 """Different trials in one bound; each sampled one takes half a second and 25 MB."""
 

@@ -27,6 +27,7 @@ _SHARES = (1e-6, 1e-2, 0.3)
 # Change of log(b/a) beyond which a piece of the curve of products is divided, and its largest
 # number of parts.
 _LARGEST_BEND, _MAX_PARTS = 0.01, 1024
+_MAX_PIECES = 400_000  # of ten thousand candidates with much noise or little
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,8 @@ def _sum_of_boundaries(
     dx, dy = dx[order], dy[order]
     inner = (np.append(0.0, np.cumsum(dx)[:-1]) > floor) & np.isfinite(dy)
     bends = np.subtract(dx, dy, out=np.zeros(len(dx)), where=inner)
-    parts = np.clip(np.ceil(bends / _LARGEST_BEND), 1.0, _MAX_PARTS).astype(np.int64)
+    largest = max(_LARGEST_BEND, float(bends.sum()) / _MAX_PIECES)
+    parts = np.clip(np.ceil(bends / largest), 1.0, _MAX_PARTS).astype(np.int64)
     dx, dy = np.repeat(dx / parts, parts), np.repeat(dy / parts, parts)
     return np.append(0.0, np.cumsum(dx)), np.append(0.0, np.cumsum(dy))
 

@@ -649,3 +649,10 @@ def test_many_different_trials_are_merged_in_one_pass(monkeypatch: pytest.Monkey
     assert set(merged) == set(runs)
     assert len(set(merged.values())) <= module._MAX_KINDS
     assert all(one.mu >= run.mu for run, one in merged.items())
+
+
+def test_a_meaningless_epsilon_of_all_trials_is_that_of_renyi_divergences() -> None:
+    trials = [GaussianMechanism(mu) for mu in (10.0, 20.0)]
+    exact = GaussianMechanism(math.hypot(10.0, 20.0)).epsilon(1e-5)
+    found = tuning.cost_of_trials(trials, "grid")
+    assert exact < found.all_released < 1.01 * exact

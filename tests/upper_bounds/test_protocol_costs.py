@@ -1,5 +1,6 @@
 """The cost of every protocol: known values, brute force over all orders, and special cases."""
 
+import importlib
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -507,6 +508,17 @@ def test_choosing_costs_no_more_than_releasing_all_runs(
 )
 def test_extreme_parameters_are_finite(mu: float, protocol: str) -> None:
     assert 0.0 <= tuning_cost(GaussianMechanism(mu), protocol, 1e-9).epsilon < 1e5
+
+
+def test_fewer_pieces_of_the_curve_of_products_only_increase_the_cost_of_a_grid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, deltas = importlib.import_module("audit.upper_bounds.grid"), []
+    for pieces in (400_000, 200):
+        monkeypatch.setattr(module, "_MAX_PIECES", pieces)
+        curve = GridCurve(DpSgd(1.0, 50, 0.02).pairs[:1], (1000,), 1.0, 1e-12)
+        deltas.append(curve.delta(7.0))
+    assert deltas[0] < deltas[1] < 1.01 * deltas[0]
 
 
 def test_a_grid_that_rarely_runs_costs_almost_nothing() -> None:
