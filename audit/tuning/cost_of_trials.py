@@ -306,7 +306,7 @@ def _composed(runs: Sequence[Mechanism], delta: float) -> float:
     """Epsilon of all runs, by Renyi divergences if it or the losses are too large for a grid."""
     together = all_of(runs)
     by_renyi = together.renyi_epsilon(delta)
-    if _MEANINGLESS < by_renyi < math.inf:
+    if isinstance(together, Composition) and _MEANINGLESS < by_renyi < math.inf:
         return by_renyi
     try:
         return together.epsilon(delta)
@@ -317,7 +317,7 @@ def _composed(runs: Sequence[Mechanism], delta: float) -> float:
 
 
 _MEANINGLESS = 200.0
-"""No exact composition is computed above this epsilon, for which it takes minutes."""
+"""Above this epsilon, different trials are not composed on a grid: it would take minutes."""
 _MAX_KINDS = 12
 """Different trials in one bound; each sampled one takes half a second and 25 MB."""
 
