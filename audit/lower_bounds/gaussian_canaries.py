@@ -2,7 +2,7 @@
 
 Canaries of unequal size need no correction (proposition 15 of docs/theory.md), but they must not
 interact: if 1,000 canaries share one random size, each with the Gaussian trade-off curve of mu = 1,
-the bound exceeds the true epsilon in about a quarter of all runs.
+the bound exceeds the true epsilon in about a third of all runs.
 """
 
 import math

@@ -38,7 +38,7 @@ _NOMINAL_ERROR = 0.3
 class PooledScan(Estimator):
     """All runs of a tuning at all thresholds, without an assumption on the base mechanism.
 
-    The protocol must select the largest score, and release the score or a function of it.
+    The protocol must select the largest score, and the released output must determine this score.
 
     Attributes:
         repetitions: distribution of K; text is parsed.

@@ -1,4 +1,4 @@
-"""The exact cost of repeating a run until its output is acceptable, or until a random stop.
+"""The cost of repeating a run until its output is acceptable, or until a random stop.
 
 The worst case consists of two disjoint extreme events: the target E, and the rest of the accepted
 set, with probabilities e and f (proposition 8 of docs/theory.md). The search over (e, f) replaces
@@ -68,15 +68,15 @@ class TwoEvents:
         t = self._first_events()
         e, f = (side.ravel() for side in np.indices((len(t) - 1,) * 2))
         e, f = e[f <= e], f[f <= e]
-        best, closed = 0.0, 0.0
+        best, attained, closed = 0.0, 0.0, 0.0
         for _ in range(_REFINEMENTS):
             logs = np.stack(self.pair.events(t))
-            attained = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
-            best = max(best, float(attained.max()))
+            found = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
+            best, attained = np.maximum((best, attained), found.max(axis=1)).tolist()
             # Two straight pieces per cell, before and after its corner, lie outside the curve.
             pieces = np.stack([logs[:, :-1], corner_events(*logs), logs[:, 1:]], axis=1)
             halves = [
-                self._best(pieces[:, k : k + 2, e], pieces[:, m : m + 2, f], chords=False)
+                self._best(pieces[:, k : k + 2, e], pieces[:, m : m + 2, f], chords=False)[0]
                 for k in (0, 1)
                 for m in (0, 1)
             ]
@@ -93,7 +93,7 @@ class TwoEvents:
             e, f = _within(finer, t, e, f)
             t = finer
             e, f = e[f <= e], f[f <= e]
-        return upper, best
+        return upper, attained
 
     def _first_events(self) -> FloatArray:
         """Parameters [n], dense where the probability of an event, or of the rest, moves."""
@@ -109,13 +109,14 @@ class TwoEvents:
         return t
 
     def _best(self, for_e: FloatArray, for_f: FloatArray, *, chords: bool) -> FloatArray:
-        """The largest epsilon [n], or a bound on it, for e and f each on a straight piece.
+        """The largest epsilon [2, n], or a bound on it, for e and f each on a straight piece.
 
         It is log(N - delta D) - log D + log D' - log N', logarithms of linear functions. Minus a
         logarithm is convex, and the others are below their tangents in the middle. So the largest
         value is at a corner of the part of the box where acceptance <= e + f <= 1. The pieces are
         log(1-s) and log(1-s') [2, 2, n] at both ends, with e = 1-s and f = s of their events. With
-        `chords`, logarithms are not replaced by tangents, which gives the attained epsilon.
+        `chords`, logarithms are not replaced by tangents, which gives the attained epsilon. The
+        second row is for sets that are accepted often enough on both data sets.
         """
         for_e = self._clipped(for_e)
         (e0, e1), (f0, f1) = np.exp(for_e).swapaxes(0, 1), -np.expm1(for_f).swapaxes(0, 1)
@@ -139,7 +140,9 @@ class TwoEvents:
                     tangents = np.log(middle) + (linear - middle) / middle
                     logs = np.where((middle > 0.0) & (most > -np.inf), tangents, most)
                 found = found + logs
-        found = np.where(np.isnan(found), -np.inf, found).max(axis=0)
+        found = np.where(np.isnan(found), -np.inf, found)
+        by_both = every_with >= self.chance.acceptance * (1.0 - _ROUNDING)
+        found = np.stack([found, np.where(by_both, found, -np.inf)]).max(axis=1)
         return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
 
     def _clipped(self, for_e: FloatArray) -> FloatArray:

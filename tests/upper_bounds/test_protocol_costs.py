@@ -644,3 +644,6 @@ def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -
     assert not called
     tuning_cost(PureDp(0.3), "until:0.1", DELTA)  # no score is known to attain its bound
     assert called
+    # One data set accepts the worst outputs too rarely.
+    rare = DiscreteMechanism([0.145, 0.0005, 0.8545], [0.01, 0.626, 0.364])
+    assert tuning_cost(rare, "until:0.6856", 0.76).attains == 0.0

@@ -460,6 +460,8 @@ def test_tuning_on_a_subset_at_its_ends() -> None:
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(base.renyi_epsilon(DELTA), rel=1e-4)
     assert costs[-1] == pytest.approx(value("lemma-7", base, spec), rel=1e-3)
+    disjoint = DiscreteMechanism([0.3, 0.7], [0.0, 1.0])  # with infinite Renyi divergences
+    assert not any(koskela_kulkarni(disjoint, Subset(law, rate), 0.01).applies for rate in (0, 1))
 
 
 @pytest.mark.thin(2)

@@ -44,14 +44,16 @@ def subset_divergences(
     """
     q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
     most = checks.integer("orders", float(np.max(orders)), 2)
+    if q in (0.0, 1.0):  # only one of the runs reads the record; the other may be infinite
+        one = np.asarray((tuned if q == 1.0 else final)(orders))
+        return one, one
     every = np.arange(2.0, most + 1.0)
     # Log moments (k-1) D_k for k = 0, 1, 2, ...; those of 0 and 1 are 0.
     moments = [
         np.concatenate([[0.0, 0.0], (every - 1.0) * curve(every)]) for curve in (tuned, final)
     ]
     with_record, without_record = [], []
-    with np.errstate(divide="ignore"):
-        log_q, log_rest = np.log(q), np.log1p(-q)
+    log_q, log_rest = np.log(q), np.log1p(-q)
     for order in np.asarray(orders, dtype=np.int64):
         j = np.arange(order + 1)
         log_ways = special.gammaln(order + 1.0) - special.gammaln(j + 1.0)
@@ -88,4 +90,4 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
     tuned = lemma_7_curve(base, protocol.repetitions)
     both = subset_divergences(tuned, base.renyi, protocol.sampling_rate, orders)
     added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
-    return BoundValue(max(0.0, *(float(np.min(curve + added)) for curve in both)))
+    return BoundValue(float(np.max(np.min(both + added, axis=1), initial=0.0)))
