@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from audit.errors import MissingExtra
+from audit.errors import imports_of_game
 
 __all__ = ["end_with_parent", "locked", "loky_options", "watch_ray"]
 
@@ -100,13 +100,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         OSError: the file cannot be written.
         MissingExtra: the package filelock is not installed.
     """
-    try:
+    with imports_of_game():
         from filelock import FileLock
-    except ImportError as error:
-        raise MissingExtra(
-            "file locks need the extra 'game': pip install 'dp-tuning-audit[game]', or only "
-            "pip install filelock"
-        ) from error
     lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)
     lock.acquire()
     try:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, imports_of_game
 from audit.own_training.discriminant import discriminant
 from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
@@ -154,8 +154,9 @@ class Attack:
     ) -> list[Run | None]:
         from concurrent.futures.process import BrokenProcessPool
 
-        from joblib import Parallel, delayed
-        from joblib.externals.loky.process_executor import TerminatedWorkerError
+        with imports_of_game():
+            from joblib import Parallel, delayed
+            from joblib.externals.loky.process_executor import TerminatedWorkerError
 
         runs: list[Run | None] = []
         try:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, imports_of_game
 from audit.processes import end_with_parent, loky_options
 from audit.tuning.one_run import Attempt, Task
 
@@ -16,8 +16,9 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
     if jobs == 1:
         yield from (task() for task in tasks())
         return
-    import joblib
-    from joblib.parallel import get_active_backend
+    with imports_of_game():
+        import joblib
+        from joblib.parallel import get_active_backend
 
     backend, _ = get_active_backend()
     if getattr(backend, "supports_sharedmem", False):

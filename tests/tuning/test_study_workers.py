@@ -19,7 +19,7 @@ from study_helpers import (
 )
 
 from audit import tuning
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, MissingExtra
 from audit.tuning import devices
 
 PARENT = """
@@ -65,6 +65,12 @@ def test_workers_end_with_the_process_of_the_study(tmp_path: Path, end: Any) -> 
     runs = len(seen.read_text().split())
     time.sleep(0.5)
     assert len(seen.read_text().split()) == runs
+
+
+def test_workers_need_joblib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    with pytest.raises(MissingExtra, match=r"^joblib must be installed: .*\[game\]'$"):
+        study().run(noisy, jobs=2)
 
 
 def test_threads_are_refused_as_workers() -> None:
