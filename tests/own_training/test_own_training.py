@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -481,14 +482,14 @@ def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone() -> No
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["loky", "dask"])
+@pytest.mark.parametrize("backend", ["loky", "dask", "ray"])
 def test_an_audit_survives_a_worker_that_dies_or_says_so(backend: str, tmp_path: Path) -> None:
     import joblib
 
     alone, deaths = os.getpid(), tmp_path / "deaths"
 
     def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
-        if os.getpid() != alone and (backend == "loky" or not deaths.exists()):
+        if os.getpid() != alone and (backend != "dask" or not deaths.exists()):
             deaths.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return float(np.random.default_rng(seed).normal()) + records.features.sum()
@@ -500,7 +501,17 @@ def test_an_audit_survives_a_worker_that_dies_or_says_so(backend: str, tmp_path:
             local = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
             stack.enter_context(distributed.Client(local_directory=str(tmp_path), **local))
         else:
-            stack.enter_context(pytest.raises(InvalidInput, match=r"jobs must be fewer.*Terminat"))
+            error = "TerminatedWorkerError" if backend == "loky" else "Actor"
+            stack.enter_context(pytest.raises(InvalidInput, match=f"jobs must be fewer.*{error}"))
+        if backend == "ray":
+            ray = pytest.importorskip("ray")
+            from ray.util.joblib import register_ray
+
+            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            quiet = {"log_to_driver": False, "include_dashboard": False}
+            ray.init("local", num_cpus=2, runtime_env={"env_vars": paths}, **quiet)
+            stack.callback(ray.shutdown)
+            register_ray()
         stack.enter_context(joblib.parallel_config(backend))
         together = check(train, RECORDS, (np.ones(3), 0), jobs=2, **options)
         assert together == check(train, RECORDS, (np.ones(3), 0), jobs=1, **options)
