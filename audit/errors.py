@@ -4,6 +4,9 @@ All are subclasses of `AuditError`. Each is also a subclass of the built-in exce
 `except ValueError` catches invalid input.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 __all__ = [
     "AuditError",
     "ClusterLost",
@@ -118,3 +121,15 @@ class PrivacyLeak(AuditError, AssertionError):
 
 class MissingExtra(AuditError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
+
+
+@contextlib.contextmanager
+def imports_of_game() -> Iterator[None]:
+    """Raises `MissingExtra` if a package that is imported inside is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{error.name} must be installed: pip install {error.name}, or pip install "
+            "'dp-tuning-audit[game]'"
+        ) from error

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from audit.errors import MissingExtra
+from audit.errors import imports_of_game
 
-__all__ = ["end_with_parent", "locked", "loky_options", "watch_ray"]
+__all__ = ["end_with_parent", "locked", "loky_options", "watch_ray", "worker_deaths"]
 
 _POLL_SECONDS = 0.5
 # Seconds between connections to the head node of Ray, and number of refused ones after which it is
@@ -47,6 +47,20 @@ def loky_options(initializer: Callable[[], object] = end_with_parent) -> dict[st
 
     is_loky = type(get_active_backend()[0]).__name__ == "LokyBackend"
     return {"backend": "loky", "initializer": initializer} if is_loky else {}
+
+
+def worker_deaths() -> tuple[type[BaseException], ...]:
+    """The exceptions of the loaded backends of joblib for a worker that died."""
+    names = {
+        "concurrent.futures.process": "BrokenProcessPool",  # loky's errors are subclasses
+        "distributed.scheduler": "KilledWorker",
+        "ray.exceptions": "RayActorError",
+    }
+    return tuple(
+        getattr(sys.modules[module], name)
+        for module, name in names.items()
+        if module in sys.modules
+    )
 
 
 @contextlib.contextmanager
@@ -101,13 +115,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         OSError: the file cannot be written.
         MissingExtra: the package filelock is not installed.
     """
-    try:
+    with imports_of_game():
         from filelock import FileLock
-    except ImportError as error:
-        raise MissingExtra(
-            "file locks need the extra 'game': pip install 'dp-tuning-audit[game]', or only "
-            "pip install filelock"
-        ) from error
     lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)
     try:
         lock.acquire()

@@ -26,8 +26,9 @@ def main(out: str) -> None:
     """Converts `theory.md` by pandoc to Typst, and that to PDF."""
     text = (DOCS / "theory.md").read_text().replace("# Theory\n", "", 1)
     text = re.sub(r"It is also\s+available \[as a PDF\]\(theory.pdf\)\. ", "", text)
-    text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)  # pages of the site
-    text = re.sub(r" \(\[Data\]\([\w.-]+\)\)", "", text)
+    # References to pages of the site.
+    text = re.sub(r"\s+\(\[[^\]]+\]\((?!http)[^)]*\)\)", "", text)
+    text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)
     # Typst sets pandoc's translation of these three differently from TeX.
     text = text.replace(r"\big\|", r"\parallel").replace(r"\!", "").replace(r"\;", r"\quad")
     text = text.replace("his page", "his paper").replace("The page", "The paper")

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import functools
 import html
+import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -85,9 +86,13 @@ class Answer:
     python: str  # the Python lines that compute it
 
 
-@functools.lru_cache(maxsize=1000)
+_costs: dict[tuple[DpSgd, str, float], float] = {}
+
+
 def _cost(run: DpSgd, spec: str, delta: float) -> float:
-    return tuning_cost(run, spec, delta).epsilon
+    if (run, spec, delta) not in _costs:
+        _costs[run, spec, delta] = tuning_cost(run, spec, delta).epsilon
+    return _costs[run, spec, delta]
 
 
 @functools.cache
@@ -99,10 +104,12 @@ def _curve_process() -> ProcessPoolExecutor:
 async def _point_of_curve(run: DpSgd, spec: str, delta: float) -> float:
     loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(_curve_process(), _cost, run, spec, delta)
+        epsilon = await loop.run_in_executor(_curve_process(), _cost, run, spec, delta)
     except BrokenProcessPool:  # it was killed; the next inputs start another one
         _curve_process.cache_clear()
         raise
+    _costs[run, spec, delta] = epsilon  # the answer is immediate if a slider moves to this point
+    return epsilon
 
 
 def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
@@ -212,8 +219,13 @@ def _page() -> Any:
         # Another event may hold the lock of the document now.
         document.add_next_tick_callback(lambda: setattr(source, "data", {"x": x, "y": y}))
 
+    def show(opacity: float) -> None:
+        for text in texts:
+            text.styles = {"opacity": f"{opacity}"}
+
     async def update(*_: Any) -> None:
         latest[0] = mine = object()
+        show(0.3)  # the answer is that of earlier inputs
         try:
             run = DpSgd(run_inputs[0].value, run_inputs[2].value, run_inputs[1].value)
             delta, title, mean = run_inputs[3].value, protocol.value, runs.value
@@ -222,6 +234,7 @@ def _page() -> Any:
             for text in texts:
                 text.object = ""
             sentence.object = f"<p id='error'>Error: {html.escape(str(error))}</p>"
+            show(1.0)
             return
         if latest[0] is not mine:
             return
@@ -235,22 +248,24 @@ def _page() -> Any:
         wrap = "style='white-space: pre-wrap; overflow-wrap: anywhere'"
         command.object = f"<pre id='command' {wrap}>{answer.command}</pre>"
         python.object = f"<pre id='python' {wrap}>{html.escape(answer.python)}</pre>"
+        show(1.0)
         draw(figure.point, [mean], [answer.epsilon])
         for line in figure.lines.values():
             draw(line, [], [])
-        # The curves take longer, so they appear after the answer, the chosen protocol first.
+        # The curves take longer, so they appear after the answer: the chosen protocol and the
+        # points near the answer first.
         for name in sorted(PROTOCOLS, key=lambda one: one != title):
-            x: list[float] = []
-            y: list[float] = []
-            for count in sorted({*_CURVE_RUNS, mean} if name == title else _CURVE_RUNS):
+            points: dict[float, float] = {}
+            counts = RUNS if name == title else {*_CURVE_RUNS, mean}
+            for count in sorted(counts, key=lambda count: abs(math.log(count / mean))):
                 try:
-                    y = [*y, await _point_of_curve(run, PROTOCOLS[name][0](count), delta)]
+                    epsilon = await _point_of_curve(run, PROTOCOLS[name][0](count), delta)
                 except (InvalidInput, DeltaUnreachable):
                     continue
                 if latest[0] is not mine:
                     return
-                x = [*x, count]
-                draw(figure.lines[name], x, y)
+                points[count] = epsilon
+                draw(figure.lines[name], sorted(points), [points[x] for x in sorted(points)])
 
     panel.bind(update, *inputs, watch=True)
     panel.state.onload(update)

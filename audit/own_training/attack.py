@@ -14,12 +14,12 @@ from scipy import stats
 
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, imports_of_game
 from audit.own_training.discriminant import discriminant
 from audit.own_training.opacus_objects import has_full_batches
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
-from audit.processes import loky_options, watch_ray
+from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
 
 Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
@@ -152,10 +152,8 @@ class Attack:
     def _play_in_processes(
         self, parts: Sequence[range], jobs: int, deadline: float
     ) -> list[Run | None]:
-        from concurrent.futures.process import BrokenProcessPool
-
-        from joblib import Parallel, delayed
-        from joblib.externals.loky.process_executor import TerminatedWorkerError
+        with imports_of_game():
+            from joblib import Parallel, delayed
 
         runs: list[Run | None] = []
         try:
@@ -165,7 +163,7 @@ class Attack:
                         break
                     tasks = (delayed(self.play_some)(p) for p in parts[first : first + jobs])
                     runs += [run for part in parallel(tasks) for run in part]
-        except (TerminatedWorkerError, BrokenProcessPool) as error:
+        except worker_deaths() as error:
             raise InvalidInput(
                 f"jobs must be fewer, or train must need less memory: a worker process of {jobs} "
                 f"ended without an answer ({type(error).__name__})"

@@ -118,7 +118,8 @@ def check(
             attack no trials after all of it, unless `trials` is given. The verdict reports omitted
             parts.
         seed: seed of all random numbers.
-        jobs: number of worker processes; None takes one per idle core if that saves time.
+        jobs: number of worker processes of joblib's active backend; None takes one per idle core
+            if that saves time. If a worker dies, Dask repeats its trials, and the others raise.
         max_runs: limit on the expected number of calls of the function; a larger number is refused
             before the first call.
 

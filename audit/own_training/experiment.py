@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
+from audit.errors import imports_of_game
 from audit.own_training.canary_pool import PoolRecord, canary_pool
 from audit.own_training.coupled_runs import Accounted, CoupledRuns, Trace
 from audit.own_training.explanations import explain, explain_test
@@ -340,7 +341,8 @@ def significant(p_values: Sequence[float], alpha: float) -> list[int]:
         >>> significant([0.04, 0.5, 0.01], 0.05)
         [2]
     """
-    from statsmodels.stats.multitest import multipletests
+    with imports_of_game():
+        from statsmodels.stats.multitest import multipletests
 
     rejected = multipletests(p_values, alpha=alpha, method="holm")[0]
     return [int(place) for place in np.argsort(p_values, kind="stable") if rejected[place]]

@@ -6,8 +6,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from audit.errors import InvalidInput
-from audit.processes import end_with_parent, loky_options
+from audit.errors import InvalidInput, imports_of_game
+from audit.processes import end_with_parent, loky_options, worker_deaths
 from audit.tuning.one_run import Attempt, Task
 
 
@@ -16,8 +16,9 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
     if jobs == 1:
         yield from (task() for task in tasks())
         return
-    import joblib
-    from joblib.parallel import get_active_backend
+    with imports_of_game():
+        import joblib
+        from joblib.parallel import get_active_backend
 
     backend, _ = get_active_backend()
     if getattr(backend, "supports_sharedmem", False):
@@ -37,7 +38,7 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
             results = workers(calls)
             for one in results:  # noqa: UP028 (closed below, where it may warn)
                 yield one
-        except _deaths():  # their messages would reveal how many runs were left
+        except worker_deaths():  # their messages would reveal how many runs were left
             died = True
         finally:
             # When it is closed early, joblib's warning would reveal how many runs were left.
@@ -50,20 +51,6 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
                 "a worker process died, possibly because memory ran out; run the same study again "
                 "(with fewer jobs if necessary), and it resumes with the same draws"
             )
-
-
-def _deaths() -> tuple[type[BaseException], ...]:
-    """The exceptions of the loaded backends for a worker that died."""
-    names = {
-        "joblib.externals.loky.process_executor": "TerminatedWorkerError",
-        "distributed.scheduler": "KilledWorker",
-        "ray.exceptions": "RayActorError",
-    }
-    return tuple(
-        getattr(sys.modules[module], name)
-        for module, name in names.items()
-        if module in sys.modules
-    )
 
 
 def _begin_worker() -> None:

@@ -45,11 +45,16 @@ def test_protocols_have_the_expected_number_of_runs() -> None:
         assert mean is None or mean == pytest.approx(runs, rel=0.02)
 
 
-def test_curves_continue_after_their_process_was_killed() -> None:
+def test_curves_continue_after_their_process_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_costs", {})
+
     def cost() -> float:
         return asyncio.run(app._point_of_curve(RUN, "fixed:2", 1e-5))
 
-    assert cost() == audit.tuning_cost(RUN, "fixed:2", 1e-5).epsilon
+    expected = audit.tuning_cost(RUN, "fixed:2", 1e-5).epsilon
+    assert cost() == expected
+    monkeypatch.setattr(app, "tuning_cost", None)  # the answer at a point of a curve is known
+    assert app._cost(RUN, "fixed:2", 1e-5) == expected
     (pid,) = app._curve_process()._processes
     psutil.Process(pid).kill()
     with pytest.raises(BrokenProcessPool):
@@ -144,12 +149,20 @@ def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
         return format_rounded(audit.tuning_cost(run, protocol, delta=1e-5).epsilon, up=True)
 
     wait_for(page, "cost", rounded(RUN, "grid:20"))
+    # Old numbers are dimmed until the new ones are there.
+    page.execute_script(
+        FIND + "const host = found[0].getRootNode().host; window.opacities = [];"
+        "setInterval(() => window.opacities.push(getComputedStyle(host).opacity), 10)", "#cost",
+    )  # fmt: skip
     # A new noise multiplier, then another protocol by the slider.
     inputs = page.execute_script(FIND + "return found", "input[type=text]")
     replace_all = "\ue009a\ue009"  # control and a, then control is released
     inputs[0].send_keys(replace_all, "100\n")
     run = audit.DpSgd(noise_multiplier=100.0, steps=300)
     wait_for(page, "cost", rounded(run, "grid:20"))
+    time.sleep(0.1)
+    opacities = page.execute_script("return window.opacities")
+    assert [value for value, _ in itertools.groupby(opacities)][-2:] == ["0.3", "1"]
     assert shown(page, "run") == format_rounded(run.epsilon(1e-5), up=True)
     assert shown(page, "quantile") == f"{20 / 21:.3f}"
     protocol, runs = page.execute_script(FIND + "return found", ".noUi-handle")

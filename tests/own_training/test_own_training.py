@@ -3,10 +3,14 @@
 Every game has fixed seeds. A correct training is accused with probability at most 5 %.
 """
 
+import contextlib
 import copy
 import functools
 import json
 import math
+import os
+import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -28,6 +32,7 @@ import audit
 from audit import accounting, lower_bounds
 from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, noise, streams
 from audit.dpsgd.models import make_model
+from audit.errors import InvalidInput
 from audit.integrations.opacus import tuning_epsilon
 from audit.own_training import (
     CheckResult,
@@ -473,6 +478,44 @@ def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone() -> No
     assert torch.equal(torch.random.get_rng_state(), before)
     together = check(train, RECORDS, (np.zeros(3), 0), premises=False, jobs=2, **options)
     assert together == alone
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["loky", "dask", "ray"])
+def test_an_audit_survives_a_worker_that_dies_or_says_so(backend: str, tmp_path: Path) -> None:
+    import joblib
+
+    alone, deaths = os.getpid(), tmp_path / "deaths"
+
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
+        if os.getpid() != alone and (backend != "dask" or not deaths.exists()):
+            deaths.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(np.random.default_rng(seed).normal()) + records.features.sum()
+
+    options = {"claim": 1.0, "trials": 120, "premises": False}
+    with contextlib.ExitStack() as stack:
+        if backend == "dask":
+            distributed = pytest.importorskip("distributed")
+            local = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+            stack.enter_context(distributed.Client(local_directory=str(tmp_path), **local))
+        else:
+            error = "TerminatedWorkerError" if backend == "loky" else "Actor"
+            stack.enter_context(pytest.raises(InvalidInput, match=f"jobs must be fewer.*{error}"))
+        if backend == "ray":
+            ray = pytest.importorskip("ray")
+            from ray.util.joblib import register_ray
+
+            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            quiet = {"log_to_driver": False, "include_dashboard": False}
+            ray.init("local", num_cpus=2, runtime_env={"env_vars": paths}, **quiet)
+            stack.callback(ray.shutdown)
+            register_ray()
+        stack.enter_context(joblib.parallel_config(backend))
+        together = check(train, RECORDS, (np.ones(3), 0), jobs=2, **options)
+        assert together == check(train, RECORDS, (np.ones(3), 0), jobs=1, **options)
+    assert deaths.exists()
 
 
 def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported() -> None:

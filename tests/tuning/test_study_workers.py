@@ -19,7 +19,7 @@ from study_helpers import (
 )
 
 from audit import tuning
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, MissingExtra
 from audit.tuning import devices
 
 PARENT = """
@@ -67,6 +67,12 @@ def test_workers_end_with_the_process_of_the_study(tmp_path: Path, end: Any) -> 
     assert len(seen.read_text().split()) == runs
 
 
+def test_workers_need_joblib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    with pytest.raises(MissingExtra, match=r"^joblib must be installed: .*\[game\]'$"):
+        study().run(noisy, jobs=2)
+
+
 def test_threads_are_refused_as_workers() -> None:
     import joblib
 
@@ -79,17 +85,27 @@ def test_threads_are_refused_as_workers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_study_runs_on_the_workers_of_a_dask_cluster(tmp_path: Path) -> None:
+def test_a_dask_worker_that_dies_with_a_device_changes_nothing(tmp_path: Path) -> None:
     import joblib
     from distributed import Client
 
+    died, seen = tmp_path / "died", tmp_path / "seen"
+
     def train(trial: Any) -> Any:
+        if trial.device != "cpu":
+            if not died.exists():
+                died.write_text(trial.device)
+                os.kill(os.getpid(), signal.SIGKILL)
+            with seen.open("a") as file:
+                file.write(f"{trial.device}\n")
+            time.sleep(0.3)
         return tuning.Outcome(np.random.default_rng(trial.seed).normal(), os.getpid())
 
     alone = study(seed=5).run(train)
     local = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with Client(local_directory=str(tmp_path), **local), joblib.parallel_config("dask"):
-        there = study(seed=5).run(train, jobs=2)
+        there = study(seed=5).run(train, devices=["fake:0", "fake:1"])
+    assert died.read_text() in seen.read_text().split()  # its device is free again
     assert (there.candidate, there.score) == (alone.candidate, alone.score)
     assert there.model != os.getpid()
 
@@ -122,7 +138,7 @@ def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
             stack.callback(ray.shutdown)
             register_ray()
         stack.enter_context(joblib.parallel_config(backend))
-        with pytest.raises(RuntimeError, match=r"a worker died.*it resumes") as caught:
+        with pytest.raises(RuntimeError, match=r"a worker process died.*it resumes") as caught:
             study(**settings).run(train, jobs=2)
     assert "\n" not in str(caught.value)
     assert study(**settings).run(noisy, jobs=2) == study(seed=5).run(noisy)
