@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,10 +143,10 @@ class Journal(Memory):
 
     def state(self) -> dict[str, Any] | None:
         """The state of the study; None if it has not begun."""
-        try:
-            state = json.loads(self._state_path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not (text := self._read(self._state_path)) and not self._state_path.exists():
             return None
+        try:
+            state = json.loads(text.decode())
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"folder must hold a study, got {self._state_path}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
@@ -226,10 +227,12 @@ class Journal(Memory):
             ) from error
 
     def _read(self, path: Path) -> bytes:
-        try:
+        with self._written(), contextlib.suppress(FileNotFoundError):
+            # A pipe or a device in its place would never end.
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise self._edited(path)
             return path.read_bytes()
-        except FileNotFoundError:
-            return b""
+        return b""
 
     def _edited(self, path: Path, found: str = "") -> InvalidInput:
         return InvalidInput(
@@ -241,11 +244,11 @@ class Journal(Memory):
     def end(self) -> None:
         """Deletes the files of the study, and the folder if nothing else is in it."""
         for name in _NAMES:
-            if name == _MODELS:
-                shutil.rmtree(self.folder / name, ignore_errors=True)
-                continue
-            for one in (name, name + _DRAFT):
-                (self.folder / one).unlink(missing_ok=True)
+            for path in (self.folder / name, self.folder / (name + _DRAFT)):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 

@@ -8,14 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from audit import checks, console, repetitions, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
 from audit.commands import bounds
-from audit.protocols import RandomSearch
+from audit.protocols import RandomSearch, parse_protocol
 from audit.repetitions import Fixed
+from audit.report.cost import draw_cost
 from audit.upper_bounds.registry import answered
 
 pytestmark = pytest.mark.usefixtures("cached_bounds")
@@ -598,6 +600,21 @@ def test_the_command_draws_a_number_of_runs(
     monkeypatch.setattr("audit.report.cost._POINTS", 2)
     assert run(capsys, "--mu", "0.3", "--plot", str(path))[0] == 0
     assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_figure_has_every_second_point_of_slow_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def cost(base: Any, protocol: Any, delta: float) -> Any:
+        asked.append(type(protocol).__name__)
+        return mock.Mock(epsilon=1e3)  # The slow bound saves nothing.
+
+    monkeypatch.setattr("audit.report.cost.tuning_cost", cost)
+    draw_cost(GaussianMechanism(0.3), parse_protocol("fixed:3"), 1e-5, str(tmp_path / "cost.png"))
+    assert asked.count("Adaptive") == 1
+    assert asked.count("Grid") == 7 + 4
 
 
 def test_the_command_needs_neither_torch_nor_other_accountants() -> None:

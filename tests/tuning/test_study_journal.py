@@ -174,7 +174,17 @@ def edits(folder: Any) -> Any:
         "a list": lambda: state.write_text("[1]"),
         "no number of lines": lambda: (folder / "end.json").write_text("many"),
         "no count": lambda: (folder / "end.json").unlink(),
+        "a folder": lambda: replaced(folder / "end.json").mkdir(),
+        "a pipe": lambda: os.mkfifo(replaced(folder / "state.json")),
+        "a link to itself": lambda: replaced(folder / "state.json").symlink_to("state.json"),
+        "an endless file": lambda: replaced(folder / "runs.jsonl").symlink_to("/dev/zero"),
     }
+
+
+def replaced(path: Path) -> Path:
+    """The path, at which nothing is left."""
+    path.unlink()
+    return path
 
 
 EDITS = (
@@ -182,6 +192,7 @@ EDITS = (
     "a run less", "no runs", "a run left out", "another order", "twice", "another score",
     "a score of another type", "no object", "fewer runs drawn", "runs of another type",
     "another key", "no key", "a list", "no number of lines", "no count",
+    "a folder", "a pipe", "a link to itself", "an endless file",
 )  # fmt: skip
 
 
@@ -194,6 +205,15 @@ def test_a_journal_edited_by_hand_is_refused_in_one_line(tmp_path: Path, edit: s
     with pytest.raises(ValueError, match="folder must hold a study") as caught:
         study(**settings).run(noisy)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_a_file_is_deleted_with_the_study(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "s")
+    with journal.locked():
+        journal.begin({"settings": "", "key": "", "runs": None})
+        replaced(tmp_path / "s" / "READ_ME_PRIVATE.txt").mkdir()
+        journal.end()
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_file_that_does_not_belong_to_a_study_is_named(tmp_path: Path) -> None:
