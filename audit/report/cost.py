@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.errors import InvalidInput
-from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
+from audit.protocols import Adaptive, Protocol, RandomSearch
 from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.comparison import protocols_with
 from audit.upper_bounds.registry import find, row
@@ -21,7 +21,8 @@ _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8,
 
 # Number of points of each curve, from 2 to 1000 expected runs.
 _POINTS = 7
-# The slow bound of adaptive tunings saves less with more runs; a smaller saving is invisible.
+# The slow bound of adaptive tunings has every second point. With more runs it saves less, and a
+# smaller saving is invisible.
 _VISIBLE = 2e-3
 
 
@@ -42,9 +43,9 @@ def draw_cost(
     saves = True
     for mean in progress(runs):
         for title, one in protocols_with(float(mean)).items():
-            if mean in runs[1::2] and _is_slow(one):
-                continue
             if isinstance(one, Adaptive):
+                if mean in runs[1::2]:
+                    continue
                 simple = row(find("adaptive", Adaptive), base, one, delta).epsilon
                 epsilon = _epsilon(base, one, delta) if saves else simple
                 saves = not epsilon > (1.0 - _VISIBLE) * simple
@@ -100,12 +101,6 @@ def check_writable(path: str) -> None:
         raise InvalidInput(
             f"plot must be a file in a folder that can be written, got {path!r}: {error}"
         ) from error
-
-
-def _is_slow(protocol: Protocol) -> bool:
-    """Whether a point takes seconds, so that a curve has every second one."""
-    by_chance = isinstance(protocol, Grid) and protocol.inclusion < 1.0
-    return by_chance or isinstance(protocol, Adaptive)
 
 
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:

@@ -602,7 +602,7 @@ def test_the_command_draws_a_number_of_runs(
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_figure_has_every_second_point_of_slow_curves(
+def test_the_figure_has_every_second_point_of_adaptive_tunings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -614,7 +614,7 @@ def test_the_figure_has_every_second_point_of_slow_curves(
     monkeypatch.setattr("audit.report.cost.tuning_cost", cost)
     draw_cost(GaussianMechanism(0.3), parse_protocol("fixed:3"), 1e-5, str(tmp_path / "cost.png"))
     assert asked.count("Adaptive") == 1
-    assert asked.count("Grid") == 7 + 4
+    assert asked.count("Grid") == 2 * 7
 
 
 def test_the_command_needs_neither_torch_nor_other_accountants() -> None:
