@@ -158,6 +158,7 @@ def test_the_costs_of_groups_in_what_to_report() -> None:
         assert f"| {' | '.join(cells)} |\n" in page
 
 
+@pytest.mark.slow
 def test_the_page_on_bounds_names_every_row() -> None:
     page = (DOCS / "which_bound.md").read_text()
     upper = page[: page.index("## Lower bounds")]

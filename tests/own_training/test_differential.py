@@ -513,15 +513,15 @@ def test_mistakes_that_the_test_was_not_built_around(name: str, words: str) -> N
     assert words in findings[0].message
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
+        ("each tensor clipped to C", "each tensor (layer) is clipped to C separately"),
         ("features standardised by private records", "changes what other records contribute"),
         ("threshold set to the median norm of the batch", "changes what other records contribute"),
         ("features centered by the batch mean", "changes what other records contribute"),
         ("momentum of gradients without noise", "momentum"),
-        ("each tensor clipped to C", "each tensor (layer) is clipped to C separately"),
         ("two copies of each record", "several copies"),
         ("learning rate from gradients without noise", "The learning rate"),
         ("sum divided by the size of the drawn batch", "divided by the size of the batch"),
@@ -606,6 +606,10 @@ def test_a_pair_of_labels_on_one_boundary_differs_by_twice_the_threshold() -> No
     gradients = [gradient_of(model, cross_entropy, each, parameters) for each in (one, other)]
     cosine = torch.nn.functional.cosine_similarity(*gradients, dim=0)
     assert cosine < -0.98
+
+
+@pytest.mark.slow
+def test_the_noise_of_few_poisson_batches_is_measured_within_two_percent() -> None:
     found = report(Loop(sampling_rate=0.3, steps=8, noise_multiplier=1.2))
     assert found.measured["effective noise multiplier"] == pytest.approx(1.2, rel=0.02)
 

@@ -90,6 +90,7 @@ def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path: Path) -> No
     assert verify.main([str(tmp_path / "c.json")]) == 0
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
