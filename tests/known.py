@@ -1,9 +1,16 @@
-"""Cases with known exact values, for several test files."""
+"""Cases with known exact values, and other values, for several test files."""
 
 import math
 from typing import Any
 
 from audit import repetitions
+
+
+class Unprintable:
+    """A value whose repr raises an exception."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
 
 
 class OwnDistribution(repetitions.Repetitions):

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from known import Unprintable
 
 from audit import (
     accounting,
@@ -73,13 +74,6 @@ NUMBERS = st.one_of(
     st.floats(0.01, 10.0),
     st.floats(),
 )
-
-
-class Unprintable:
-    """A value whose repr raises an exception."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no text")
 
 
 WORDS = st.one_of(

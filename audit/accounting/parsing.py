@@ -93,7 +93,7 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
         return spec
     if not isinstance(spec, str):
         raise InvalidInput(f"base must be a mechanism, or one as text, got {checks.one_line(spec)}")
-    name, _, text = checks.as_text(spec).strip().partition(":")
+    name, _, text = spec.strip().partition(":")
     name = checks.one_of("base", name, _BASES)
     make, allowed = _BASES[name]
     if not allowed:

@@ -17,7 +17,6 @@ from pathlib import Path
 import joblib
 from filelock import FileLock, Timeout
 from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from audit import console
 from audit.errors import (
@@ -103,7 +102,7 @@ def play_all(
                     folder.save(block, trials)
                     played[block] = trials
                     update(block.trials)
-            except (TerminatedWorkerError, BrokenProcessPool) as death:
+            except BrokenProcessPool as death:
                 deaths = deaths + 1 if len(played) == before else 0
                 if deaths == _DEATHS_WITHOUT_PROGRESS:
                     raise WorkerDied(

@@ -209,8 +209,8 @@ def _scaled_by_size(released: _Runs, records: TrainingSet, base: _Released) -> l
         return []
     features = records.features.copy()
     features[-1] = 0.0
-    full = released(TrainingSet(features, records.labels))
-    less = released(TrainingSet(features[:-1], records.labels[:-1]))
+    zeroed = TrainingSet(features, records.labels)
+    full, less = released(zeroed), released(zeroed.without_last())
     if full is None or less is None:
         return []
     factors = (n / (n - 1.0)) ** np.array([1.0, -1.0, 0.5, -0.5])

@@ -231,7 +231,7 @@ def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None,
     elif threat == "ETCV":
         if canary is None:
             canary = crafted(records.features, records.labels)
-        records = TrainingSet(records.features[:0], records.labels[:0])
+        records = records.first(0)
     return records, validation, canary
 
 

@@ -285,9 +285,7 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     neighbours[2:2] = [others, copies(reference, one_class, len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
         # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
-        half = len(reference) // 2
-        fewer = TrainingSet(reference.features[:half], reference.labels[:half])
-        neighbours[1:1] = [reference.without_last(), fewer]
+        neighbours[1:1] = [reference.without_last(), reference.first(len(reference) // 2)]
     for neighbour in neighbours:
         trace = complete(neighbour)
         if trace.shapes and trace.shapes != base.shapes:

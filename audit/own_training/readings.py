@@ -97,7 +97,7 @@ def _joined(parts: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
 
 def details(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
     """Mean and standard deviation of a trained model's scores of other records, [2]."""
-    others = TrainingSet(records.features[:_OTHERS], records.labels[:_OTHERS])
+    others = records.first(_OTHERS)
     scores = record_scores(result, others, loss) if len(others) else np.zeros(1)
     return np.array([scores.mean(), scores.std()])
 

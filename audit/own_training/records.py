@@ -79,7 +79,11 @@ class TrainingSet:
 
     def without_last(self) -> "TrainingSet":
         """All records but the last, if there is any."""
-        return TrainingSet(self.features[:-1], self.labels[:-1])
+        return self.first(max(len(self) - 1, 0))
+
+    def first(self, count: int) -> "TrainingSet":
+        """The first `count` records, or all if there are fewer."""
+        return TrainingSet(self.features[:count], self.labels[:count])
 
     def with_record(self, record: "TrainingSet") -> "TrainingSet":
         """These records followed by others, which are converted to the types of these."""

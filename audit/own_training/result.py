@@ -87,16 +87,16 @@ class CheckResult:
 
     @property
     def _attack_words(self) -> str:
-        claims, digits = "claims nothing", 4
-        least = format_rounded(self.epsilon, up=False, digits=digits)
-        if self.claim is not None:
+        claims = "claims nothing"
+        for digits in range(4, 18):  # as many as show a leak
+            least = format_rounded(self.epsilon, up=False, digits=digits)
+            if self.claim is None:
+                break
             # A claim is rounded up, which may only make it larger than it is.
             claim = format_rounded(self.claim, up=True, digits=digits)
-            while self.leaks and float(claim) >= float(least) and digits < 17:
-                digits += 1
-                claim = format_rounded(self.claim, up=True, digits=digits)
-                least = format_rounded(self.epsilon, up=False, digits=digits)
             claims = f"claims ({claim}, {format_exact(self.delta)})"
+            if not self.leaks or float(claim) < float(least):
+                break
         confidence = f"with {100 * self.confidence:g} % confidence"
         shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks or self.claim is None:

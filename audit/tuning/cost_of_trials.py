@@ -305,15 +305,17 @@ def _cost_of_sequential(
 def _composed(runs: Sequence[Mechanism], delta: float) -> float:
     """Epsilon of all runs, by Renyi divergences if it or the losses are too large for a grid."""
     together = all_of(runs)
-    by_renyi = together.renyi_epsilon(delta)
-    if isinstance(together, Composition) and _MEANINGLESS < by_renyi < math.inf:
-        return by_renyi
+    if isinstance(together, Composition):
+        found = together.renyi_epsilon(delta)
+        if _MEANINGLESS < found < math.inf:
+            return found
     try:
         return together.epsilon(delta)
     except Unresolved:
-        if not math.isfinite(by_renyi):
+        found = together.renyi_epsilon(delta)
+        if not math.isfinite(found):
             raise
-        return by_renyi
+        return found
 
 
 _MEANINGLESS = 200.0

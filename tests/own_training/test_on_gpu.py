@@ -38,7 +38,7 @@ def loop_on(device: str, noisy_biases: bool) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noisy_biases", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("noisy_biases", [False, True])
 def test_loops_on_a_gpu_have_the_findings_of_the_cpu(
     noisy_biases: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import broken_trainings as trainings
 import numpy as np
 import pytest
 import torch
+from clusters import local_backend
 from opacus import GradSampleModule, PrivacyEngine
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
@@ -322,13 +322,10 @@ def test_a_correct_training_is_not_accused(name: str) -> None:
     assert found.epsilon < found.claim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("confidence", "audits", "allowed"),
-    [
-        pytest.param(0.5, 40, 27, marks=pytest.mark.slow),
-        pytest.param(0.95, 30, 5, marks=pytest.mark.slow),
-        pytest.param(0.95, 1000, 66, marks=pytest.mark.slow),
-    ],
+    [(0.5, 40, 27), (0.95, 30, 5), (0.95, 1000, 66)],
 )
 def test_correct_trainings_are_accused_no_more_often_than_said(
     confidence: float, audits: int, allowed: int
@@ -484,8 +481,6 @@ def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone() -> No
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["loky", "dask", "ray"])
 def test_an_audit_survives_a_worker_that_dies_or_says_so(backend: str, tmp_path: Path) -> None:
-    import joblib
-
     alone, deaths = os.getpid(), tmp_path / "deaths"
 
     def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
@@ -495,24 +490,11 @@ def test_an_audit_survives_a_worker_that_dies_or_says_so(backend: str, tmp_path:
         return float(np.random.default_rng(seed).normal()) + records.features.sum()
 
     options = {"claim": 1.0, "trials": 120, "premises": False}
-    with contextlib.ExitStack() as stack:
-        if backend == "dask":
-            distributed = pytest.importorskip("distributed")
-            local = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-            stack.enter_context(distributed.Client(local_directory=str(tmp_path), **local))
-        else:
-            error = "TerminatedWorkerError" if backend == "loky" else "Actor"
-            stack.enter_context(pytest.raises(InvalidInput, match=f"jobs must be fewer.*{error}"))
-        if backend == "ray":
-            ray = pytest.importorskip("ray")
-            from ray.util.joblib import register_ray
-
-            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            quiet = {"log_to_driver": False, "include_dashboard": False}
-            ray.init("local", num_cpus=2, runtime_env={"env_vars": paths}, **quiet)
-            stack.callback(ray.shutdown)
-            register_ray()
-        stack.enter_context(joblib.parallel_config(backend))
+    refused: Any = contextlib.nullcontext()
+    if backend != "dask":
+        error = "TerminatedWorkerError" if backend == "loky" else "Actor"
+        refused = pytest.raises(InvalidInput, match=f"jobs must be fewer.*{error}")
+    with local_backend(backend, tmp_path), refused:
         together = check(train, RECORDS, (np.ones(3), 0), jobs=2, **options)
         assert together == check(train, RECORDS, (np.ones(3), 0), jobs=1, **options)
     assert deaths.exists()

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from known import Unprintable
 from light_runs import noisy
 from study_helpers import (
     DP_SGD,
@@ -250,10 +251,6 @@ def test_an_invalid_space_is_one_short_line(space: Any) -> None:
 
 
 def test_values_without_a_text_are_refused() -> None:
-    class Unprintable:
-        def __repr__(self) -> str:
-            raise RuntimeError("no text")
-
     for space in ({"x": [Unprintable()]}, [{"x": Unprintable()}]):
         with pytest.raises(InvalidInput, match="have a repr, got one that raises RuntimeError"):
             tuning.Study(space, "fixed:2", base="gaussian:0.1", folder=None)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from clusters import local_backend
 from light_runs import noisy
 from study_helpers import (
     study,
@@ -86,9 +87,6 @@ def test_threads_are_refused_as_workers() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_worker_that_dies_with_a_device_changes_nothing(tmp_path: Path) -> None:
-    import joblib
-    from distributed import Client
-
     died, seen = tmp_path / "died", tmp_path / "seen"
 
     def train(trial: Any) -> Any:
@@ -102,8 +100,7 @@ def test_a_dask_worker_that_dies_with_a_device_changes_nothing(tmp_path: Path) -
         return tuning.Outcome(np.random.default_rng(trial.seed).normal(), os.getpid())
 
     alone = study(seed=5).run(train)
-    local = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
-    with Client(local_directory=str(tmp_path), **local), joblib.parallel_config("dask"):
+    with local_backend("dask", tmp_path):
         there = study(seed=5).run(train, devices=["fake:0", "fake:1"])
     assert died.read_text() in seen.read_text().split()  # its device is free again
     assert (there.candidate, there.score) == (alone.candidate, alone.score)
@@ -116,8 +113,6 @@ def test_a_dask_worker_that_dies_with_a_device_changes_nothing(tmp_path: Path) -
 def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
     backend: str, tmp_path: Path
 ) -> None:
-    import joblib
-
     (tmp_path / "graves").mkdir()
 
     def train(trial: Any) -> Any:
@@ -127,19 +122,11 @@ def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
         return noisy(trial)
 
     settings = {"seed": 5, "folder": tmp_path / "s"}
-    with contextlib.ExitStack() as stack:
-        if backend == "ray":
-            import ray
-            from ray.util.joblib import register_ray
-
-            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            quiet = {"log_to_driver": False, "include_dashboard": False}
-            ray.init("local", num_cpus=2, runtime_env={"env_vars": paths}, **quiet)
-            stack.callback(ray.shutdown)
-            register_ray()
-        stack.enter_context(joblib.parallel_config(backend))
-        with pytest.raises(RuntimeError, match=r"a worker process died.*it resumes") as caught:
-            study(**settings).run(train, jobs=2)
+    with (
+        local_backend(backend, tmp_path),
+        pytest.raises(RuntimeError, match=r"a worker process died.*it resumes") as caught,
+    ):
+        study(**settings).run(train, jobs=2)
     assert "\n" not in str(caught.value)
     assert study(**settings).run(noisy, jobs=2) == study(seed=5).run(noisy)
 
