@@ -698,6 +698,25 @@ def test_a_divisor_that_is_rounded_is_compared_when_time_is_short() -> None:
     assert [each.premise for each in found.findings] == ["number of records"]
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_slow_runs_are_tested_in_steps_that_use_the_record(seed: int) -> None:
+    """Of 30 steps of a second, 4 are tested; a batch holds a tenth of the records."""
+    elapsed = 0.0
+
+    def wait(*_: Any) -> None:
+        nonlocal elapsed
+        elapsed += 1.0
+
+    def clock() -> float:
+        return elapsed
+
+    loop = Loop(steps=30, sampling_rate=0.1, before=wait)
+    with mock.patch.object(time, "perf_counter", clock):
+        found = check_premises(loop, DATA, seed=seed).report
+    assert "contribution" in found.tested, found.untested
+    assert not found.broken, str(found)
+
+
 @pytest.mark.parametrize("share", [0.95, 1.0])
 def test_five_percent_of_the_noise_are_not_too_little_to_miss(share: float) -> None:
     def noise(state: Any, total: Any) -> Any:
