@@ -30,7 +30,7 @@ if __name__ == "__main__":
     root = Path(__file__).parent
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     readme, package = (
-        (root / name).read_text(encoding="utf-8") for name in ("README.md", "audit/__init__.py")
+        (root / name).read_text(encoding="utf-8") for name in ("README.md", "audit/version.py")
     )
     version = re.search(r'^__version__ = "(.+)"', package, re.MULTILINE)
     assert version is not None

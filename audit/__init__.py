@@ -16,11 +16,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from audit import _deprecated
+from audit.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from audit.accounting import Composition, DpSgd, GaussianMechanism, from_event
+    from audit.accounting import (
+        Composition,
+        DpSgd,
+        GaussianMechanism,
+        from_event,
+        from_opacus,
+    )
     from audit.errors import AuditError
-    from audit.integrations.opacus import from_opacus
     from audit.lower_bounds import all_lower_bounds, lower_bound
     from audit.own_training import check, check_one_run
     from audit.protocols import Grid, RandomSearch
@@ -32,8 +38,6 @@ if TYPE_CHECKING:
         compare_protocols,
         tuning_cost,
     )
-
-__version__ = "0.3.0"
 
 __all__ = [
     "AuditError",
@@ -60,10 +64,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "audit.accounting": ("Composition", "DpSgd", "GaussianMechanism", "from_event"),
+    "audit.accounting": (
+        "Composition",
+        "DpSgd",
+        "GaussianMechanism",
+        "from_event",
+        "from_opacus",
+    ),
     "audit.errors": ("AuditError",),
     "audit.lower_bounds": ("all_lower_bounds", "lower_bound"),
-    "audit.integrations.opacus": ("from_opacus",),
     "audit.own_training": ("check", "check_one_run"),
     "audit.protocols": ("Grid", "RandomSearch"),
     "audit.tuning": ("Budget", "Outcome", "Study", "Trial", "cost_of_trials"),

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audit import checks
+from audit.version import __version__
 
-try:
-    from audit import __version__
-except ImportError:
+if not hasattr(sys.modules["audit"], "__version__"):
     # In an editable installation, Python may take a folder of that name for this package.
     print(
         "error: the current folder must not contain a folder or file named 'audit', which hides "
         "this package: run the command from another folder, or as dp-tuning-audit",
         file=sys.stderr,
     )
-    raise SystemExit(2) from None
+    raise SystemExit(2)
 
 try:
     int(os.environ.get("SOURCE_DATE_EPOCH", "0"))

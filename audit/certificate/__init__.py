@@ -5,8 +5,9 @@ every number of the json again, and every condition that it must state.
 """
 
 from audit import _deprecated
-from audit.certificate.certificate import FORMAT, Certificate
+from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
+from audit.certificate.content import FORMAT
 from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute

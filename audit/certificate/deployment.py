@@ -5,16 +5,13 @@ The fields are those of the registry's schema in OpenDP's repository `deployment
 """
 
 import json
-from typing import TYPE_CHECKING
 
 from audit.certificate import conditions, text
+from audit.certificate.content import Content
 from audit.certificate.numbers import rounded_up
 from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
-
-if TYPE_CHECKING:
-    from audit.certificate.certificate import Certificate
 
 _Value = str | float | list[str]
 
@@ -41,7 +38,7 @@ _BLANK = {
 """Instructions to the publisher for each field that the certificate leaves blank."""
 
 
-def record(certificate: "Certificate") -> str:
+def record(certificate: Content) -> str:
     """A draft entry of the registry, as YAML; a void certificate is refused."""
     if certificate.void:
         raise InvalidInput(
@@ -71,7 +68,7 @@ def _yaml(value: _Value) -> str:
     return json.dumps(value) if value else ""
 
 
-def _fields(certificate: "Certificate") -> list[tuple[int, str, _Value | None]]:
+def _fields(certificate: Content) -> list[tuple[int, str, _Value | None]]:
     """(depth, name, value) of every field, in the order of the registry's template."""
     stated, setting, numbers = certificate.stated, certificate.setting, certificate.numbers
     trains_dpsgd = bool(conditions.testable(certificate.training, certificate.score))

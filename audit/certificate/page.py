@@ -4,7 +4,7 @@ import html as markup
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -12,11 +12,9 @@ from scipy import special
 from audit import checks
 from audit.certificate import text
 from audit.certificate.conditions import Ground
+from audit.certificate.content import Content
 from audit.certificate.numbers import TradeOff, rounded_up
 from audit.numerics import format_exact
-
-if TYPE_CHECKING:
-    from audit.certificate.certificate import Certificate
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -61,7 +59,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
-def html(certificate: "Certificate") -> str:
+def html(certificate: Content) -> str:
     """The certificate as an html page."""
     points, delta = certificate.numbers.profile, format_exact(certificate.delta)
     body = [
@@ -113,7 +111,7 @@ def html(certificate: "Certificate") -> str:
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
 
 
-def _conditions(certificate: "Certificate", grounds: Sequence[Ground]) -> str:
+def _conditions(certificate: Content, grounds: Sequence[Ground]) -> str:
     rows = []
     for one in certificate.conditions:
         if one.ground in grounds:
@@ -160,7 +158,7 @@ def table(
     )
 
 
-def _figures(certificate: "Certificate") -> str:
+def _figures(certificate: Content) -> str:
     numbers = certificate.numbers
 
     def profile(axes: Any) -> None:

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from audit import checks
-from audit.certificate.certificate import NAMESPACE
+from audit.certificate.content import NAMESPACE
 from audit.errors import InvalidInput
 
 _SECONDS = 20.0

@@ -1,17 +1,14 @@
 """The content of a certificate as rows of titles and words, and as a paragraph of all rows."""
 
 import textwrap
-from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.certificate.conditions import Ground, how_tested
+from audit.certificate.content import Content
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.certificate.wording import describe
 from audit.numerics import format_exact
-
-if TYPE_CHECKING:
-    from audit.certificate.certificate import Certificate
 
 _WIDTH = 88
 
@@ -19,7 +16,7 @@ Rows = list[tuple[str, str]]
 """Titles and words."""
 
 
-def paragraph(certificate: "Certificate") -> str:
+def paragraph(certificate: Content) -> str:
     """The claim and all rows for a paper or a model card, in lines of at most 88 characters."""
     rows = [
         *scope(certificate),
@@ -42,7 +39,7 @@ def sentences(rows: Rows) -> str:
     return " ".join(f"{title}: {words.removesuffix('.')}." for title, words in rows)
 
 
-def scope(certificate: "Certificate") -> Rows:
+def scope(certificate: Content) -> Rows:
     """The scope of the claim."""
     setting = certificate.setting
     return [
@@ -55,7 +52,7 @@ def scope(certificate: "Certificate") -> Rows:
     ]
 
 
-def cost(certificate: "Certificate") -> Rows:
+def cost(certificate: Content) -> Rows:
     """The mechanism, the protocol and their cost."""
     numbers, delta = certificate.numbers, format_exact(certificate.delta)
     run = "none at this delta" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
@@ -77,7 +74,7 @@ def cost(certificate: "Certificate") -> Rows:
     return rows
 
 
-def limits(certificate: "Certificate") -> Rows:
+def limits(certificate: Content) -> Rows:
     """Limits that no attack can exceed."""
     numbers = certificate.numbers
     one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
@@ -90,7 +87,7 @@ def limits(certificate: "Certificate") -> Rows:
     ]
 
 
-def audit(certificate: "Certificate") -> Rows:
+def audit(certificate: Content) -> Rows:
     """Result of an audit; empty without one."""
     found = certificate.evidence
     if found is None:
@@ -105,7 +102,7 @@ def audit(certificate: "Certificate") -> Rows:
     ]
 
 
-def statements(certificate: "Certificate") -> Rows:
+def statements(certificate: Content) -> Rows:
     """The author's statements, and what follows from them."""
     stated = list(certificate.stated.in_words())
     if (total := total_in_words(certificate)) is not None:
@@ -113,7 +110,7 @@ def statements(certificate: "Certificate") -> Rows:
     return [*stated, ("SHA-256 of the released model", certificate.model_hash or NOT_STATED)]
 
 
-def provenance(certificate: "Certificate") -> Rows:
+def provenance(certificate: Content) -> Rows:
     """Software, date and random draws."""
     made = certificate.made
     return [
@@ -124,7 +121,7 @@ def provenance(certificate: "Certificate") -> Rows:
     ]
 
 
-def conditions(certificate: "Certificate") -> Rows:
+def conditions(certificate: Content) -> Rows:
     """The conditions of the claim by their ground."""
     rows = []
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
@@ -138,20 +135,20 @@ def conditions(certificate: "Certificate") -> Rows:
     return rows
 
 
-def implementation_in_words(certificate: "Certificate") -> str:
+def implementation_in_words(certificate: Content) -> str:
     """Versions of the software."""
     made = certificate.made
     libraries = (f"{name} {version}" for name, version in made.libraries.items())
     return ", ".join([f"dp-tuning-audit {made.version}", f"Python {made.python}", *libraries])
 
 
-def candidates_in_words(certificate: "Certificate") -> str:
+def candidates_in_words(certificate: Content) -> str:
     """Distribution of the candidates in one line."""
     prior = certificate.study.prior.items()
     return "; ".join(checks.quoted(f"{name}: {words}") for name, words in prior)
 
 
-def groups_in_words(certificate: "Certificate") -> str:
+def groups_in_words(certificate: Content) -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
         f"{size} records, {'no epsilon' if epsilon is None else rounded_up(epsilon)}"
@@ -159,7 +156,7 @@ def groups_in_words(certificate: "Certificate") -> str:
     )
 
 
-def total_in_words(certificate: "Certificate") -> str | None:
+def total_in_words(certificate: Content) -> str | None:
     """Cost of this and all earlier releases; None if the author does not state these."""
     total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
     if total is None:
@@ -170,7 +167,7 @@ def total_in_words(certificate: "Certificate") -> str | None:
     )
 
 
-def draws_in_words(certificate: "Certificate") -> str:
+def draws_in_words(certificate: Content) -> str:
     """Source of the random draws, and whether their key was deleted."""
     if certificate.study.seeded:
         return "a given seed"

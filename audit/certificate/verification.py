@@ -17,8 +17,9 @@ import numpy as np
 
 from audit import _deprecated, checks
 from audit.accounting import DeltaUnreachable, mechanism_to_dict
-from audit.certificate.certificate import Certificate, Made, hash_of
+from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Ground, bases_of, checkable, most_steps, testable
+from audit.certificate.content import Made, hash_of
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.errors import InvalidInput

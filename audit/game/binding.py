@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import audit
 from audit.game.setup import SetUp
 from canaries import InputCanary
 from threat_models import ThreatModel
@@ -105,7 +104,7 @@ def _data(views: Sequence[ThreatModel]) -> Iterator[bytes]:
 
 @cache
 def _digest_of_code() -> str:
-    root = Path(audit.__file__).parents[1]
+    root = Path(__file__).parents[2]
     packages = (root / name for name in _CODE)
     sources = [
         file

@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from audit import __version__
+from audit.version import __version__
 
 _LIBRARIES = ("numpy", "scipy", "torch", "opacus", "joblib", "pandas")
 

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from audit import __version__, checks, protocols
+from audit import checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
@@ -50,6 +50,7 @@ from audit.tuning.space import Space
 from audit.tuning.training import Training
 from audit.upper_bounds import ProtocolLike, UpperBound, schedule_ex_post, tuning_cost
 from audit.upper_bounds.registry import find, row
+from audit.version import __version__
 
 if TYPE_CHECKING:
     from audit.own_training.findings import PremiseReport

@@ -17,6 +17,7 @@ from audit import AuditError, accounting, verify
 from audit.accounting import GaussianMechanism
 from audit.accounting.dpsgd import DpSgd
 from audit.certificate import (
+    FORMAT,
     Certificate,
     Declaration,
     Spending,
@@ -25,7 +26,6 @@ from audit.certificate import (
     schema,
     sign,
 )
-from audit.certificate.certificate import FORMAT
 from audit.certificate.conditions import AS_STATED
 
 

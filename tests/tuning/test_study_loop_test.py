@@ -11,7 +11,7 @@ from torch import nn
 
 from audit import tuning, verify
 from audit.certificate import Certificate
-from audit.certificate.certificate import hash_of
+from audit.certificate.content import hash_of
 from audit.errors import PrivacyLeak
 from audit.tuning.loop_test import can_test, fingerprint
 
