@@ -1,7 +1,6 @@
 """Distributes blocks of trials to processes, on one machine or on a cluster."""
 
 import contextlib
-import functools
 import logging
 import os
 import socket
@@ -12,10 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 import joblib
-from filelock import FileLock, Timeout
 from joblib.externals.loky import get_reusable_executor
 
 from audit import console
@@ -32,6 +29,7 @@ from audit.game.groups import Place
 from audit.game.play import Trials
 from audit.game.store import RunFolder
 from audit.processes import end_with_parent, watch_ray
+from audit.tuning.devices import Devices, shared_devices
 
 # Seconds after which a missing scheduler is an error.
 _PATIENCE = 10.0
@@ -87,18 +85,20 @@ def play_all(
 
     Each block is saved as soon as it is finished, so an interruption loses no finished block. If a
     worker dies, it is replaced, its block is repeated, and a message reports it. There is one
-    process of one thread for each job, and for each device if several are named.
+    process of one thread for each job. Each of several devices plays one block at a time.
     """
     played = finished_blocks(folder, blocks)
     if len(played) == len(blocks):
         return played
     deaths = 0
     total, done = (sum(block.trials for block in some) for some in (blocks, played))
-    with console.progress(total, done) as update:
+    several = place.devices if len(place.devices) > 1 else ()
+    with shared_devices(several) as shared, console.progress(total, done) as update:
+        devices = shared or place.devices[0]
         while missing := [block for block in blocks if block not in played]:
             before = len(played)
             try:
-                for block, trials in _played(place, play_block, missing):
+                for block, trials in _played(place, play_block, devices, missing):
                     folder.save(block, trials)
                     played[block] = trials
                     update(block.trials)
@@ -113,22 +113,21 @@ def play_all(
 
 
 def _played(
-    place: Place, play_block: PlayBlock, blocks: Sequence[Block]
+    place: Place, play_block: PlayBlock, devices: Devices | str, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, tuple[Trials, ...]]]:
     """The blocks with their trials, in the order in which they finish."""
-    locks = str(place.out) if len(place.devices) > 1 else None
     if place.workers == 1 and place.backend == "loky":
-        yield from (_play(play_block, place.devices, locks, block) for block in blocks)
+        yield from (_play(play_block, devices, block) for block in blocks)
         return
-    calls = [joblib.delayed(_play)(play_block, place.devices, locks, block) for block in blocks]
+    calls = [joblib.delayed(_play)(play_block, devices, block) for block in blocks]
     if place.backend == "loky":
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config(
             "loky", n_jobs=place.workers, inner_max_num_threads=1, initializer=end_with_parent
         ):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
-        if locks is not None:
-            # A worker holds its device until it ends.
+        if isinstance(devices, Devices):
+            # Idle workers would occupy the memory of their devices.
             get_reusable_executor().shutdown()
         return
     # In one context of `Parallel`: for each call by itself, Ray would start new processes.
@@ -266,19 +265,9 @@ def _no_answer(place: Place, error: Exception) -> InvalidInput:
 
 
 def _play(
-    play_block: PlayBlock, devices: tuple[str, ...], locks: str | None, block: Block
+    play_block: PlayBlock, devices: Devices | str, block: Block
 ) -> tuple[Block, tuple[Trials, ...]]:
-    device = devices[0] if locks is None else _claimed_device(devices, locks)[0]
-    return block, play_block(block, device)
-
-
-@functools.cache
-def _claimed_device(devices: tuple[str, ...], locks: str) -> tuple[str, FileLock]:
-    """This process's device: the first that no other worker has locked."""
-    for index, device in enumerate(devices):
-        # The lock is held until this object or the process ends.
-        lock = FileLock(Path(locks) / f".device{index}.lock", timeout=0)
-        with contextlib.suppress(Timeout):
-            lock.acquire()
-            return device, lock
-    raise RuntimeError(f"there are more workers than devices: {', '.join(devices)} are all in use")
+    """Plays a block on the only device, or on one that no other process of this machine uses."""
+    with contextlib.ExitStack() as stack:
+        device = devices if isinstance(devices, str) else devices.claim(stack)
+        return block, play_block(block, device)

@@ -6,6 +6,7 @@ No GPU is needed: CUDA is simulated, or only named.
 import contextlib
 import importlib.util
 import logging
+import os
 import re
 import signal
 import socket
@@ -29,6 +30,7 @@ from audit import run
 from audit.game import setup, workers
 from audit.game.groups import Place
 from audit.game.settings import AuditConfig
+from audit.tuning.devices import Devices
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -401,30 +403,19 @@ def test_one_process_per_gpu() -> None:
         AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
 
 
-def test_each_worker_has_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = ("cuda:0", "cuda:1")
-    claim = workers._claimed_device.__wrapped__  # without the cache of a process
-    with contextlib.ExitStack() as held:
-        for expected in devices:
-            device, lock = claim(devices, str(tmp_path))
-            held.callback(lock.release)
-            assert device == expected
-        with pytest.raises(RuntimeError, match="more workers than devices"):
-            claim(devices, str(tmp_path))
-    device, lock = claim(devices, str(tmp_path))  # a dead worker releases its device
-    lock.release()
-    assert device == "cuda:0"
+def test_workers_claim_devices_and_end_after_the_blocks(tmp_path: Path) -> None:
+    place = AuditConfig(devices=("cuda:0", "cuda:1"), out=str(tmp_path)).place
+    blocks: Any = range(8)
 
-    monkeypatch.setattr(workers, "_claimed_device", lambda devices, locks: (devices[1], None))
-    played = []
-    workers._play(lambda block, device: played.append(device), devices, str(tmp_path), None)  # type: ignore[return-value]
-    assert played == ["cuda:1"]
+    def play(block: Any, device: str) -> Any:
+        assert (tmp_path / "locks" / device[-1]).exists()
+        return device, os.getpid()
 
-
-def test_workers_release_their_devices_after_the_blocks(tmp_path: Path) -> None:
+    devices = Devices(place.devices, tmp_path / "locks")
+    found = dict(workers._played(place, play, devices, blocks))
+    assert sorted(found) == [*blocks]
+    assert {device for device, _ in found.values()} <= {*place.devices}
     # Otherwise their memory on the GPUs would not be free for the next audit.
-    out = str(tmp_path / "audit")
-    assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0
-    with contextlib.ExitStack() as held:
-        for _ in range(2):
-            held.callback(workers._claimed_device.__wrapped__(("cpu", "cpu"), out)[1].release)
+    for pid in {pid for _, pid in found.values()}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
