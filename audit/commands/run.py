@@ -125,7 +125,7 @@ def _configs(options: dict[str, Any]) -> list[AuditConfig]:
         )
     from audit.report import comparison
 
-    comparison.check_comparable([config.identity for config in configs])
+    comparison.check_comparable(configs)
     return configs
 
 

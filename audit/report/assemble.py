@@ -64,7 +64,7 @@ def assemble(
     threat_model = set_ups[0].views[view].threat_model
     sets = (threat_model.training_set, threat_model.validation_set)
     return Report(
-        config=config.identity,
+        config=config,
         records=Records(*(0 if records is None else len(records) for records in sets)),
         candidates=tuple(candidate._asdict() for candidate in config.training(1.0).candidates),
         engine=EngineChoice(set_ups[0].engine.name, set_ups[0].reason),

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,14 @@ class Audit:
     report: Report  # its results
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The settings on which the results depend."""
+    def config(self) -> AuditConfig:
+        """The settings of the audit."""
         return self.report.config
 
     @property
     def is_search(self) -> bool:
         """Whether the protocol is random search, as in the paper."""
-        return _is_search(self.config)
+        return results.is_search(self.config)
 
     @property
     def tuning(self) -> str:
@@ -73,18 +73,14 @@ class Audit:
     @property
     def group(self) -> tuple[int, int, str]:
         """Its threat model and kind of canary, in the order of table 2."""
-        canary = self.config["canary"]
-        return THREATS.index(self.config["threat"]), _rank(canary, _CANARIES), canary
+        canary = self.config.canary
+        return THREATS.index(self.config.threat), _rank(canary, _CANARIES), canary
 
     @property
     def column(self) -> int:
         """Its column in the paper's figures."""
-        dataset = self.config["dataset"]
+        dataset = self.config.dataset
         return _rank(dataset if self.row[1] == "empty" else FOREIGN[dataset], _RECORDS)
-
-
-def _is_search(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("protocol", "search") == "search")
 
 
 def _rank(name: str, order: Sequence[str]) -> int:
@@ -139,26 +135,27 @@ def _audits(path: Path) -> Iterator[Audit]:
 
 
 def _check_settings(folder: Path, report: Report) -> None:
-    """Raises InvalidInput if a summary does not have the settings of one view of an audit."""
-    config = AuditConfig.from_mapping(report.config)
-    missing = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
-    missing += [
-        f"upper bound {name}"
-        for name in (_UPPER.values() if _is_search(report.config) else ())
+    """Raises InvalidInput if a summary does not have the bounds of one view of an audit."""
+    missing = [
+        f"no upper bound {name}"
+        for name in (_UPPER.values() if results.is_search(report.config) else ())
         if not all(name in result.upper_bounds for result in report.results)
     ]
-    if missing or len(config.pairs) > 1:
-        why = f"no {missing[0]}" if missing else "settings of several views"
-        raise InvalidInput(f"folders must hold finished audits, got {str(folder)!r} with {why}")
+    if len(report.config.pairs) > 1:
+        missing.append("settings of several views")
+    if missing:
+        raise InvalidInput(
+            f"folders must hold finished audits, got {str(folder)!r} with {missing[0]}"
+        )
 
 
-def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
+def check_comparable(configs: Sequence[AuditConfig]) -> None:
     """Refuses audits whose eps_B, eps_L and eps_U are not comparable, for settings that differ."""
-    searches = [config for config in configs if _is_search(config)]
-    sampled = any(config["sampling_rate"] != 1.0 for config in configs)
+    searches = [config for config in configs if results.is_search(config)]
+    sampled = any(config.sampling_rate != 1.0 for config in configs)
     shared = [(name, configs) for name in (*_COMMON, *(["steps"] if sampled else []))]
     for name, group in [*shared, ("repetitions", searches)]:
-        values = list(dict.fromkeys(str(config[name]) for config in group))
+        values = list(dict.fromkeys(str(config.identity[name]) for config in group))
         if len(values) > 1:
             raise InvalidInput(
                 f"{name} must be the same in audits that share a table, got {' and '.join(values)}"
@@ -270,7 +267,7 @@ def _tables(
     names = _names(audits)
     titles = {"input": "an input canary", "dirac": "the Dirac canary"}
     for group in (group for tuned in _by_tuning(audits) for group in _by_canary(tuned)):
-        canary = group[0].config["canary"]
+        canary = group[0].config.canary
         folders = [audit.folder for audit in group]
         heads: list[Sequence[str]] = [("eps_B",), ("claim",), ("eps_U",), ("proxy",)]
         heads += [names[folder] for folder in folders]
@@ -294,7 +291,7 @@ def _number(epsilon: float | None) -> str:
 
 def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
     """Row of table 2 and score of every audit, and its folder if several have the same."""
-    rows = {audit.folder: (*audit.row, str(audit.config["score"])) for audit in audits}
+    rows = {audit.folder: (*audit.row, str(audit.config.score)) for audit in audits}
     counts = Counter((audit.tuning, rows[audit.folder]) for audit in audits)
     return {
         audit.folder: (
@@ -320,12 +317,12 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
         if not first.is_search:
             valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at each budget"
         yield (
-            f"{way}{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} "
+            f"{way}{results.VALID}: {report.recommended.key}, with {100 * config.confidence:g} "
             f"% confidence, {report.reported(0).assumes}; {valid}"
         )
         yield f"{way}{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, not a bound; {paper}"
     yield ", ".join(
-        [f"delta {format_exact(config['delta'])}", *_common_tuning(audits), _settings(audits)]
+        [f"delta {format_exact(config.delta)}", *_common_tuning(audits), _settings(audits)]
     )
     for audit in audits:
         if any(result.contradiction is not None for result in audit.report.results):
@@ -349,7 +346,7 @@ def _settings(audits: Sequence[Audit]) -> str:
     trained = [audit for audit in audits if audit.row[1] != "empty"]
 
     def values(name: str) -> str:
-        return _joined_by_or(audit.config[name] for audit in audits)
+        return _joined_by_or(getattr(audit.config, name) for audit in audits)
 
     used = _joined_by_or(audit.report.records.training for audit in trained)
     records = f", {used} training records" if trained else ""

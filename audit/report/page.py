@@ -41,7 +41,7 @@ def html(report: Report, folder: Path) -> str:
             body.append(figure(picture, words))
     for result in report.results:
         body += _of_budget(result)
-    settings = [(name, words_of(value)) for name, value in report.config.items()]
+    settings = [(name, words_of(value)) for name, value in report.config.identity.items()]
     body += [
         "<h2>Settings</h2>",
         pairs([(name, words) for name, words in settings if words]),
@@ -59,7 +59,7 @@ def _answer(report: Report, result: BudgetResult) -> str:
     shown = (
         f"One run costs epsilon {format_exact(result.epsilon_base)}. The attack shows that the "
         f"tuning leaks at least epsilon {rounded_down(bound.epsilon)} at "
-        f"delta = {format_exact(report.config['delta'])}, with "
+        f"delta = {format_exact(report.config.delta)}, with "
         f"{100 * bound.confidence:g} % confidence"
     )
     upper = result.smallest_upper

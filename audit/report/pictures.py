@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import optimize
 
-from audit import protocols
 from audit.arrays import FloatArray
 from audit.claims import Kind
 from audit.game.play import Trials
+from audit.game.settings import AuditConfig
 from audit.game.store import written_completely
 from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (
@@ -93,8 +93,8 @@ def draw(report: Report, path: Path) -> None:
         axes.set_xlabel(_BUDGET)
         axes.set_ylabel(_epsilon_label(config))
         figure.suptitle(
-            f"{threat}, X = {training_set}, z = {canary}, score {config['score']}\n"
-            f"{way_of_tuning(config)}, {config['trials']:,} trials x {config['repeats']}",
+            f"{threat}, X = {training_set}, z = {canary}, score {config.score}\n"
+            f"{way_of_tuning(config)}, {config.trials:,} trials x {config.repeats}",
             fontsize="medium",
         )
         figure.supxlabel(_caption([report], lines=3), fontsize="small", color="0.25")
@@ -104,13 +104,13 @@ def draw(report: Report, path: Path) -> None:
 
 def _caption(reports: Sequence[Report], lines: int) -> str:
     """Explanation of the markers, in the given number of lines."""
-    confidence = f"{100 * reports[0].config['confidence']:g} %"
+    confidence = f"{100 * reports[0].config.confidence:g} %"
     parts = [
         f"Black edge: the bound to report, {confidence} confidence. Other filled markers: "
         f"{confidence} each, not jointly.",
         "Hollow markers: not bounds.",
     ]
-    if any(report.config["repeats"] > 1 for report in reports):
+    if any(report.config.repeats > 1 for report in reports):
         parts.append("Thin bars: the same from single repeats (smallest, mean, largest).")
     text = " ".join(parts)
     return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
@@ -159,8 +159,8 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata={"Software": None})
 
 
-def _epsilon_label(config: Mapping[str, Any]) -> str:
-    return rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}"
+def _epsilon_label(config: AuditConfig) -> str:
+    return rf"$\varepsilon$ of the tuning at $\delta$ = {config.delta:g}"
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,7 @@ def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]
 
 def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) -> Iterator[_Label]:
     results = report.results
-    protocol = protocols.parse_protocol(report.config.get("protocol", "search"))
-    for level in levels(type(protocol)):
+    for level in levels(type(report.config.parsed_protocol)):
         found = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
         known = [(x, bound.epsilon) for x, bound in found if bound and bound.epsilon is not None]
         if not known:
@@ -320,7 +319,7 @@ def draw_scores(report: Report, trials: Mapping[tuple[int, int], Trials], path: 
                 share = np.histogram(inside, edges)[0] / max(len(inside), 1)
                 axes.stairs(share, edges, color=colour, linestyle=style, lw=2.2, label=title)
             axes.set_title(rf"$\varepsilon_B$ = {results[budget].epsilon_base:g}")
-            axes.set_xlabel(f"score ({config['score']})")
+            axes.set_xlabel(f"score ({config.score})")
             axes.tick_params(axis="x", rotation=30)
         panels[0].set_ylabel("share of the trials")
         handles, titles = panels[0].get_legend_handles_labels()

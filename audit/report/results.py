@@ -2,11 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from audit.game.binding import SCHEMA
+from audit.game.settings import AuditConfig
+from audit.protocols import Adaptive, RandomSearch
 from audit.upper_bounds import BaseReport
 from threat_models.datasets import FOREIGN
 
@@ -176,7 +177,7 @@ class Recommended:
 class Report:
     """All results of an audit."""
 
-    config: dict[str, Any]  # the settings on which the results depend (`AuditConfig.identity`)
+    config: AuditConfig  # the settings of this view of the audit
     records: Records  # number of records that were used
     candidates: tuple[dict[str, float], ...]  # Omega, the hyperparameters of every candidate
     engine: EngineChoice  # the engine that trained
@@ -214,19 +215,23 @@ class Report:
         return [*kinds, (PAPER_PROTOCOL, UNCORRECTED, PROXIES)]
 
 
-def way_of_tuning(config: Mapping[str, Any]) -> str:
+def is_search(config: AuditConfig) -> bool:
+    """Whether the protocol is random search, as in the paper."""
+    return isinstance(config.parsed_protocol, RandomSearch)
+
+
+def way_of_tuning(config: AuditConfig) -> str:
     """How the best run was chosen: the distribution of K for random search, else the protocol."""
-    protocol = config.get("protocol", "search")
-    if protocol == "search":
-        return f"K ~ {config['repetitions']}"
-    sampler = f", sampler {config['sampler']}" if protocol.startswith("adaptive") else ""
-    return f"{protocol}{sampler}"
+    if is_search(config):
+        return f"K ~ {config.repetitions}"
+    is_adaptive = isinstance(config.parsed_protocol, Adaptive)
+    return f"{config.protocol}, sampler {config.sampler}" if is_adaptive else config.protocol
 
 
-def row_of_table(config: Mapping[str, Any]) -> tuple[str, str, str]:
+def row_of_table(config: AuditConfig) -> tuple[str, str, str]:
     """The row of table 2: threat model, X and z, for instance NTNV, FASHION, MNIST[0]."""
-    threat, canary, dataset = config["threat"], config["canary"], config["dataset"]
-    empty = threat == "ETCV"
+    canary, dataset = config.canary, config.dataset
+    empty = config.threat == "ETCV"
     if canary == "input":
-        canary = f"{dataset if empty else FOREIGN[dataset]}[{config['canary_index']}]"
-    return threat, "empty" if empty else dataset, canary
+        canary = f"{dataset if empty else FOREIGN[dataset]}[{config.canary_index}]"
+    return config.threat, "empty" if empty else dataset, canary

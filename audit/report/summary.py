@@ -22,7 +22,7 @@ def to_json(report: Report) -> str:
 
 def _with_derived(report: Report) -> dict[str, Any]:
     """All fields, the schema first, and the derived values of lower bounds."""
-    values = asdict(report)
+    values = asdict(report) | {"config": report.config.identity}
     for written, result in zip(values["results"], report.results, strict=True):
         for proxy, bounds in result.lower_bounds.items():
             for key, bound in bounds.items():
@@ -54,7 +54,7 @@ def read(path: Path) -> Report:
                 f"schema of {path.name} must be {SCHEMA}, got {values.get('schema')!r}: "
                 "run the audit's command again to rewrite it"
             )
-        found: Report = read_typed(Report, values, path.name)
+        found: Report = read_typed(Report, values, path.name, {AuditConfig: _settings})
         _check(found)
     except (OSError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidInput(
@@ -63,17 +63,17 @@ def read(path: Path) -> Report:
     return found
 
 
+def _settings(values: Any) -> AuditConfig:
+    """The settings of a summary, all of which must be stated."""
+    found = AuditConfig.from_mapping(read_typed(Mapping[str, Any], values, "config"))
+    for name in found.identity.keys() - values.keys():
+        raise InvalidInput(f"config must have the setting {name}, got none")
+    return found
+
+
 def _check(report: Report) -> None:
-    """Raises InvalidInput if the settings are invalid, or a required part is empty."""
-    settings = AuditConfig.from_mapping(report.config)
-    for name, value in report.config.items():
-        # A number that was stored as text could not be printed.
-        kinds = {type(getattr(settings, name, value)), type(value)}
-        if kinds - {int, float, list, tuple} and len(kinds) > 1:
-            raise InvalidInput(
-                f"summary.json must have {name} as an audit writes it, got {value!r}"
-            )
-    if len(report.results) != len(settings.epsilon):
+    """Raises InvalidInput if a required part is empty."""
+    if len(report.results) != len(report.config.epsilon):
         raise InvalidInput(f"summary.json must have every budget, got {len(report.results)}")
     for result in report.results:
         for name in result.lower_bounds:

@@ -3,9 +3,9 @@
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from audit.numerics import format_exact, format_places
+from audit.protocols import Subset
 from audit.report.results import (
     ALL_RUNS,
     UNCORRECTED,
@@ -13,6 +13,7 @@ from audit.report.results import (
     LowerResult,
     Report,
     UpperResult,
+    is_search,
     row_of_table,
     way_of_tuning,
 )
@@ -60,21 +61,16 @@ def _wrapped(text: str, mark: str = "") -> list[str]:
     )
 
 
-def _protocol(config: Mapping[str, Any]) -> str:
-    """The protocol; audits of earlier versions do not name one and are random searches."""
-    return str(config.get("protocol", "search"))
-
-
 def _attacked(report: Report) -> list[str]:
     config = report.config
     threat, training_set, canary = row_of_table(config)
     tuning = way_of_tuning(config)
-    protocol = "random search" if _protocol(config) == "search" else "protocol"
-    repeats = f" x {config['repeats']} repeats" if config["repeats"] > 1 else ""
+    protocol = "random search" if is_search(config) else "protocol"
+    repeats = f" x {config.repeats} repeats" if config.repeats > 1 else ""
     return _wrapped(
-        f"Attacked: {protocol} {tuning}, score {config['score']}, threat model {threat}, "
-        f"X = {training_set}, z = {canary}; delta = {format_exact(config['delta'])}, "
-        f"{config['trials']:,} trials{repeats} at each eps_B."
+        f"Attacked: {protocol} {tuning}, score {config.score}, threat model {threat}, "
+        f"X = {training_set}, z = {canary}; delta = {format_exact(config.delta)}, "
+        f"{config.trials:,} trials{repeats} at each eps_B."
     )
 
 
@@ -217,7 +213,7 @@ def _groups(report: Report) -> Iterator[tuple[str, list[_Row]]]:
         for proxy in proxies
     ]
     reported = [row for row, _, is_reported in lower if is_reported]
-    if report.config["repeats"] > 1:
+    if report.config.repeats > 1:
         of_each = [report.reported(budget) for budget in range(len(report.results))]
         for title, values in (
             ("smallest of a single repeat", [bound.min for bound in of_each]),
@@ -285,19 +281,19 @@ def _remarks(report: Report) -> Iterator[str]:
         yield from _wrapped(line)
     if report.precision:
         yield from _wrapped(report.precision.sensitivity)
-    if config["stop_at"]:
+    if config.stop_at:
         counts = [result.lower_bounds["lambda_a"] for result in report.results]
         played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
         yield from _wrapped(
-            f"Stopped when eps_L = {config['stop_at']:g} was shown, or at the last trial: after "
-            f"{', '.join(f'{count:,}' for count in played)} of {config['trials']:,} trials. All "
+            f"Stopped when eps_L = {config.stop_at:g} was shown, or at the last trial: after "
+            f"{', '.join(f'{count:,}' for count in played)} of {config.trials:,} trials. All "
             "analyses of the results share the error."
         )
     if "lambda_c" in report.proxies:
         yield from _wrapped(
             "lambda_a is from the final run; lambda_c is the likelihood ratio of the tuning's "
             "winner and the final run together, without X."
-            if _protocol(config).startswith("subset")
+            if isinstance(config.parsed_protocol, Subset)
             else "lambda_c is the likelihood ratio of a run with sampled batches, without X."
         )
     diverged = sum(result.diverged_runs for result in report.results)
@@ -315,8 +311,8 @@ def _records(report: Report) -> Iterator[str]:
         sizes = [
             f"{count:,} {name} records" + (f" of {wanted:,} requested" if count < wanted else "")
             for name, count, wanted in (
-                ("training", used.training, config["train_size"]),
-                ("validation", used.validation, config["validation_size"]),
+                ("training", used.training, config.train_size),
+                ("validation", used.validation, config.validation_size),
             )
         ]
         yield ", ".join(sizes)
@@ -336,7 +332,7 @@ def _contradictions(report: Report) -> Iterator[str]:
     for result in report.results:
         found = result.contradiction
         if found is not None:
-            share = 100 * (1 - report.config["confidence"])
+            share = 100 * (1 - report.config.confidence)
             yield from _wrapped(
                 f"WARNING: CONTRADICTION at eps_B = {format_exact(result.epsilon_base)}: eps_L = "
                 f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "

@@ -130,7 +130,7 @@ def test_shared_runs_have_a_report_for_each_threat_model(
     assert code == 0
     assert "shared runs, so results are correlated" in text
     for threat, score in (("ntnv", "validation-loss"), ("ntcv", "first-coordinate")):
-        assert summary.read(out / threat / "summary.json").config["score"] == score
+        assert summary.read(out / threat / "summary.json").config.score == score
         assert (out / threat / "figure.png").exists()
     before = (out / "ntcv" / "results.csv").read_bytes()
     next(iter(out.glob("shards/*NTCV.npz"))).unlink()
@@ -153,7 +153,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == views | {"shards"}
     for view in views:
         report = summary.read(tmp_path / view / "summary.json")
-        assert report.config["canary"] == view.split("-")[1]
+        assert report.config.canary == view.split("-")[1]
         assert "one set of runs serves NTCV, canary input+dirac" in report.engine.reason
     old_files = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
     assert len(old_files) == 2 + 2 * 2
@@ -347,7 +347,7 @@ def test_two_simultaneous_audits_are_never_mixed(tmp_path: Path) -> None:
     assert "out must be" in errors[codes.index(2)]
     winner = codes.index(0) + 1
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == winner
-    assert summary.read(tmp_path / "summary.json").config["seed"] == winner
+    assert summary.read(tmp_path / "summary.json").config.seed == winner
 
 
 @pytest.mark.parametrize(
