@@ -44,8 +44,8 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
         "- The `pooled` bounds use single runs, as many as the trials have on average.",
         "- `leaky response` is randomised response that reveals its input with probability 0.01.",
         "- The columns `canaries ...` describe audits of one run with a canary for every trial. In",
-        "  `canaries apart`, the scores are independent. In `canaries unequal`, half of the canaries",
-        "  have no effect. In `canaries alike`, all canaries share one random size, so bounds for",
+        "  `canaries apart`, the scores are independent. In `canaries unequal`, half of them have",
+        "  no effect. In `canaries alike`, all canaries share one random size, so bounds for",
         "  independent canaries are not valid.",
         "- `jax_privacy` is the estimator of another project, jax_privacy.",
     ]
