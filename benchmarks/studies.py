@@ -252,7 +252,7 @@ def main() -> None:
     print("\n".join(table(honest(studies), studies)))
     fewer = max(studies * 2 // 5, 1)
     print(
-        "\nPositive controls are studies that violate their claim, which the attack must refute.\n"
+        "\nThe next studies violate their claim on purpose, and the attack must refute it.\n"
         f"Each row uses {2 * fewer:,} studies (the last row at delta = 0.15, with a base of two\n"
         "outputs).\n"
     )

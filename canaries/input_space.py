@@ -11,7 +11,7 @@ from audit.errors import InvalidInput
 
 @dataclass(frozen=True, eq=False)
 class InputCanary:
-    """A canary with features, from any data set or crafted (Xiang et al. 2024, sec. 4.1).
+    """A canary with features, from any data set or crafted (Xiang et al. 2024, section 4.1).
 
     Attributes:
         features: one record, e.g. [channels, height, width], without a batch dimension; an array

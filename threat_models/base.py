@@ -64,7 +64,7 @@ class ThreatModel:
     def lambda_b(
         self, lambda_a: NDArray[np.float64], scores: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The proxy lambda_b, which combines lambda_a with the score (Xiang et al. 2024, eq. 10).
+        """Proxy lambda_b, which combines lambda_a and the score (Xiang et al. 2024, equation 10).
 
         Args:
             lambda_a: base proxies, any shape.

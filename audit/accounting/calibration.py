@@ -111,7 +111,7 @@ def calibrate_noise_multiplier(
 
 
 def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
-    r"""Approximate mu of sampled DP-SGD, "O" in Xiang et al. 2024, eq. 19.
+    r"""Approximate mu of sampled DP-SGD, "O" in Xiang et al. 2024, equation 19.
 
     It is :math:`\tau \sqrt{N} / \sigma` for :math:`N` steps at sampling rate :math:`\tau` and noise
     multiplier :math:`\sigma`. At sampling rate 1 it is exact. Below 1, the mean replaces the random
@@ -127,7 +127,7 @@ def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float 
 
 
 def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
-    r"""Asymptotic mu of sampled DP-SGD, "G" in the paper (Dong, Roth & Su; Xiang et al., cor. 2).
+    r"""Asymptotic mu of sampled DP-SGD, "G" in Xiang et al. (corollary 2; Dong, Roth & Su).
 
     For :math:`N` steps at sampling rate :math:`\tau` and noise multiplier :math:`\sigma`,
 

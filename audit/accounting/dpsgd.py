@@ -201,7 +201,7 @@ def _log_moment(alpha: FloatArray, log_q: FloatArray, loss: FloatArray, step: fl
 
 @dataclass(frozen=True)
 class DpSgd(Mechanism):
-    """DP-SGD that releases every iterate (Xiang, Wang & Wang 2024, eq. 1).
+    """DP-SGD that releases every iterate (Xiang, Wang & Wang 2024, equation 1).
 
     Attributes:
         noise_multiplier: sigma, noise standard deviation in units of the clipping norm, > 0.

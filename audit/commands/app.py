@@ -97,7 +97,7 @@ def _cost(run: DpSgd, spec: str, delta: float) -> float:
 
 @functools.cache
 def _curve_process() -> ProcessPoolExecutor:
-    """Computes the curves. In a thread, the curves of old inputs would delay the next answer."""
+    """The process that computes curves. As a thread, it would delay the next answer."""
     return ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
 
 
@@ -169,7 +169,7 @@ class _Figure:
         self.plot = figure(
             x_axis_type="log", height=500, sizing_mode="stretch_width", toolbar_location=None,
             tools="", x_axis_label="expected number of runs", y_axis_label="ε of the tuning",
-            x_range=(1.8, 560),
+            x_range=(1.8, 560), min_border_right=15,
         )  # fmt: skip
         self.plot.y_range.start = 0.0
         self.plot.xaxis.ticker = FixedTicker(ticks=[2, 5, 10, 20, 50, 100, 200, 500])
@@ -200,7 +200,7 @@ def _page() -> Any:
         panel.widgets.FloatInput(name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6,
                                  format="0.[000000000000000]"),
     ]  # fmt: skip
-    protocol = panel.widgets.DiscreteSlider(
+    protocol = panel.widgets.Select(
         name="protocol", options=list(PROTOCOLS), value="grid, every point once"
     )
     runs = panel.widgets.DiscreteSlider(

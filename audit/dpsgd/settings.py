@@ -46,7 +46,7 @@ def several_numbers(
 
 @dataclass(frozen=True)
 class DpSgdSettings:
-    """The base mechanism, DP-SGD (Xiang et al. 2024, eq. 1).
+    """The base mechanism, DP-SGD (Xiang et al. 2024, equation 1).
 
     p_i = sum of clipped gradients + N(0, C^2 sigma^2 I), w_i = w_{i-1} - lr * p_i; with momentum m,
     v_i = m v_{i-1} + p_i and w_i = w_{i-1} - lr * v_i.

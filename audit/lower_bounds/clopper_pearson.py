@@ -12,7 +12,7 @@ from audit.numerics import QUANTILE_ACCURACY
 
 
 def epsilon_from_limits(fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
-    """max(log((1-delta-FP)/FN), log((1-delta-FN)/FP), 0) (Xiang, Wang & Wang 2024, eq. 4)."""
+    """max(log((1-delta-FP)/FN), log((1-delta-FN)/FP), 0) (Xiang, Wang & Wang 2024, equation 4)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         by_fn = np.log(np.maximum(1.0 - delta - fp_upper, 0.0)) - np.log(fn_upper)
         by_fp = np.log(np.maximum(1.0 - delta - fn_upper, 0.0)) - np.log(fp_upper)

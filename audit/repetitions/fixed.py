@@ -14,7 +14,7 @@ from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec, log_of_on
 
 @dataclass(frozen=True)
 class Fixed(Repetitions):
-    """K = k: naive repetition, whose cost grows with k (Papernot & Steinke 2022, prop. 17).
+    """K = k: naive repetition, whose cost grows with k (Papernot & Steinke 2022, proposition 17).
 
     Example:
         >>> Fixed(10).pmf([9, 10]).tolist()

@@ -15,7 +15,7 @@ from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec
 
 @dataclass(frozen=True)
 class TwoPoint(Repetitions):
-    """K = 1 with probability s, else K = L (Xiang, Wang & Wang 2024, eq. 21).
+    """K = 1 with probability s, else K = L (Xiang, Wang & Wang 2024, equation 21).
 
     Example:
         >>> TwoPoint(0.5, 11).mean

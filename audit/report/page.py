@@ -29,7 +29,7 @@ def write(folder: str | Path) -> Path:
 def html(report: Report, folder: Path) -> str:
     """The page of a report, with the figures in its folder."""
     threat, training_set, canary = row_of_table(report.config)
-    title = f"Audit: {threat}, X = {training_set}, z = {canary}"
+    title = f"Audit: {threat}, training set {training_set}, canary {canary}"
     body = [f"<h1>{escape(title)}</h1>"]
     for result in report.results:
         answer = f'<p class="claim">{escape(_answer(report, result))}</p>'

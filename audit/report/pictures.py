@@ -93,7 +93,7 @@ def draw(report: Report, path: Path) -> None:
         axes.set_xlabel(_BUDGET)
         axes.set_ylabel(_epsilon_label(config))
         figure.suptitle(
-            f"{threat}, X = {training_set}, z = {canary}, score {config.score}\n"
+            f"{threat}, training set {training_set}, canary {canary}, score {config.score}\n"
             f"{way_of_tuning(config)}, {config.trials:,} trials x {config.repeats}",
             fontsize="medium",
         )

@@ -69,7 +69,7 @@ def _attacked(report: Report) -> list[str]:
     repeats = f" x {config.repeats} repeats" if config.repeats > 1 else ""
     return _wrapped(
         f"Attacked: {protocol} {tuning}, score {config.score}, threat model {threat}, "
-        f"X = {training_set}, z = {canary}; delta = {format_exact(config.delta)}, "
+        f"training set {training_set}, canary {canary}; delta = {format_exact(config.delta)}, "
         f"{config.trials:,} trials{repeats} at each eps_B."
     )
 

@@ -441,7 +441,7 @@ BROKEN: dict[str, Control] = {
     "noise truncated at three standard deviations": Control(
         Loop(noise=cut_at_three, sampling_rate=0.3, steps=8)
     ),
-    "half of the noise drawn, and used twice": Control(
+    "noise drawn for half of the coordinates and used twice": Control(
         Loop(noise=in_halves, sampling_rate=0.3, steps=8)
     ),
     "5 % less noise than recorded": Control(
@@ -479,7 +479,7 @@ BROKEN: dict[str, Control] = {
     "clipped part added in the next step (error feedback)": Control(
         Loop(model=normalised, total=error_feedback, clip=0.2)
     ),
-    "head left out of the norm": Control(
+    "output layer left out of the norm": Control(
         Loop(model=LoraTransformer, total=without_the_head, clip=0.2), loops.tokens
     ),
     "two copies of each record": Control(Loop(gradients=twice)),
@@ -508,8 +508,12 @@ BROKEN: dict[str, Control] = {
     "batches of a fixed size": Control(
         Loop(model=LoraTransformer, batch=fixed_size, sampling_rate=0.25, steps=6), loops.tokens
     ),
-    "batch of all records or none": Control(Loop(batch=in_blocks, sampling_rate=0.3, steps=6)),
-    "last record in every batch": Control(Loop(batch=last_always, sampling_rate=0.3, steps=6)),
+    "each batch contains all records or none": Control(
+        Loop(batch=in_blocks, sampling_rate=0.3, steps=6)
+    ),
+    "last record included in every batch": Control(
+        Loop(batch=last_always, sampling_rate=0.3, steps=6)
+    ),
     "one step recorded per epoch": Control(
         Loop(history=per_epoch, steps=8, sampling_rate=0.25),
         source="https://github.com/google-deepmind/jax_privacy/issues/288",
@@ -526,10 +530,10 @@ BROKEN: dict[str, Control] = {
     "early stopping by the training loss": Control(
         Loop(after=stops_early, steps=12, noise_multiplier=0.5)
     ),
-    "head also trained without noise": Control(
+    "output layer also trained without noise": Control(
         Loop(model=LoraTransformer, after=second_update), loops.tokens
     ),
-    "first bias from private label frequencies": Control(Loop(start=initial_bias)),
+    "initial bias computed from private label frequencies": Control(Loop(start=initial_bias)),
     "learning rate from gradients without noise": Control(Loop(before=rate_by_norm)),
     "running mean of the records without noise": Control(
         Loop(model=BatchNormed, before=update_statistics)

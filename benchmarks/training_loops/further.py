@@ -467,7 +467,9 @@ FURTHER_CORRECT: dict[str, Control] = {
 
 FURTHER: dict[str, Control] = {
     "noise orthogonal to the update": Control(Loop(noise=orthogonal)),
-    "noise from half as many random numbers": Control(Loop(model=normalised, noise=low_rank)),
+    "noise from half as many random numbers as coordinates": Control(
+        Loop(model=normalised, noise=low_rank)
+    ),
     "noise from one of four seeds": Control(Loop(model=convnet, noise=few_seeds), loops.images),
     "noise of every second step is minus the previous one": Control(
         Loop(model=LoraTransformer, noise=opposite_steps, sampling_rate=0.4, steps=6), loops.tokens
@@ -475,8 +477,10 @@ FURTHER: dict[str, Control] = {
     "noise as a sum of three uniform numbers": Control(
         Loop(noise=three_uniform, sampling_rate=0.3, steps=8)
     ),
-    "symmetric noise for kernels": Control(Loop(model=convnet, noise=symmetric), loops.images),
-    "two workers with half of the noise each": Control(
+    "symmetric noise on convolution kernels": Control(
+        Loop(model=convnet, noise=symmetric), loops.images
+    ),
+    "two workers add half of the noise each, not half of its variance": Control(
         Loop(model=Lstm, noise=two_workers), loops.tokens
     ),
     "noise scaled by the root of the batch size": Control(
@@ -496,41 +500,49 @@ FURTHER: dict[str, Control] = {
         Loop(model=Lstm, gradients=each_token, total=summed), loops.tokens
     ),
     "embedding not clipped": Control(Loop(model=Lstm, total=embedding_unclipped), loops.tokens),
-    "records mixed within the batch": Control(Loop(gradients=mixed, sampling_rate=0.4, steps=6)),
-    "only the half of the batch with the longest gradients": Control(Loop(total=hardest)),
-    "label of the nearest record as a feature": Control(Loop(prepare=nearest_label)),
-    "clipped gradients rounded up": Control(Loop(model=normalised, total=on_a_grid)),
-    "all gradients scaled by the longest one": Control(
+    "each record mixed with another record of its batch (mixup)": Control(
+        Loop(gradients=mixed, sampling_rate=0.4, steps=6)
+    ),
+    "half of the batch with the shortest gradients left out": Control(Loop(total=hardest)),
+    "label of the nearest other record used as a feature": Control(Loop(prepare=nearest_label)),
+    "clipped gradients rounded away from zero": Control(Loop(model=normalised, total=on_a_grid)),
+    "all gradients divided by the longest norm of the batch": Control(
         Loop(model=convnet, total=relative), loops.images
     ),
-    "penalty on the batch added without noise": Control(Loop(noise=penalty_of_the_batch)),
-    "records far from the mean left out": Control(Loop(prepare=far_left_out)),
-    "records far from the mean left out, Poisson": Control(
+    "gradient of a penalty on the batch added without noise": Control(
+        Loop(noise=penalty_of_the_batch)
+    ),
+    "records far from the mean removed": Control(Loop(prepare=far_left_out)),
+    "records far from the mean removed, Poisson": Control(
         Loop(prepare=far_left_out, sampling_rate=0.3, steps=8)
     ),
-    "near duplicates left out": Control(Loop(prepare=near_duplicates_left_out)),
-    "previous batch used again": Control(Loop(batch=with_replay, sampling_rate=0.2, steps=6)),
+    "near-duplicate records removed": Control(Loop(prepare=near_duplicates_left_out)),
+    "previous batch reused": Control(Loop(batch=with_replay, sampling_rate=0.2, steps=6)),
     "records drawn with replacement": Control(
         Loop(model=Lstm, batch=with_replacement, sampling_rate=0.3, steps=6), loops.tokens
     ),
-    "sampling rate grows, the first one recorded": Control(
+    "sampling rate grows, but only the first rate is recorded": Control(
         Loop(batch=growing_rate, sampling_rate=0.1, steps=4)
     ),
-    "neighbouring records never in one batch": Control(
+    "adjacent records never in the same batch": Control(
         Loop(batch=never_neighbours, sampling_rate=0.3, steps=8)
     ),
-    "records drawn by their loss": Control(Loop(batch=by_loss, sampling_rate=0.3, steps=6)),
+    "records sampled with probabilities that depend on their loss": Control(
+        Loop(batch=by_loss, sampling_rate=0.3, steps=6)
+    ),
     "steps with empty batches skipped": Control(skips_empty),
     "losses in a dictionary on the model": Control(Loop(result=log_on_the_model)),
-    "mean of the records in an unsaved buffer": Control(Loop(result=hidden_buffer)),
-    "largest feature in an attribute of the model": Control(Loop(result=underscore)),
-    "training loss in a result with slots": Control(
+    "mean of the records in a buffer that is not saved": Control(Loop(result=hidden_buffer)),
+    "largest feature in a private attribute of the model": Control(Loop(result=underscore)),
+    "training loss in a slot of a returned object": Control(
         Loop(model=convnet, result=in_slots), loops.images
     ),
     "share of clipped gradients logged as text": Control(
         Loop(model=Lstm, after=clipped_share, result=shares_as_text, clip=0.8), loops.tokens
     ),
-    "first weights from private principal directions": Control(Loop(start=principal_start)),
+    "initial weights computed from private principal components": Control(
+        Loop(start=principal_start)
+    ),
     "averaged weights weighted by batch sizes": Control(
         Loop(
             after=weighted_average,
@@ -556,7 +568,7 @@ FURTHER: dict[str, Control] = {
         loops.images,
         relation="zero-out",
     ),
-    "noisy counts of the values that occur (black box)": Control(nonzero_bins),
+    "noisy counts, but only of values that occur (black box)": Control(nonzero_bins),
     "noise seeded by the data (black box)": Control(seeded_by_data),
-    "noise for ten times the regularisation (black box)": Control(output_perturbation),
+    "noise calibrated for ten times the regularisation (black box)": Control(output_perturbation),
 }

@@ -634,23 +634,25 @@ INDEPENDENT_CORRECT: dict[str, Control] = {
 }
 
 INDEPENDENT: dict[str, Control] = {
-    "sequences cut to the longest private one": Control(
+    "sequences cut to the length of the longest private sequence": Control(
         Loop(model=Lstm, prepare=to_the_longest), padded_tokens
     ),
-    "vocabulary of the private records": Control(
+    "vocabulary built from the private records": Control(
         Loop(model=Lstm, prepare=own_vocabulary), few_tokens
     ),
     "features clamped at private quantiles": Control(Loop(prepare=at_quantiles)),
     "features selected by private variance": Control(Loop(prepare=largest_variance)),
-    "records sorted, and centered by the batch": Control(
+    "records sorted, and centered by their private mean": Control(
         Loop(prepare=sorted_and_centered, sampling_rate=0.4, steps=6)
     ),
-    "features of neighbouring records added": Control(Loop(prepare=with_neighbours)),
+    "mean features of similar records added (graph network)": Control(
+        Loop(prepare=with_neighbours)
+    ),
     "Adam's moments from a warm-up without noise": Control(Loop(start=warm_state, optimizer=_adam)),
     "learning rate from a range test without noise": Control(Loop(start=rate_by_range_test)),
     "private class weights in the loss": Control(Loop(gradients=weighted_loss, clip=2.0)),
     "padding counted as records": Control(Loop(gradients=with_padding, sampling_rate=0.4, steps=6)),
-    "ghost clipping, repeated tokens not counted": Control(
+    "ghost clipping whose norm ignores that tokens repeat": Control(
         Loop(model=Bag, total=repeated_tokens), loops.tokens
     ),
     "clipped gradients scaled to norm 1, noise unchanged": Control(
@@ -659,10 +661,10 @@ INDEPENDENT: dict[str, Control] = {
     "growing threshold, constant noise": Control(
         Loop(before=growing_threshold, noise=by_first_threshold)
     ),
-    "step skipped when a loss scale overflows": Control(
+    "step skipped when scaled gradients overflow": Control(
         Loop(model=convnet, noise=overflows), loops.images
     ),
-    "divided by second moments without noise": Control(
+    "gradients divided by second moments without noise": Control(
         Loop(model=normalised, noise=by_raw_moments)
     ),
     "noise in bfloat16": Control(Loop(noise=half_precision)),
@@ -679,10 +681,10 @@ INDEPENDENT: dict[str, Control] = {
     "incomplete microbatch dropped": Control(
         Loop(batch=whole_microbatches, sampling_rate=0.4, steps=6)
     ),
-    "drop_last, another rate recorded": Control(
+    "drop_last, but another rate recorded": Control(
         Loop(sampling_rate=0.5, steps=8, history=of_the_loader), lambda: loops.dense(23)
     ),
-    "LBFGS, three evaluations in a step, one recorded": Control(LineSearch(3)),
+    "LBFGS with three evaluations in a step, but only one recorded": Control(LineSearch(3)),
     "two optimizers, one without noise": Control(two_optimizers),
     "GAN with private feature matching": Control(Gan(matching=True)),
     "Opacus's inner optimizer called directly": Control(Bypassed(recorded=1.0)),

@@ -258,7 +258,7 @@ REPORTED: dict[str, Control] = {
         loops.images,
         "https://github.com/KatherLab/MediSwarm/issues/530",
     ),
-    "noise repeated in each epoch by a checkpoint": Control(
+    "noise repeated in each epoch because a checkpoint restores its generator": Control(
         Loop(noise=repeated_every_pass, steps=36)
     ),
     "same random key for batch and noise": Control(

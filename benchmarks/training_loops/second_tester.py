@@ -504,93 +504,105 @@ _POISSON: Any = {"sampling_rate": 0.5, "steps": 6}
 
 SECOND_TESTER: dict[str, Control] = {
     "missing values filled with the private mean": Control(Loop(prepare=filled_with_means)),
-    "token counts weighted by document frequency": Control(
+    "token counts weighted by private document frequencies": Control(
         Loop(model=lambda: nn.Linear(12, CLASSES), prepare=document_frequency, **_POISSON),
         loops.tokens,
     ),
-    "synthetic neighbours of the minority class": Control(
+    "synthetic records between minority records (SMOTE)": Control(
         Loop(prepare=minority_neighbours, **_POISSON)
     ),
     "distances to private cluster centers": Control(
         Loop(model=lambda: nn.Linear(3, CLASSES), prepare=to_centers)
     ),
-    "majority class cut to the minority's size": Control(Loop(prepare=majority_cut)),
-    "labels by a teacher trained without privacy": Control(
+    "majority class undersampled to the size of the minority": Control(Loop(prepare=majority_cut)),
+    "labels from a teacher trained without privacy": Control(
         Loop(prepare=private_teacher, gradients=soft_labels, **_POISSON)
     ),
     "private class frequencies added to the outputs": Control(
         Loop(gradients=class_priors, **_POISSON)
     ),
-    "first weights scaled by private activations": Control(Loop(start=unit_activations)),
-    "first weights from training without noise": Control(Loop(start=fitted_start)),
+    "initial weights scaled by private activations": Control(Loop(start=unit_activations)),
+    "initial weights trained without noise": Control(Loop(start=fitted_start)),
     "ActNorm initialised by the first batch": Control(
         Loop(model=act_normed, gradients=after_logging, **_POISSON)
     ),
-    "weights moved by the raw batch gradient (SAM)": Control(
+    "weights moved by the batch gradient without noise (SAM)": Control(
         Loop(gradients=sharpness_aware, **_POISSON)
     ),
-    "raw gradient of a snapshot added (variance reduction)": Control(
+    "gradient of a snapshot added without noise (variance reduction)": Control(
         Loop(noise=with_snapshot, **_POISSON)
     ),
-    "layers scaled by raw gradient norms (LARS)": Control(Loop(noise=trust_ratio, **_POISSON)),
-    "learning rate by the raw gradient norm": Control(Loop(before=rate_by_trust_ratio)),
+    "layers scaled by gradient norms without noise (LARS)": Control(
+        Loop(noise=trust_ratio, **_POISSON)
+    ),
+    "learning rate set by the gradient norm without noise": Control(
+        Loop(before=rate_by_trust_ratio)
+    ),
     "random coordinates scaled up after clipping": Control(
         Loop(total=scaled_coordinates, **_POISSON)
     ),
-    "gradient by the outputs clipped": Control(Loop(total=by_output, **_POISSON)),
+    "gradient with respect to the outputs clipped instead": Control(
+        Loop(total=by_output, **_POISSON)
+    ),
     "loss clamped, gradient not clipped": Control(Loop(gradients=clamped_loss, total=unclipped)),
     "norm taken along the wrong axis": Control(Loop(total=wrong_axis)),
     "norm of the last tensor only": Control(Loop(total=last_norm, **_POISSON)),
     "biases clipped separately and not counted": Control(Loop(total=without_biases, **_POISSON)),
     "mean of four records clipped, counted four times": Control(Loop(total=by_user)),
-    "half of the last sum added again": Control(Loop(total=stale_sum, sampling_rate=0.4, steps=6)),
-    "threshold by a noisy median, not accounted for": Control(Loop(total=noisy_median)),
+    "half of the previous sum added again": Control(
+        Loop(total=stale_sum, sampling_rate=0.4, steps=6)
+    ),
+    "threshold set by a noisy median that is not accounted for": Control(Loop(total=noisy_median)),
     "auxiliary loss added after the noise": Control(Loop(noise=spread_of_outputs)),
-    "most active hidden units of the batch dropped": Control(Loop(gradients=quiet_units)),
-    "experts with a capacity for the batch": Control(
+    "hidden units that the batch activates most left out": Control(Loop(gradients=quiet_units)),
+    "mixture of experts with a capacity per batch": Control(
         Loop(total=with_capacity, sampling_rate=0.6, steps=6)
     ),
-    "class weights by the losses of earlier batches": Control(
+    "class weights computed from losses of earlier batches": Control(
         Loop(gradients=group_weights, **_POISSON)
     ),
-    "noise of variance sigma C^2": Control(Loop(noise=root_of_sigma, noise_multiplier=2.0)),
+    "noise with variance sigma C^2 instead of sigma^2 C^2": Control(
+        Loop(noise=root_of_sigma, noise_multiplier=2.0)
+    ),
     "noise in the span of private gradients": Control(Loop(noise=private_basis)),
-    "Student noise": Control(Loop(noise=student)),
-    "noise from a table of 4,096 numbers": Control(Loop(noise=from_a_bank)),
-    "cosine schedule of the noise, its mean recorded": Control(
+    "noise with Student's t-distribution": Control(Loop(noise=student)),
+    "noise read from a table of 4,096 numbers": Control(Loop(noise=from_a_bank)),
+    "cosine schedule of the noise, but only its mean recorded": Control(
         Loop(before=cosine, history=mean_of_schedule, **_POISSON)
     ),
     "batch is a random window of the records": Control(
         Loop(batch=window, sampling_rate=0.25, steps=6)
     ),
-    "every record in one of four steps": Control(
+    "each record in exactly one of four steps": Control(
         Loop(batch=balls_and_bins, sampling_rate=0.25, steps=8)
     ),
-    "a record drawn by a hash of its content": Control(
+    "each record drawn according to a hash of its content": Control(
         Loop(batch=by_content, sampling_rate=0.3, steps=6)
     ),
     "large batches drawn again": Control(Loop(batch=fits_memory, **_POISSON)),
-    "four workers, a quarter of the rate recorded": Control(
+    "four workers, but only a quarter of the rate recorded": Control(
         Loop(sampling_rate=0.4, steps=6, history=quarter_rate)
     ),
     "sigma C recorded as noise multiplier": Control(
         Loop(clip=2.0, sampling_rate=0.4, steps=6, history=scaled_sigma)
     ),
-    "new accountant for each pass": Control(Loop(history=last_pass, **_POISSON)),
-    "epsilon of one step claimed for sixteen": Control(claimed_once),
+    "new accountant in each epoch": Control(Loop(history=last_pass, **_POISSON)),
+    "epsilon of one step claimed for sixteen steps": Control(claimed_once),
     "mean norms of gradients kept on the model": Control(Loop(after=mean_norms, **_POISSON)),
     "returned function uses the training mean": Control(Loop(result=predictor)),
-    "training loss in a report of bytes": Control(Loop(result=report_in_bytes)),
+    "training loss in a report returned as bytes": Control(Loop(result=report_in_bytes)),
     "decision threshold tuned on the training records": Control(Loop(result=best_threshold)),
-    "training ends when the raw gradient is short": Control(Loop(after=ends_by_norm, steps=8)),
-    "momentum dropped by the raw gradient": Control(
+    "training ends when the gradient without noise is short": Control(
+        Loop(after=ends_by_norm, steps=8)
+    ),
+    "momentum reset according to the gradient without noise": Control(
         Loop(
             before=restarted,
             steps=6,
             optimizer=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
         )
     ),
-    "weight decay by the raw gradient norm": Control(Loop(before=decay_by_norm)),
+    "weight decay set by the gradient norm without noise": Control(Loop(before=decay_by_norm)),
     "averaged weights whose decay follows the training loss": Control(
         Loop(after=average_by_loss, result=lambda s, x, y: s.average)
     ),

@@ -284,11 +284,13 @@ def noisy_median(records: Any, candidate: Any, seed: int, watch: Any) -> float:
 
 
 UNSEEN: dict[str, Control] = {
-    "labels numbered in the order of the records": Control(Loop(prepare=numbered_by_appearance)),
-    "tokens merged by private counts": Control(
+    "labels numbered in the order of their first record": Control(
+        Loop(prepare=numbered_by_appearance)
+    ),
+    "token pairs merged by private counts": Control(
         Loop(model=Lstm, prepare=merged_pairs, sampling_rate=0.4, steps=6), loops.tokens
     ),
-    "labels by a teacher that learns without noise": Control(
+    "labels from a teacher that keeps learning without noise": Control(
         Loop(gradients=by_teacher, sampling_rate=0.4, steps=6)
     ),
     "embedding gradients divided by token counts of the batch": Control(
@@ -297,13 +299,13 @@ UNSEEN: dict[str, Control] = {
     "weight decay added to each clipped gradient": Control(
         Loop(model=normalised, total=decay_in_the_sum, sampling_rate=0.4, steps=6)
     ),
-    "norms divided by C as whole numbers": Control(
+    "norms divided by C with integer division": Control(
         Loop(model=convnet, total=whole_multiples), loops.images
     ),
-    "root mean square of the tensors' norms as norm": Control(
+    "root mean square of the tensors' norms used as the norm": Control(
         Loop(model=LoraTransformer, total=root_mean_square), loops.tokens
     ),
-    "loss scale undone after the noise": Control(Loop(total=loss_scale, divisor=40.0)),
+    "loss scale removed after the noise is added": Control(Loop(total=loss_scale, divisor=40.0)),
     "threshold is the largest norm so far": Control(
         Loop(total=largest_so_far, sampling_rate=0.4, steps=6)
     ),
@@ -319,12 +321,12 @@ UNSEEN: dict[str, Control] = {
     "shuffled records in batches of binomial size": Control(
         Loop(batch=shuffled_binomial, sampling_rate=0.25, steps=8)
     ),
-    "two Poisson batches in each step, one recorded": Control(
+    "two Poisson batches in each step, but only one recorded": Control(
         Loop(batch=two_batches, sampling_rate=0.25, steps=6),
         source="https://github.com/google-deepmind/optax/issues/527",
     ),
     "batches of similar records": Control(Loop(batch=from_a_bucket, sampling_rate=0.25, steps=8)),
-    "best checkpoint by a noisy training loss, not accounted for": Control(
+    "best checkpoint by a noisy training loss that is not accounted for": Control(
         Loop(
             after=keeps_the_best,
             rate=1.0,

@@ -1,6 +1,14 @@
-// Search shows pages before the names of functions and methods.
+// Search shows the guides first, then other pages, the reference, and names of functions and methods.
+const GUIDES = [
+  "install", "what_did_my_tuning_cost", "opacus_in_ten_minutes", "tune_privately", "glossary",
+  "audit_your_training", "which_protocol", "which_bound", "sharp_edges", "what_to_report", "answers",
+];
 var Scorer = {
-  score: ([page, , , , points]) => (page.startsWith("reference/generated/") ? points - 10 : points),
+  score: ([page, , , , points]) => {
+    if (GUIDES.includes(page)) return points + 3;
+    if (page.startsWith("reference/generated/")) return points - 10;
+    return page.startsWith("reference/") ? points - 3 : points;
+  },
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 5, 1: 0, 2: -5 },

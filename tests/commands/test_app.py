@@ -154,7 +154,7 @@ def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
         FIND + "const host = found[0].getRootNode().host; window.opacities = [];"
         "setInterval(() => window.opacities.push(getComputedStyle(host).opacity), 10)", "#cost",
     )  # fmt: skip
-    # A new noise multiplier, then another protocol by the slider.
+    # A new noise multiplier, then another protocol, then another number of runs by the slider.
     inputs = page.execute_script(FIND + "return found", "input[type=text]")
     replace_all = "\ue009a\ue009"  # control and a, then control is released
     inputs[0].send_keys(replace_all, "100\n")
@@ -165,9 +165,12 @@ def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
     assert [value for value, _ in itertools.groupby(opacities)][-2:] == ["0.3", "1"]
     assert shown(page, "run") == format_rounded(run.epsilon(1e-5), up=True)
     assert shown(page, "quantile") == f"{20 / 21:.3f}"
-    protocol, runs = page.execute_script(FIND + "return found", ".noUi-handle")
-    protocol.send_keys("\ue012")  # the left arrow: random search with a fixed K
+    (protocol,) = page.execute_script(FIND + "return found", "select")
+    pytest.importorskip("selenium.webdriver.support.ui").Select(protocol).select_by_value(
+        "random search, fixed K"
+    )
     wait_for(page, "cost", rounded(run, "fixed:20"))
+    (runs,) = page.execute_script(FIND + "return found", ".noUi-handle")
     runs.send_keys("\ue014")  # the right arrow: 30 runs
     wait_for(page, "cost", rounded(run, "fixed:30"))
     assert "--repetitions fixed:30" in (shown(page, "command") or "")

@@ -387,7 +387,9 @@ BROKEN = {
     "every layer clipped to C": Control(
         Loop(total=clipped_by_tensor, noise_multiplier=2.0, clip=0.1), 400
     ),
-    "every copy of a record clipped by itself": Control(Loop(gradients=augmented, rate=0.01)),
+    "each augmented copy of a record clipped separately": Control(
+        Loop(gradients=augmented, rate=0.01)
+    ),
     "batch normalisation": Control(Loop(gradients=batch_normalised), 300, _LONG),
     "features standardised by private mean and spread": Control(
         Loop(prepare=standardised), 300, _LONG

@@ -437,7 +437,7 @@ def test_causes_of_a_record_that_changes_too_many_steps() -> None:
     assert rate.message.startswith("One record changes")
     assert rate.cause.startswith("The accounted rate is too small")
     # Gradients of all records enter each step: the scales of the noise are a consequence.
-    cases = SECOND_TESTER["layers scaled by raw gradient norms (LARS)"]
+    cases = SECOND_TESTER["layers scaled by gradient norms without noise (LARS)"]
     first, second = report(cases.train).findings
     assert first.cause.startswith("Something that is computed from more records than the batch")
     assert second.cause.startswith("The first finding may explain this")
@@ -446,7 +446,9 @@ def test_causes_of_a_record_that_changes_too_many_steps() -> None:
 @pytest.mark.slow
 def test_a_batch_drawn_by_a_hash_is_named() -> None:
     # The batch follows from the values of the records, and not from the key of the noise.
-    (drawn,) = report(SECOND_TESTER["a record drawn by a hash of its content"].train).findings
+    (drawn,) = report(
+        SECOND_TESTER["each record drawn according to a hash of its content"].train
+    ).findings
     assert "a hash of the record" in drawn.cause
 
 
@@ -504,7 +506,7 @@ def test_everything_on_a_returned_object_is_compared() -> None:
         ("noise orthogonal to the update", "Along the update"),
         ("noise from one of four seeds", "Two runs with different seeds"),
         ("noise scaled by the root of the batch size", "size of the noise and that of the batch"),
-        ("near duplicates left out", "one record changes"),
+        ("near-duplicate records removed", "one record changes"),
     ],
 )
 def test_mistakes_that_the_test_was_not_built_around(name: str, words: str) -> None:
@@ -755,11 +757,11 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("four workers, a quarter of the rate recorded", "n = 24 implies 2.4"),
-        ("half of the last sum added again", "by different amounts for different seeds"),
+        ("four workers, but only a quarter of the rate recorded", "n = 24 implies 2.4"),
+        ("half of the previous sum added again", "by different amounts for different seeds"),
         # Others with the same findings as here and in the next test.
         pytest.param(
-            "labels by a teacher trained without privacy",
+            "labels from a teacher trained without privacy",
             "by different amounts for different seeds",
             marks=pytest.mark.slow,
         ),
@@ -769,9 +771,15 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
             marks=pytest.mark.slow,
         ),
         ("returned function uses the training mean", "`mean` depends on the record"),
-        ("token counts weighted by document frequency", "One record changes 96 of 96 steps"),
+        (
+            "token counts weighted by private document frequencies",
+            "One record changes 96 of 96 steps",
+        ),
         # Canaries of the minority change the number of records, and so that of random draws.
-        ("synthetic neighbours of the minority class", "one record changes the released gradient"),
+        (
+            "synthetic records between minority records (SMOTE)",
+            "one record changes the released gradient",
+        ),
     ],
 )
 def test_the_first_finding_names_the_mistake(name: str, words: str) -> None:
@@ -852,7 +860,7 @@ def test_an_average_that_leaves_small_batches_out_is_found() -> None:
 
 @pytest.mark.slow
 def test_a_noise_schedule_is_the_likely_cause() -> None:
-    control = SECOND_TESTER["cosine schedule of the noise, its mean recorded"]
+    control = SECOND_TESTER["cosine schedule of the noise, but only its mean recorded"]
     finding = report(control.train, TrainingSet.of(control.data())).findings[0]
     assert "a schedule lowers the noise" in finding.cause
 

@@ -35,7 +35,7 @@ MISSED = {
     "incomplete microbatch dropped": "have a single peak",
     "one coordinate without noise": "1 of 75 coordinates receive no noise",
     "Adam's moments from a warm-up without noise": "the initial state of the optimizer",
-    "step skipped when a loss scale overflows": "has no noise if one record is in the data",
+    "step skipped when scaled gradients overflow": "has no noise if one record is in the data",
 }
 
 
@@ -60,7 +60,7 @@ def test_correct_loops_that_were_not_understood_are_tested_and_not_accused(name:
 
 
 def test_a_mistake_is_found_where_the_loop_sorts_its_records() -> None:
-    found = report(INDEPENDENT["records sorted, and centered by the batch"])
+    found = report(INDEPENDENT["records sorted, and centered by their private mean"])
     assert any("one record changes" in each.message for each in found.findings), str(found)
 
 
