@@ -281,7 +281,7 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     # A chain of neighbours leads to any other data set, so a difference there proves one between
     # neighbours.
     others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
-    one_class = min(canaries.pool, key=lambda each: float(each.label))
+    one_class = min([*canaries.pair, *own], key=lambda each: float(each.label))
     neighbours[2:2] = [others, copies(reference, one_class, len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
         # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
