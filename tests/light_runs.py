@@ -19,12 +19,10 @@ def returns_nothing(trial: Any) -> None:
     return None
 
 
-def play_or_die(
-    graves: Any, deaths: Any, play_block: Any, devices: Any, locks: Any, block: Any
-) -> Any:
+def play_or_die(graves: Any, deaths: Any, play_block: Any, devices: Any, block: Any) -> Any:
     """Plays a block, or kills this process if fewer than `deaths` have died."""
     count = len(list(graves.glob("grave-*")))
     if count < deaths:
         (graves / f"grave-{count}-{os.getpid()}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return _play(play_block, devices, locks, block)
+    return _play(play_block, devices, block)

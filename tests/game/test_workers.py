@@ -95,7 +95,7 @@ def test_an_audit_starts_the_processes_of_its_backend_once(
     def play(block: Any, device: str) -> Any:
         return (block,)
 
-    played = list(workers._played(place, play, blocks))
+    played = list(workers._played(place, play, "cpu", blocks))
     assert played == [(block, (block,)) for block in blocks]
     assert len(starts) == 1
 
