@@ -1,7 +1,6 @@
 """Distributes blocks of trials to processes, on one machine or on a cluster."""
 
 import contextlib
-import functools
 import logging
 import os
 import socket
@@ -12,10 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 import joblib
-from filelock import FileLock, Timeout
 from joblib.externals.loky import get_reusable_executor
 
 from audit import console
@@ -32,6 +29,7 @@ from audit.game.groups import Place
 from audit.game.play import Trials
 from audit.game.store import RunFolder
 from audit.processes import end_with_parent, watch_ray
+from audit.tuning.devices import Devices
 
 # Seconds after which a missing scheduler is an error.
 _PATIENCE = 10.0
@@ -44,6 +42,7 @@ _CONNECT = {
     "dask": "from distributed import Client; Client(sys.argv[1], timeout=10).close()",
     "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)",
 }
+_LOCKS = ".devices"
 _RESUME = "run the same command again to resume from the finished blocks"
 # Number of deaths in a row, without a finished block, after which an audit gives up.
 _DEATHS_WITHOUT_PROGRESS = 3
@@ -116,19 +115,19 @@ def _played(
     place: Place, play_block: PlayBlock, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, tuple[Trials, ...]]]:
     """The blocks with their trials, in the order in which they finish."""
-    locks = str(place.out) if len(place.devices) > 1 else None
+    devices = Devices(place.devices, place.out / _LOCKS)
     if place.workers == 1 and place.backend == "loky":
-        yield from (_play(play_block, place.devices, locks, block) for block in blocks)
+        yield from (_play(play_block, devices, block) for block in blocks)
         return
-    calls = [joblib.delayed(_play)(play_block, place.devices, locks, block) for block in blocks]
+    calls = [joblib.delayed(_play)(play_block, devices, block) for block in blocks]
     if place.backend == "loky":
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config(
             "loky", n_jobs=place.workers, inner_max_num_threads=1, initializer=end_with_parent
         ):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
-        if locks is not None:
-            # A worker holds its device until it ends.
+        if len(place.devices) > 1:
+            # An idle worker occupies memory of its device.
             get_reusable_executor().shutdown()
         return
     # In one context of `Parallel`: for each call by itself, Ray would start new processes.
@@ -266,19 +265,9 @@ def _no_answer(place: Place, error: Exception) -> InvalidInput:
 
 
 def _play(
-    play_block: PlayBlock, devices: tuple[str, ...], locks: str | None, block: Block
+    play_block: PlayBlock, devices: Devices, block: Block
 ) -> tuple[Block, tuple[Trials, ...]]:
-    device = devices[0] if locks is None else _claimed_device(devices, locks)[0]
-    return block, play_block(block, device)
-
-
-@functools.cache
-def _claimed_device(devices: tuple[str, ...], locks: str) -> tuple[str, FileLock]:
-    """This process's device: the first that no other worker has locked."""
-    for index, device in enumerate(devices):
-        # The lock is held until this object or the process ends.
-        lock = FileLock(Path(locks) / f".device{index}.lock", timeout=0)
-        with contextlib.suppress(Timeout):
-            lock.acquire()
-            return device, lock
-    raise RuntimeError(f"there are more workers than devices: {', '.join(devices)} are all in use")
+    if len(devices.names) == 1:  # which all workers share
+        return block, play_block(block, devices.names[0])
+    with contextlib.ExitStack() as until:
+        return block, play_block(block, devices.claim(until))

@@ -1,4 +1,4 @@
-"""The devices of a study, each of which serves one run at a time."""
+"""Devices, each of which serves one run of a study, or one block of an audit, at a time."""
 
 import contextlib
 import tempfile
@@ -25,13 +25,12 @@ class Devices:
     folder: Path
 
     def claim(self, until: contextlib.ExitStack) -> str:
-        """A device that no other run on this machine uses until `until` closes; waits for one."""
+        """A device that no other task on this machine uses until `until` closes; waits for one."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
-            for name in sorted(self.names, key=lambda name: name not in _latest):
+            for index, name in sorted(enumerate(self.names), key=lambda one: one[1] not in _latest):
                 with contextlib.suppress(TimeoutError):
-                    lock = self.folder / str(self.names.index(name))
-                    until.enter_context(locked(lock, wait=False))
+                    until.enter_context(locked(self.folder / str(index), wait=False))
                     _latest[:] = [name]
                     return name
             time.sleep(_POLL_SECONDS)

@@ -6,6 +6,7 @@ No GPU is needed: CUDA is simulated, or only named.
 import contextlib
 import importlib.util
 import logging
+import multiprocessing
 import re
 import signal
 import socket
@@ -25,10 +26,11 @@ import torch
 from fake_cuda import FakeCuda
 from joblib.parallel import SequentialBackend
 
-from audit import run
+from audit import processes, run
 from audit.game import setup, workers
 from audit.game.groups import Place
 from audit.game.settings import AuditConfig
+from audit.tuning.devices import Devices
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -401,30 +403,32 @@ def test_one_process_per_gpu() -> None:
         AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
 
 
-def test_each_worker_has_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = ("cuda:0", "cuda:1")
-    claim = workers._claimed_device.__wrapped__  # without the cache of a process
-    with contextlib.ExitStack() as held:
-        for expected in devices:
-            device, lock = claim(devices, str(tmp_path))
-            held.callback(lock.release)
-            assert device == expected
-        with pytest.raises(RuntimeError, match="more workers than devices"):
-            claim(devices, str(tmp_path))
-    device, lock = claim(devices, str(tmp_path))  # a dead worker releases its device
-    lock.release()
-    assert device == "cuda:0"
+def test_each_block_has_a_device_of_its_own(tmp_path: Path) -> None:
+    def play(block: Any, device: str) -> Any:
+        return device, claim(tmp_path)
 
-    monkeypatch.setattr(workers, "_claimed_device", lambda devices, locks: (devices[1], None))
-    played = []
-    workers._play(lambda block, device: played.append(device), devices, str(tmp_path), None)  # type: ignore[return-value]
-    assert played == ["cuda:1"]
+    def claim(folder: Path) -> list[bool]:
+        free = []
+        for name in "01":
+            try:
+                with processes.locked(folder / name, wait=False):
+                    free.append(True)
+            except TimeoutError:
+                free.append(False)
+        return free
+
+    for names in (("cuda:0", "cuda:1"), ("cpu", "cpu")):
+        _, (device, free) = workers._play(play, Devices(names, tmp_path), None)  # type: ignore[arg-type]
+        assert device == names[free.index(False)]
+        assert free.count(False) == 1
+        with processes.locked(tmp_path / "0", wait=False):
+            _, (device, free) = workers._play(play, Devices(names, tmp_path), None)  # type: ignore[arg-type]
+        assert (device, free) == (names[1], [False, False])
+    assert claim(tmp_path) == [True, True]
 
 
-def test_workers_release_their_devices_after_the_blocks(tmp_path: Path) -> None:
+def test_workers_of_several_devices_end_with_the_blocks(tmp_path: Path) -> None:
     # Otherwise their memory on the GPUs would not be free for the next audit.
     out = str(tmp_path / "audit")
     assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0
-    with contextlib.ExitStack() as held:
-        for _ in range(2):
-            held.callback(workers._claimed_device.__wrapped__(("cpu", "cpu"), out)[1].release)
+    assert not multiprocessing.active_children()
