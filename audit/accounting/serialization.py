@@ -104,6 +104,5 @@ def _read(value: Any) -> Any:
     if isinstance(value, Mapping):
         return mechanism_from_dict(value)
     if isinstance(value, list):
-        found = [_read(one) for one in value]
-        return tuple(found) if any(isinstance(one, Mechanism) for one in found) else np.array(found)
+        return tuple(map(_read, value))
     return value

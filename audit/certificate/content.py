@@ -60,8 +60,9 @@ class Content:
 
     def __post_init__(self) -> None:
         checks.validate(self, "delta", checks.interval, 0.0, 1.0)
-        for name, digits in ("model_hash", self.model_hash), ("settings", self.study.settings):
-            if digits and not re.fullmatch("[0-9a-f]{64}", digits):
+        hashes = {"model_hash": self.model_hash, "settings": self.study.settings or None}
+        for name, digits in hashes.items():
+            if digits is not None and not re.fullmatch("[0-9a-f]{64}", digits):
                 raise InvalidInput(
                     f"{name} must be 64 hexadecimal digits, got {checks.one_line(digits)}"
                 )

@@ -174,7 +174,7 @@ def _figures(certificate: Content) -> str:
         curve = TradeOff(numbers.profile)
         axes.plot(rates, curve.false_negatives(rates), color="#0969da", label="the tuning")
         gaussian = special.ndtr(-special.ndtri(rates) - numbers.mu)
-        axes.plot(rates, gaussian, "--", color="#57606a", label=f"{numbers.mu:.3g}-GDP")
+        axes.plot(rates, gaussian, "--", color="#57606a", label=f"{rounded_up(numbers.mu, 3)}-GDP")
         axes.plot([0, 1], [1, 0], ":", color="#8c959f", label="random guessing")
         axes.set(xlabel="rate of false positives", ylabel="rate of false negatives")
         axes.legend(frameon=False, fontsize="small")

@@ -9,6 +9,7 @@ import html
 import itertools
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ _RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z in the first three rows of each thr
 _PANELS_IN_A_ROW = 3
 _SUMMARY = "summary.json"
 # Characters that begin a formula in a spreadsheet.
-_FORMULA = tuple("=+-@\t\r")
+_FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass(frozen=True)
@@ -248,15 +249,17 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(text), quote=False))
 
 
-def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """A table in which text that looks like a spreadsheet formula is quoted."""
+def _inert(table: pd.DataFrame) -> pd.DataFrame:
+    """A table in which no untrusted text is a spreadsheet's formula or an html tag."""
 
-    def quoted(value: Any) -> Any:
+    def escaped(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return f"'{printable(value)}" if value[:1] in _FORMULA else printable(value)
+        # Excel also accepts full-width characters.
+        is_formula = unicodedata.normalize("NFKC", value).lstrip().startswith(_FORMULA)
+        return "'" * is_formula + printable(value).replace("<", "&lt;")
 
-    return table.map(quoted)
+    return table.map(escaped)
 
 
 def _tables(
@@ -406,6 +409,6 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
     folder = Path(out)
     if is_started(folder) or (folder / _SUMMARY).exists():
         raise InvalidInput(f"out must not be the folder of an audit, got {one_line(str(out))}")
-    write_text(folder / "table.csv", tables.to_csv(_without_formulas(table_of_bounds(audits))))
+    write_text(folder / "table.csv", tables.to_csv(_inert(table_of_bounds(audits))))
     write_text(folder / "table.md", to_markdown(audits))
     pictures.save(draw(audits), folder / "figure.png")

@@ -295,11 +295,20 @@ HOSTILE = [
     set_at(["score"], {"noise_std": 0.0, "sensitivity": 1.0, "disjoint": 1}),
     set_at(["base", "mechanism"], "WorstOf"),
     set_at(["base"], {"mechanism": "Composition", "runs": []}),
+    set_at(
+        ["training"],
+        {
+            "mechanism": "Candidates",
+            "candidates": [{"mechanism": "GaussianMechanism", "mu": 0.5}] * 2,
+            "chances": [[], 0.5],
+        },
+    ),
     set_at(["base"], {"mechanism": "Composition", "parts": [1, None]}),
     set_at(["base"], {"mechanism": "RenyiCurve", "orders": [], "divergences": []}),
     set_at(["base"], {"mechanism": "DiscreteMechanism", "p": [[1.0]], "q": None}),
     set_at(["base"], {"mechanism": "LossDistribution", "losses": [], "probabilities": []}),
     set_at(["training"], None),
+    set_at(["model_hash"], ""),
     set_at(["study"], []),
     set_at(["study", "prior"], None),
     set_at(["study", "seeded"], "no"),
@@ -334,7 +343,7 @@ def test_hostile_values_are_refused_quickly_in_one_line(
     assert captured.err.count("\n") == 1
     # The output contains no words of Python's own errors.
     assert not re.search(
-        r"Error\b|NoneType|object (has|is)|subscript|index|__|argument", captured.err
+        r"Error\b|NoneType|object (has|is)|subscript|index|__|argument|array element", captured.err
     )
     assert len(captured.err) < 1100
 
