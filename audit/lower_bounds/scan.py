@@ -32,10 +32,10 @@ TWO_TAILS_SHARE = 0.2
 # The next constants affect how much the bound proves, but not its validity. Neighbouring ranks j of
 # the grid differ by about half a standard deviation of a count of j, within these shares of j. The
 # nominal errors follow a power of the rank. They are larger in the upper half, which helps for
-# scores with few values.
+# scores with few values, and smaller if alpha is small.
 _MIN_STEP = 0.02
 _MAX_STEP = 0.15
-_NOMINAL_ERROR = 0.05
+_MAX_NOMINAL_ERROR, _NOMINAL_SHARE = 0.05, 40.0
 _NOMINAL_POWER = 0.6
 _UPPER_HALF_FACTOR = 4.0
 # Probability of more atoms than the recursion follows, as a share of alpha; added to the error.
@@ -100,8 +100,8 @@ def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> tuple[float, 
     """The larger limit of epsilon by each tail, with alpha / 2 each, its threshold and counts."""
     without, with_record = scores.sorted_out, scores.sorted_in
     n0, n1 = len(without), len(with_record)
-    low = _strongest_evidence(without, with_record, delta)
-    high = _strongest_evidence(-with_record[::-1], -without[::-1], delta)
+    low = _strongest_evidence(without, with_record, delta, alpha / 2.0)
+    high = _strongest_evidence(-with_record[::-1], -without[::-1], delta, alpha / 2.0)
     # Start with the stronger tail. One evaluation then usually shows that the other is weaker.
     if low >= high:
         by_low = _invert(n0, n1, delta, alpha / 2.0, low)
@@ -127,9 +127,11 @@ class _TestedRank:
     ones: int
 
 
-def _strongest_evidence(zeros: FloatArray, ones: FloatArray, delta: float) -> _TestedRank:
+def _strongest_evidence(
+    zeros: FloatArray, ones: FloatArray, delta: float, alpha: float
+) -> _TestedRank:
     n0, n1 = len(zeros), len(ones)
-    grid = _grid(n0, delta)
+    grid = _grid(n0, delta, _nominal_error(alpha))
     counts = np.searchsorted(ones, zeros[grid.ranks - 1], side="right")
     limits = grid.limits(counts, n0, n1)
     best = int(np.argmax(limits))
@@ -159,8 +161,12 @@ class _RankGrid:
         return last_integer(enough, np.full(len(self.ranks), -1), n1 + 1)
 
 
+def _nominal_error(alpha: float) -> float:
+    return min(_MAX_NOMINAL_ERROR, _NOMINAL_SHARE * alpha)
+
+
 @lru_cache(maxsize=64)
-def _grid(n0: int, delta: float) -> _RankGrid:
+def _grid(n0: int, delta: float, nominal_error: float) -> _RankGrid:
     steps = [float(n0)]
     while steps[-1] > 1.0:
         share = min(max(0.5 * steps[-1] ** -0.5, _MIN_STEP), _MAX_STEP)
@@ -172,7 +178,7 @@ def _grid(n0: int, delta: float) -> _RankGrid:
         atoms = math.ceil(special.bdtrik(0.999, n0, delta))
     ranks = ranks[ranks > atoms] if atoms < n0 else ranks[-1:]
     shares = np.maximum(ranks - atoms, 1e-3)
-    levels = _NOMINAL_ERROR * (ranks / n0) ** _NOMINAL_POWER
+    levels = nominal_error * (ranks / n0) ** _NOMINAL_POWER
     levels = np.where(ranks > n0 / 2.0, _UPPER_HALF_FACTOR, 1.0) * levels
     return _RankGrid(ranks.astype(np.int64), shares, levels)
 
@@ -185,7 +191,7 @@ def _invert(
 
     Returns 0 if that epsilon is not above `beyond`.
     """
-    grid = _grid(n0, delta)
+    grid = _grid(n0, delta, _nominal_error(alpha))
     boundary = grid.boundary(evidence.limit, n0, n1)
     at = int(np.searchsorted(grid.ranks, evidence.rank))
     boundary[at] = max(boundary[at], evidence.ones)

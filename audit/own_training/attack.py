@@ -39,6 +39,7 @@ _SECONDS_PER_TASK = 0.5
 # Time until worker processes play their first trial.
 _SECONDS_TO_START = 10.0
 _MAX_JOBS = 64
+_MAX_TRIALS_TO_PROVE = 500_000
 _SIMULATIONS = 40
 # With fewer trials, the residual statistic, which costs three runs per trial, gives a smaller bound
 # than another statistic with three times as many trials.
@@ -122,7 +123,11 @@ class Attack:
             return [self.play(trial) for trial in trials]
 
     def play_all(
-        self, trials: int, jobs: int | None = None, deadline: float = math.inf
+        self,
+        trials: int,
+        jobs: int | None = None,
+        deadline: float = math.inf,
+        played: Sequence[Run | None] = (),
     ) -> list[Run | None]:
         """Plays trials in order.
 
@@ -130,12 +135,13 @@ class Attack:
             trials: number of trials.
             jobs: number of processes; None takes one per idle core if that saves time.
             deadline: `time.perf_counter()` after which no further trials start.
+            played: an even number of trials that were played before, from the first on.
 
         Returns:
-            The trials played, at least two; if the time ran out, an even number of them.
+            All trials, at least two new ones; if the time ran out, an even number of them.
         """
         start = time.perf_counter()
-        runs = self.play_some(range(min(2, trials)))
+        runs = [*played, *self.play_some(range(len(played), min(len(played) + 2, trials)))]
         each = max((time.perf_counter() - start) / 2, 1e-6)
         if jobs is None:
             jobs = _jobs_that_pay(each * (trials - len(runs)), deadline - time.perf_counter())
@@ -254,6 +260,30 @@ def detectable_chance(claim: float | None, delta: float, trials: int, error: flo
         low, high = (low, middle) if is_found(middle) else (middle, high)
     # With this probability of the output, at least `high` trials have it with probability 80 %.
     return float(stats.beta.ppf(_POWER, high, half - high + 1))
+
+
+def trials_to_prove(claim: float, delta: float, trials: int, error: float) -> int | None:
+    """The smallest number of trials, of these and twice as many and so on, that can prove more.
+
+    Args:
+        claim: the claimed epsilon.
+        delta: delta of the claim.
+        trials: number of trials that are not enough.
+        error: error probability of one bound.
+
+    Returns:
+        The number; None if it is above a million.
+
+    Example:
+        >>> trials_to_prove(4.0, 1e-5, 100, 0.05)
+        400
+    """
+    while trials <= _MAX_TRIALS_TO_PROVE:
+        trials *= 2
+        half = trials // 2
+        if lower_bounds.max_detectable_epsilon(half, half, delta, 1.0 - error) > claim:
+            return trials
+    return None
 
 
 def check_steps(runs: Sequence[Run | None]) -> None:

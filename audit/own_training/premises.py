@@ -110,7 +110,7 @@ def check_premises(
     if first.watched and first.steps:
         best, replaced = _watched(experiment, first, claim, delta, loss), None
     else:
-        best, replaced = _black_box(experiment, first)
+        best, replaced = _black_box(experiment, first, claim, delta)
     experiment.judge()
     _excuse_further_releases(experiment, first)
     tested_steps = experiment.steps + experiment.later_steps
@@ -128,12 +128,12 @@ def check_premises(
     return PremiseTest(report, best, first.initial if first.history else None, replaced)
 
 
-def _black_box(experiment: Experiment, first: Trace) -> Pair:
+def _black_box(experiment: Experiment, first: Trace, claim: float | None, delta: float) -> Pair:
     """Tests a function that is not watched, and returns the best records for an attack."""
     reason = "the function did not call watch with its optimizer"
     if first.watched:
         reason = "the watched optimizer took no step, or it ignored the closure of its steps"
-    pair = compare_released_numbers(experiment, first)
+    pair = compare_released_numbers(experiment, first, claim, delta)
     experiment.cannot_test(reason, ("contribution", "noise", "batches"))
     return pair
 

@@ -12,6 +12,12 @@ from audit.lower_bounds import LowerBound
 from audit.numerics import format_exact, format_rounded
 from audit.own_training.findings import PremiseReport
 
+ATTACK_ERROR = 9e-5
+"""Probability that the attack accuses a function whose claim is exact. With the error of the
+premises, `FAMILY_ERROR`, a check accuses a correct function with probability at most 1e-4."""
+
+_PROOF = "99.99 % confidence"  # 1 - ATTACK_ERROR, rounded down
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -22,19 +28,21 @@ class CheckResult:
             claims nothing.
         delta: delta of the claim and of the bounds.
         confidence: lower bound on the probability that `epsilon` is at most the exact cost.
-        epsilon: the largest of the lower bounds.
+        epsilon: the largest of the lower bounds; of the first 1,000 trials if more were played.
+        proven: the largest lower bound that fails with probability at most `ATTACK_ERROR`, over all
+            bounds and all numbers of trials; a leak is proven if it exceeds the claim.
         shown_by: the statistic that shows it.
         bounds: for every statistic its bounds; their errors add up to 1 - confidence.
-        ceiling: the largest epsilon that this many trials could have shown.
+        ceiling: the largest epsilon that this many trials could have proven.
         trials: number of trials played, or of canaries in one run.
         unit: unit of `trials`: "trials" or "canaries".
         planned: number of trials that would have been played without the time limit.
-        needed: number of trials that could refute the claim; None if unknown.
+        needed: number of trials that could refute the claim, if these cannot; None if unknown.
         premises: the differential test; None if it was not made.
         detectable: the largest noise, as a share of the claimed one, that this many trials detect
-            with 80 % probability; None if unknown.
+            with 80 % probability; None if unknown, or if the attack shows more than is claimed.
         detectable_chance: the smallest probability of an output that occurs only with the record,
-            which this many trials detect with 80 % probability; None if unknown.
+            which this many trials detect with 80 % probability; None as for `detectable`.
         attack_skipped: the reason why no trial was played; empty if trials were.
 
     Example:
@@ -52,6 +60,7 @@ class CheckResult:
     delta: float
     confidence: float
     epsilon: float = 0.0
+    proven: float = 0.0
     shown_by: str = ""
     bounds: Mapping[str, LowerBound] = field(default_factory=dict)
     ceiling: float = 0.0
@@ -66,12 +75,17 @@ class CheckResult:
 
     @property
     def leaks(self) -> bool:
-        """Whether the attack shows more than is claimed."""
-        return self.claim is not None and self.epsilon > self.claim
+        """Whether the attack proves more than is claimed."""
+        return self.claim is not None and self.proven > self.claim
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the reported bound exceeds the claim without a proof, perhaps by chance."""
+        return self.claim is not None and self.epsilon > self.claim and not self.leaks
 
     @property
     def broken(self) -> bool:
-        """Whether a premise is broken or the attack shows more than is claimed."""
+        """Whether a premise is broken or the attack proves more than is claimed."""
         return self.leaks or (self.premises is not None and self.premises.broken)
 
     @property
@@ -89,20 +103,38 @@ class CheckResult:
     def _attack_words(self) -> str:
         claims = "claims nothing"
         for digits in range(4, 18):  # as many as show a leak
-            least = format_rounded(self.epsilon, up=False, digits=digits)
+            least, proven = (
+                format_rounded(value, up=False, digits=digits)
+                for value in (self.epsilon, self.proven)
+            )
             if self.claim is None:
                 break
             # A claim is rounded up, which may only make it larger than it is.
             claim = format_rounded(self.claim, up=True, digits=digits)
             claims = f"claims ({claim}, {format_exact(self.delta)})"
-            if not self.leaks or float(claim) < float(least):
+            above = proven if self.leaks else least
+            if not (self.leaks or self.exceeds) or float(claim) < float(above):
                 break
         confidence = f"with {100 * self.confidence:g} % confidence"
         shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
-        if self.leaks or self.claim is None:
+        if self.leaks:
+            return f"{claims}; {shown}, and {proven} with {_PROOF} ({self.trials} {self.unit})"
+        if self.claim is None:
             return f"{claims}; {shown}"
+        if self.exceeds:
+            chance = f"{100 * (1 - self.confidence):.3g} % of the checks of correct functions"
+            more = f"play more trials (e.g. {4 * self.trials})"
+            if self.unit == "canaries":
+                more = (
+                    f"choose a smaller delta (e.g. {self.delta / 1e4:g}), or play trials (`check`)"
+                )
+            return (
+                f"{claims}; no leak proven; {shown}, which exceeds the claim, as in up to "
+                f"{chance}; a leak is proven if the bound exceeds the claim with {_PROOF}, and "
+                f"{self.trials} {self.unit} show {proven}: {more}"
+            )
         most = format_rounded(self.ceiling, up=True, digits=4)
-        ceiling = f"{self.trials} {self.unit} can show at most {most}"
+        ceiling = f"{self.trials} {self.unit} can prove at most {most}"
         if self.trials < self.planned:
             ceiling = f"stopped by the time limit after {self.trials} of {self.planned}; {ceiling}"
         found = []
@@ -115,9 +147,9 @@ class CheckResult:
         if found:
             ceiling += f" and, with 80 % probability, find {' or '.join(found)}"
         if self.ceiling <= self.claim:
-            ceiling += ", so no leak could have been found"
+            ceiling += ", so no leak could have been proven"
             if self.needed is not None:
-                ceiling += f": {self.needed:,} {self.unit} could show one"
+                ceiling += f": {self.needed:,} {self.unit} could prove one"
         if self.epsilon == 0.0:
             return f"{claims}; nothing found; {ceiling}"
         return f"{claims}; no leak found; {shown}; {ceiling}"
@@ -156,6 +188,7 @@ class CheckResult:
             "claim": self.claim,
             "delta": self.delta,
             "epsilon": self.epsilon,
+            "proven_epsilon": self.proven,
             "confidence": self.confidence,
             "shown_by": self.shown_by,
             "bounds": {name: bound.epsilon for name, bound in self.bounds.items()},
@@ -173,7 +206,7 @@ class CheckResult:
         """Returns itself, or raises.
 
         Raises:
-            PrivacyLeak: a premise is broken, or an attack shows more than is claimed.
+            PrivacyLeak: a premise is broken, or an attack proves more than is claimed.
             InvalidInput: nothing could be tested.
         """
         if self.broken:
@@ -186,7 +219,7 @@ class CheckResult:
         """Returns itself, or raises as `raise_if_broken` does, and also if nothing is claimed.
 
         Raises:
-            PrivacyLeak: a premise is broken, or an attack shows more than is claimed.
+            PrivacyLeak: a premise is broken, or an attack proves more than is claimed.
             InvalidInput: nothing is claimed, or nothing could be tested.
         """
         if self.claim is None and not self.broken:

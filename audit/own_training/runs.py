@@ -178,7 +178,7 @@ def run_once(
         lambda_c=nothing if trace is None else trace.lambda_c,
         choice=_choice(task, model, score),
         details=rest if trace is None else np.concatenate([rest, trace.details]),
-        claim=_claim(watch, task.delta),
+        claim=claim_of(watch, task.delta),
         history=history_of(watch.accountant),
     )
 
@@ -215,7 +215,8 @@ def _choice(task: AuditTask, model: Any, score: FloatArray) -> float:
 _epsilons: dict[tuple[Any, ...], float] = {}
 
 
-def _claim(watch: Any, delta: float) -> float | None:
+def claim_of(watch: Any, delta: float) -> float | None:
+    """The epsilon that a watched run claims; None if it claims nothing."""
     if watch.claimed is not None:
         return float(watch.claimed)
     accountant = watch.accountant

@@ -379,13 +379,13 @@ BROKEN = {
     "noise in every second step only": Control(Loop(noise=noise_every_second_step)),
     "mean gradient clipped instead of each gradient": Control(Loop(total=clipped_mean)),
     "sum of gradients clipped instead of each gradient": Control(
-        Loop(total=clipped_after_the_sum, noise_multiplier=2.0, rate=1e-5), 600, _AGAINST
+        Loop(total=clipped_after_the_sum, noise_multiplier=2.0, rate=1e-5), 1500, _AGAINST
     ),
     "coordinates clipped instead of the norm": Control(
         Loop(total=clipped_by_value, rate=1e-5), canary=_LONG
     ),
     "every layer clipped to C": Control(
-        Loop(total=clipped_by_tensor, noise_multiplier=2.0, clip=0.1), 400
+        Loop(total=clipped_by_tensor, noise_multiplier=2.0, clip=0.1), 1000
     ),
     "each augmented copy of a record clipped separately": Control(
         Loop(gradients=augmented, rate=0.01)
@@ -400,16 +400,16 @@ BROKEN = {
         rare=True,
     ),
     "empty batches drawn again": Control(
-        Loop(steps=8, noise_multiplier=2.0, batch=not_empty, sampling_rate=0.05), size=1
+        Loop(steps=8, noise_multiplier=2.0, batch=not_empty, sampling_rate=0.05), 1000, size=1
     ),
     "fewer steps recorded than taken": Control(
         Loop(steps=16, accounted_steps=1, noise_multiplier=2.0, rate=0.01)
     ),
-    "best of several runs by the training loss": Control(best_by_training_loss, 100),
+    "best of several runs by the training loss": Control(best_by_training_loss, 400),
     "fixed number of runs, accounted for as random": Control(fixed_number_of_runs, 3000),
-    "exact loss in the log": Control(exact_loss_in_the_log, 400, _LONG),
+    "exact loss in the log": Control(exact_loss_in_the_log, 1000, _LONG),
     "Opacus, noise on the first layer only": Control(with_opacus(NoiseOnTheFirstLayer), size=1),
-    "Opacus, noise divided by the batch size": Control(with_opacus(NoiseForTheMean)),
+    "Opacus, noise divided by the batch size": Control(with_opacus(NoiseForTheMean), 1000),
 }
 
 # Too few trials detect these: the exact cost is only slightly above the claim.

@@ -29,7 +29,6 @@ NEED_AN_ATTACK = ("budget spent twice", "sum of values that are not clipped")
     ],
 )
 def test_violations_that_dp_recorder_lists_are_found(name: str) -> None:
-    # Two of the five need an attack, with error 0.05 each at the default confidence.
     result = audit.check(VIOLATIONS[name], (FEATURES, LABELS), jobs=1)
     assert result.exit_code == 1
 
@@ -169,14 +168,84 @@ def test_slow_functions_are_stopped_and_what_was_tested_is_kept() -> None:
         result.raise_if_broken()
 
 
-def test_a_constant_is_found_where_only_one_canary_is_in_time() -> None:
+def test_a_constant_is_found_where_only_a_few_canaries_are_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
     def slow_mean(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-        time.sleep(0.1)
+        clock[0] += 0.1
         return float(records.features.mean())
 
     features = np.random.default_rng(0).normal(size=(20, 2))
-    result = audit.check(slow_mean, (features, np.arange(20) % 2), claim=1.0, seconds=1.0, jobs=1)
+    result = audit.check(slow_mean, (features, np.arange(20) % 2), claim=1.0, seconds=24.0, jobs=1)
     assert result.exit_code == 1
+    assert clock[0] < 12.0
+
+
+def two_values(epsilon: float, first: float, second: float) -> Any:
+    """Randomised response about the sign of the last record, by one of two public values."""
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+        watch.claim(epsilon)
+        kept = np.random.default_rng(seed).random() < 1 / (1 + np.exp(-epsilon))
+        return first if kept == (records.features[-1, 0] > 0) else second
+
+    return train
+
+
+def geometric_counts(epsilon: float) -> Any:
+    """Counts with noise on whole numbers, most of which is 0 for a large epsilon."""
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        watch.claim(epsilon)
+        random, p = np.random.default_rng(seed), 1 - np.exp(-epsilon)
+        counts = np.bincount(np.asarray(records.labels), minlength=3)
+        return counts + random.geometric(p, size=3) - random.geometric(p, size=3)
+
+    return train
+
+
+def classes_with_many_records(epsilon: float) -> Any:
+    """The noisy counts above a limit; each record adds to one count."""
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        watch.claim(epsilon)
+        noise = np.random.default_rng(seed).laplace(scale=1 / epsilon, size=3)
+        counts = np.bincount(np.asarray(records.labels), minlength=3) + noise
+        return {f"class {i}": float(count) for i, count in enumerate(counts) if count > 6.5}
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("train", "relation"),
+    [
+        (two_values(8.0, 0, 1), "replace-one"),
+        (two_values(3.0, -1.105, 1.105), "replace-one"),
+        (geometric_counts(8.0), "add-remove"),
+        (classes_with_many_records(8.0), "add-remove"),
+    ],
+    ids=["whole values", "fractions", "counts", "classes"],
+)
+def test_noise_that_few_seeds_do_not_show_is_not_taken_for_none(train: Any, relation: str) -> None:
+    # Four seeds agree with probability 0.68 or more, and differ for a neighbour.
+    result = audit.check(train, (FEATURES, LABELS), jobs=1, relation=relation, seconds=5.0)
+    assert result.exit_code == 0, str(result)
+
+
+@pytest.mark.parametrize("value", [lambda count: count, lambda count: f"{count} records"])
+def test_an_exact_count_is_found_among_noisy_numbers(value: Any) -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        watch.claim(2.0)
+        count = int((np.asarray(records.labels) == 1).sum())
+        return [np.random.default_rng(seed).normal(), value(count)]
+
+    result = audit.check(train, (FEATURES, LABELS), jobs=1)
+    assert result.exit_code == 1
+    assert result.premises is not None
+    assert "no noise protects the record" in result.premises.findings[0].message
 
 
 @pytest.mark.filterwarnings("error")
@@ -203,5 +272,12 @@ def test_scores_that_are_not_finite_are_one_line(score: float) -> None:
 
 
 def test_a_leak_is_stated_with_digits_that_show_it() -> None:
-    found = own_training.CheckResult(1.0, 1e-5, 0.95, epsilon=1.00081, shown_by="score")
-    assert found.words.startswith("claims (1, 1e-05); an attack shows at least 1.0008 with")
+    shown = {"epsilon": 1.2, "shown_by": "score"}
+    found = own_training.CheckResult(1.0, 1e-5, 0.95, proven=1.00081, **shown)
+    assert found.exit_code == 1
+    assert found.words.endswith("(by score), and 1.0008 with 99.99 % confidence (0 trials)")
+    by_chance = own_training.CheckResult(1.0, 1e-5, 0.95, proven=0.9, trials=1000, **shown)
+    assert by_chance.exit_code == 0
+    assert by_chance.words.startswith("claims (1, 1e-05); no leak proven; an attack shows at least")
+    assert "which exceeds the claim, as in up to 5 % of the checks of correct" in by_chance.words
+    assert by_chance.words.endswith("1000 trials show 0.9: play more trials (e.g. 4000)")
