@@ -267,54 +267,56 @@ def product_of_powers(factors: Sequence[tuple[ComplexArray, int]]) -> ComplexArr
     return result
 
 
-def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Vertices of the lower convex hull of the origin and points (a, b) [n] >= 0.
+def lower_hull(a: FloatArray, log_b: FloatArray) -> NDArray[np.intp]:
+    """Indices of the vertices of the lower convex hull of the origin and points (a, b) [n] >= 0.
 
-    The origin is left out; a and the slopes increase. Because of rounding there may be an extra
-    vertex, which changes the envelope by at most the rounding.
+    The origin is left out; a and the slopes increase. b is given by its logarithm, because its
+    range can exceed that of double precision.
     """
-    order = np.lexsort((-b, a))
-    a, b = a[order], b[order]
+    order = np.lexsort((-log_b, a))
     # Among points with equal a, only the last, which has the smallest b, can be a vertex.
-    keep = np.append(np.diff(a) > 0, True) & (a > 0)
-    a, b = a[keep], b[keep]
-    first = int(np.argmin(b / a))
-    a, b = a[first:], b[first:]
+    hull = order[np.append(np.diff(a[order]) > 0, True) & (a[order] > 0)]
+    hull = hull[int(np.argmin(log_b[hull] - np.log(a[hull]))) :]
     for _ in range(40):
-        bent = _removable_points(a, b)
+        x, y = a[hull], log_b[hull]
+        slopes = log_subtract(y, np.append(-np.inf, y[:-1])) - np.log(np.diff(x, prepend=0.0))
+        # Points that are not below the line through their neighbours.
+        bent = np.flatnonzero(slopes[1:] <= slopes[:-1])
         if len(bent) == 0:
-            break
+            return hull
         # The test of a point uses its neighbours, so of consecutive points every second is dropped.
         place = np.arange(len(bent))
         first_bent = np.maximum.accumulate(np.where(np.diff(bent, prepend=-2) > 1, place, 0))
-        keep = np.ones(len(a), dtype=np.bool_)
-        keep[bent[(place - first_bent) % 2 == 0]] = False
-        a, b = a[keep], b[keep]
-    if len(bent) == 0 and math.isfinite(b[-1]):
-        return a, b  # all slopes increase
+        hull = np.delete(hull, bent[(place - first_bent) % 2 == 0])
     # A few points may be left that lie above lines between others further apart.
-    vertices = convex_chain(np.append(0.0, a), np.append(0.0, b))[1:] - 1
-    return a[vertices], b[vertices]
 
+    def log_slope(x_j: float, y_j: float, x_k: float, y_k: float) -> float:
+        if y_k <= y_j:
+            return -math.inf
+        return y_k + math.log(-math.expm1(y_j - y_k)) - math.log(x_k - x_j)
 
-def _removable_points(a: FloatArray, b: FloatArray) -> NDArray[np.intp]:
-    """Indices of the points that are not below the line through their neighbours."""
-    slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
-    return np.flatnonzero(slopes[1:] <= slopes[:-1])
+    vertices = _chain(np.append(0.0, a[hull]), np.append(-np.inf, log_b[hull]), log_slope)
+    return hull[vertices[1:] - 1]
 
 
 def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
     """Indices of the vertices of the largest convex function below points [n], x increasing.
 
-    This is Andrew's monotone chain. It compares slopes, because products of differences overflow
-    above 1e154.
+    It compares slopes, because products of differences overflow above 1e154.
     """
+    return _chain(x, y, lambda x_j, y_j, x_k, y_k: (y_k - y_j) / (x_k - x_j))
+
+
+def _chain(
+    x: FloatArray, y: FloatArray, slope_between: Callable[[float, float, float, float], float]
+) -> NDArray[np.intp]:
+    """Andrew's monotone chain, given the slope (or its logarithm) between two points."""
     hull: list[tuple[float, float, float, int]] = []  # x, y, slope before, and index of vertices
     for k, (x_k, y_k) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
         slope = -math.inf
         while hull:
             x_j, y_j, before, _ = hull[-1]
-            slope = (y_k - y_j) / (x_k - x_j)
+            slope = slope_between(x_j, y_j, x_k, y_k)
             if before < slope or len(hull) == 1:
                 break
             hull.pop()

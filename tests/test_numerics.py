@@ -106,7 +106,8 @@ def test_format_rounded_rounds_to_the_given_side(
 def test_the_hull_is_below_all_points_and_touches_them(seed: Any) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.random(60), rng.random(60) ** 3
-    x, y = numerics.lower_hull(a, b)
+    hull = numerics.lower_hull(a, np.log(b))
+    x, y = a[hull], b[hull]
     slopes = np.diff(np.append(0.0, y)) / np.diff(np.append(0.0, x))
     assert np.all(np.diff(slopes) > 0)
     at = np.interp(a, np.append(0.0, x), np.append(0.0, y))
@@ -143,6 +144,13 @@ def test_the_hull_of_convex_points_needs_no_second_pass(monkeypatch: pytest.Monk
     a = np.linspace(0.01, 1.0, 500)
     expected = numerics.convex_chain(np.append(0.0, a), np.append(0.0, a**2))[1:] - 1
     monkeypatch.delattr(numerics, "convex_chain")
-    x, y = numerics.lower_hull(a, a**2)
-    np.testing.assert_array_equal(x, a[expected])
-    np.testing.assert_array_equal(y, a[expected] ** 2)
+    np.testing.assert_array_equal(numerics.lower_hull(a, 2.0 * np.log(a)), expected)
+
+
+def test_the_hull_of_numbers_that_underflow() -> None:
+    # Every point is below the lines through all others that enclose it.
+    a = np.array([0.1, 0.2, 0.3, 0.35, 0.4, 1.0])
+    log_b = np.array([-1e6, -9e5, -9.5e5, -np.inf, -5e4, 0.0])
+    np.testing.assert_array_equal(numerics.lower_hull(a, log_b), [3, 4, 5])
+    np.testing.assert_array_equal(numerics.lower_hull(a, log_b - 1e7), [3, 4, 5])
+    np.testing.assert_array_equal(numerics.lower_hull(a[:3], log_b[:3]), [0, 2])

@@ -32,7 +32,7 @@ class Unresolved(DeltaUnreachable):
 SMALLEST_DELTA = 1e-40
 """A sampled profile ends where delta is below this value."""
 
-_LARGEST_EPSILON = 1e8
+_LARGEST_EPSILON = 1e12
 _LEFT_OVER = 1e-30
 # A tenth of the relative accuracy of profiles.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY

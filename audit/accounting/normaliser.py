@@ -70,9 +70,9 @@ def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: in
     delta = checks.interval("delta", delta, 0.0, 1.0)
     try:
         return solve_epsilon(lambda epsilon: _delta(epsilon, shape, log_ratio), delta)
-    except DeltaUnreachable as error:  # the profile falls to 0, but the search ends at epsilon 1e8
+    except DeltaUnreachable as error:  # the profile falls to 0, but the search ends at epsilon 1e12
         raise InvalidInput(
-            "parameters * steps must give an epsilon below 1e8, got "
+            "parameters * steps must give an epsilon below 1e12, got "
             f"{checks.one_line(int(2 * shape))} at batch_size {batch_size!r}"
         ) from error
 

@@ -19,13 +19,14 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import SUMS_TO_ONE, log_complement
+from audit.numerics import SUMS_TO_ONE, log_complement, safe_log
 
 REACH = 15.0
 """Normal tails beyond this many standard deviations are below 1e-50; they count as delta."""
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALL_MU = 1e-4
+_UNDERFLOW = -650.0  # of a logarithm, before sums of its exponential lose digits
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
@@ -275,7 +276,19 @@ class LossPair(DominatingPair):
 
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         at = np.arange(len(self.pmf.loss) + 3.0)
-        p, q = (log_complement(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
+        (done, left), (done_with, left_with) = (
+            (np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices
+        )
+        # If composition added mass, s is rounded down and s' up, so that both remain monotone.
+        added, added_with = (max(float(b[0]) - 1.0, 0.0) for _, b in self._vertices)
+        p = log_complement(done * (1.0 - 2.0 * added), left)
+        q = log_complement(done_with, left_with * (1.0 - 2.0 * added_with))
+        # Probabilities under P' that underflow are interpolated in logarithms.
+        tail = np.append(np.append(-np.inf, self._log_q_tail), [-np.inf, -np.inf])
+        k = np.minimum(t.astype(np.int64), len(at) - 2)
+        tiny = (q < _UNDERFLOW) & (k > 0)
+        k, share = k[tiny], (t - k)[tiny]
+        q[tiny] = np.logaddexp(safe_log(1.0 - share) + tail[k], safe_log(share) + tail[k + 1])
         return p, q
 
     def ranked(self) -> tuple[FloatArray, FloatArray]:

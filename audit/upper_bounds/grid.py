@@ -96,10 +96,10 @@ class GridCurve:
             others = [count - (kind == winner) for kind, count in enumerate(self.counts)]
             log_a, log_b = _sum_of_boundaries(steps, others, math.log(self.least))
             weight = self.counts[winner] * self.inclusion
-            a, b = _points(log_a, log_b, rounded)
+            a, log_b = _points(log_a, log_b, rounded)
             if cut > 0.0 and sum(others) > 0:
-                a, b = np.append(a, cut), np.append(b, 0.0)
-            mixtures.append(mixture(pair, weight * a, weight * b))
+                a, log_b = np.append(a, cut), np.append(log_b, -np.inf)
+            mixtures.append(mixture(pair, weight * a, math.log(weight) + log_b))
         return tuple(mixtures)
 
     def _boundary(self, pair: DominatingPair, rounded: bool) -> tuple[FloatArray, FloatArray]:
@@ -134,8 +134,8 @@ class GridCurve:
         if not np.any(y < 0.0):
             return np.empty(0), np.empty(0)
         # A hull from the origin, of -x over -y.
-        down, along = numerics.lower_hull(-y, -x)
-        return -np.diff(along, prepend=0.0), -np.diff(down, prepend=0.0)
+        hull = numerics.lower_hull(-y, numerics.safe_log(-x))
+        return np.diff(x[hull], prepend=0.0), np.diff(y[hull], prepend=0.0)
 
     def _last_event(self, pair: DominatingPair) -> float:
         """The last event t with h(1-s) of at least `least` and h(1-s') above 0."""
@@ -143,13 +143,16 @@ class GridCurve:
         for _ in range(60):
             middle = 0.5 * (low + high)
             x, y = self._log_h(np.stack(pair.events(np.array([middle]))))[:, 0]
-            low, high = (middle, high) if x >= np.log(self.least) and y > -600.0 else (low, middle)
+            low, high = (middle, high) if x >= np.log(self.least) and y > -np.inf else (low, middle)
         return low if high < pair.event_range[1] else high
 
     def _log_h(self, log_left: FloatArray) -> FloatArray:
         """log(1 - p + p x) from log(x)."""
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log1p(self.inclusion * np.expm1(log_left)))
+            near = np.log1p(self.inclusion * np.expm1(np.maximum(log_left, -1.0)))
+            rest = math.log1p(-self.inclusion) if self.inclusion < 1.0 else -math.inf
+            far = np.logaddexp(rest, math.log(self.inclusion) + log_left)
+        return np.where(log_left > -1.0, near, far)
 
 
 def _sum_of_boundaries(
@@ -173,14 +176,14 @@ def _sum_of_boundaries(
 
 
 def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatArray, FloatArray]:
-    """Points (a, b) [n] on the curve and, if `rounded`, corners below it.
+    """a and log b of points [n] on the curve and, if `rounded`, of corners below it.
 
     Between vertices b is a power of a with exponent g >= 1, a convex function above the tangents at
     both ends.
     """
-    a, b = np.exp(log_a), np.exp(log_b)
+    a = np.exp(log_a)
     if not rounded or len(a) == 1:
-        return a, b
+        return a, log_b
     da, db = -np.diff(log_a), -np.diff(log_b)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         g = np.maximum(db / da, 1.0)
@@ -188,8 +191,8 @@ def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatA
         corner = 1.0 + g * (share - 1.0) - numerics.QUANTILE_ACCURACY
     # If rounding or a slope near 1 leaves no corner, the box of both ends is used.
     bad = ~((share >= np.exp(-da)) & (share < 1.0) & (corner > 0.0))
-    share, corner = np.where(bad, 1.0, share), np.where(bad, np.exp(-db), corner)
-    return np.append(a, a[:-1] * share), np.append(b, b[:-1] * corner)
+    share, fall = np.where(bad, 1.0, share), np.where(bad, -db, np.log(np.where(bad, 1.0, corner)))
+    return np.append(a, a[:-1] * share), np.append(log_b, log_b[:-1] + fall)
 
 
 def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:

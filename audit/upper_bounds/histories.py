@@ -151,12 +151,13 @@ class HistoryCurve:
         keep[-1] = True
         t, psi = t[keep], psi[keep]
         # (1/t, Psi/t) is also convex and ends in the origin, and lines remain lines.
-        inverse, height = numerics.lower_hull(1.0 / t, psi / t)
+        hull = numerics.lower_hull(1.0 / t, numerics.safe_log(psi / t))
+        inverse, height = 1.0 / t[hull], (psi / t)[hull]
         slopes = np.diff(height, prepend=0.0) / np.diff(inverse, prepend=0.0)
         # The chords as lines a - b t, the last of them to Psi(0).
         a = np.append(np.minimum(slopes, most), most)
         b = np.append(slopes * inverse - height, most * inverse[-1] - height[-1])
-        return mixture(self.adaptive.pair, a, np.maximum(b, 0.0))
+        return mixture(self.adaptive.pair, a, numerics.safe_log(np.maximum(b, 0.0)))
 
     @cached_property
     def _plan(self) -> tuple[_Cells, FloatArray, NDArray[np.int64]]:

@@ -25,6 +25,8 @@ _SOURCE = (
 # of the first passes, which find where the curve changes.
 _POINTS = 1 << 14
 _FIRST_POINTS = 1 << 12
+# A shift of epsilon that any finite epsilon leaves negative, and log of a negligible probability.
+_REVEALED, _NEGLIGIBLE_LOG = -1e13, -100.0
 # Smallest share of the points that each part of the curve gets.
 _MIN_SHARE = 1e-9
 
@@ -66,37 +68,39 @@ class RegionCurve:
         neighbouring chords. The hull contains the corner of these lines. This holds for smooth
         curves and for curves with a kink at every atom.
         """
-        log_left, widths, a, b = self._curve
+        log_left, a, log_b = self._curve
         # Rounded towards a larger bound.
-        a, b = a * (1.0 + numerics.FLOAT_ROUNDING), b * (1.0 - numerics.FLOAT_ROUNDING)
+        a = a * (1.0 + numerics.FLOAT_ROUNDING)
+        log_b = log_b - numerics.FLOAT_ROUNDING * (1.0 + np.where(log_b > -np.inf, -log_b, 0.0))
         # A last piece that ends in the certain event is a straight line on which b/a grows (log
         # phi' is convex in log x), so it needs no corner.
-        inner = (a[1:] > 0.0) | (b[1:] > 0.0)
-        share, corner_b = corners(widths, b)
+        inner = (a[1:] > 0.0) | (log_b[1:] > -np.inf)
+        share, corner = _log_corners(distances(log_left), log_b)
         # If a has a kink within a piece, the box of its ends is used.
         kink = (log_left[1:] < self._kink) & (log_left[:-1] > self._kink)
-        share, corner_b = np.where(kink, 0.0, share)[inner], np.where(kink, b[1:], corner_b)[inner]
+        share, corner = np.where(kink, 0.0, share)[inner], np.where(kink, log_b[1:], corner)[inner]
         corner_a = a[:-1][inner] + np.diff(a)[inner] * share
         most = self._most
-        least = float(np.exp(self._log_slopes(*np.full((2, 1), -np.inf))[1, 0]))
+        least = self._log_slopes(*np.full((2, 1), -np.inf))[1]
         # Before the first point and after the last the box of the limits bounds the curve.
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
-        b_points = np.concatenate([b[:1], b, corner_b, [least]])
         return mixture(
-            self.pair, np.minimum(a_points, most * (1.0 + numerics.FLOAT_ROUNDING)), b_points
+            self.pair,
+            np.minimum(a_points, most * (1.0 + numerics.FLOAT_ROUNDING)),
+            np.concatenate([log_b[:1], log_b, corner, least]),
         )
 
     @cached_property
     def vertices(self) -> tuple[FloatArray, FloatArray]:
-        """Vertices (a, b) [n] of the hull: each event has a hull point with larger a, smaller b."""
+        """a and log b [n] of the hull: each event has a hull point with larger a, smaller b."""
         weights, shifts = self.upper.weights, self.upper.shifts
-        return np.cumsum(weights), np.cumsum(weights * np.exp(shifts))
+        return np.cumsum(weights), np.logaddexp.accumulate(np.log(weights) + shifts)
 
     @cached_property
     def lower(self) -> ShiftedProfiles:
         """The same from points of the curve alone, which is smaller by the discretisation error."""
-        _, _, a, b = self._curve
-        return mixture(self.pair, a, b)
+        _, a, log_b = self._curve
+        return mixture(self.pair, a, log_b)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
@@ -123,8 +127,8 @@ class RegionCurve:
         def heights(
             log_left: FloatArray, log_left_with: FloatArray
         ) -> tuple[FloatArray, FloatArray]:
-            logs = self._log_slopes(log_left, log_left_with)
-            logs = np.maximum(logs - np.log(self._most), -700.0)
+            logs = self._log_slopes(log_left, log_left_with) - np.log(self._most)
+            logs = np.maximum(logs, min(deepest(*logs), -700.0))
             # Events that seldom win matter less, but light terms can decide a small delta.
             return np.exp(0.125 * logs), logs
 
@@ -135,24 +139,31 @@ class RegionCurve:
         return np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
 
     @cached_property
-    def _curve(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """log(1-s) [n] of events, their distances in s [n-1], and the points (a, b) [n]."""
+    def _curve(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """log(1-s), a and log b [n] of the events."""
         log_left, log_left_with = self.pair.events(self.events)
-        a, b = np.exp(self._log_slopes(log_left, log_left_with))
-        return log_left, distances(log_left), a, b
+        log_a, log_b = self._log_slopes(log_left, log_left_with)
+        return log_left, np.exp(log_a), log_b
 
 
 region_curve = numerics.memoize(8)(RegionCurve)
 """The curve of a pair and a distribution of K, cached because several bounds use it."""
 
 
-def mixture(pair: DominatingPair, a: FloatArray, b: FloatArray) -> ShiftedProfiles:
-    """Shifted profiles of the lower hull of the origin and points (a, b) [n]."""
-    a, b = numerics.lower_hull(a, b)
+def mixture(pair: DominatingPair, a: FloatArray, log_b: FloatArray) -> ShiftedProfiles:
+    """Shifted profiles of the lower hull of the origin and points (a, b) [n], from a and log b."""
+    vertices = numerics.lower_hull(a, log_b)
+    a, log_b = a[vertices], log_b[vertices]
     weights = np.diff(a, prepend=0.0)
-    shifts = numerics.safe_log(np.diff(b, prepend=0.0)) - numerics.safe_log(weights)
-    # If b is 0 the output reveals the data set, which any very negative shift represents.
-    return ShiftedProfiles(pair, weights, np.maximum(shifts, -1e6))
+    steps = numerics.log_subtract(log_b, np.append(-np.inf, log_b[:-1]))
+    # If b is 0 the output reveals the data set.
+    return ShiftedProfiles(pair, weights, np.maximum(steps - np.log(weights), _REVEALED))
+
+
+def deepest(log_a: FloatArray, log_b: FloatArray) -> float:
+    """The smallest finite log b [n] of the events that can matter to any delta; 0 if none can."""
+    matters = (log_a > _NEGLIGIBLE_LOG) & (log_b > -np.inf)
+    return float(log_b[matters].min(initial=0.0))
 
 
 def dense_events(
@@ -198,6 +209,21 @@ def corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     # If rounding or an end leaves no corner, the box of the two points is used.
     bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
     corner = np.where(bad, b[..., 1:], np.maximum(corner, b[..., 1:]))
+    return np.where(bad, 0.0, share), corner
+
+
+def _log_corners(widths: FloatArray, log_b: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """`corners` from log b, with the logarithm of b at each corner."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        fall = np.diff(log_b)
+        # Slopes of a piece in units of b at its start, and of the pieces before and after it.
+        slopes = np.expm1(fall) / widths
+        before = np.append(-np.inf, slopes[:-1] * np.exp(-fall[:-1]))
+        after = np.append(slopes[1:] * np.exp(fall[:-1]), 0.0)
+        share = (slopes - after) / (before - after)
+        corner = log_b[:-1] + np.log1p(before * share * widths)
+    bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
+    corner = np.where(bad, log_b[1:], np.maximum(corner, log_b[1:]))
     return np.where(bad, 0.0, share), corner
 
 

@@ -107,7 +107,7 @@ def test_delta_falls_with_epsilon_and_the_divisor_and_grows_with_values() -> Non
         ((1e-5, 120, 10, 0), "steps must be a whole number >= 1"),
         ((1e-5, 120, 10**12, 10**6), r"parameters \* steps must be a whole number in"),
         ((0.0, 120, 10), "delta must be in"),
-        ((1e-5, 2, 10**15), r"parameters \* steps must give an epsilon below 1e8"),
+        ((1e-5, 2, 10**15), r"parameters \* steps must give an epsilon below 1e12"),
     ],
 )
 def test_a_normaliser_without_epsilon_is_refused(arguments: Any, words: str) -> None:

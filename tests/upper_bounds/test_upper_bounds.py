@@ -425,3 +425,32 @@ def test_reduced_bounds_have_a_reason_if_their_masses_underflow() -> None:
     base = accounting.DpSgd(0.5, 100, 0.5)
     found = upper_bounds.reduced_exact(base, law, 1e-5)
     assert base.epsilon(1e-5) < found.epsilon < upper_bounds.region(base, law, 1e-5).epsilon
+
+
+@pytest.mark.parametrize(
+    ("base", "runs"),
+    [
+        (GaussianMechanism(4.14), 1000),
+        (GaussianMechanism(4.14), 100_000),
+        (GaussianMechanism(13.1), 100_000),
+        (GaussianMechanism(100.0), 20),
+        (GaussianMechanism(100.0), 1000),
+        (accounting.DpSgd(1.0, 100_000, 0.01), 1000),
+        pytest.param(accounting.DpSgd(1.0, 10**6, 0.01), 100_000, marks=pytest.mark.slow),
+    ],
+)
+def test_costs_of_many_revealing_runs_are_between_an_attack_and_composition(
+    base: Any, runs: int
+) -> None:
+    # Probabilities with the record are e^-1000 and less. An attack: outputs of one event are the
+    # worst, so the best of all runs belongs to it only if all runs do.
+    log_p, log_q = base.pairs[0].events(np.linspace(*base.pairs[0].event_range, 20_001))
+    gains = np.exp(runs * log_p) - 1e-5
+    likely = gains > 0.0
+    attained = float(np.max(np.log(gains[likely]) - runs * log_q[likely]))
+    search, grid = (
+        upper_bounds.tuning_cost(base, f"{protocol}:{runs}", 1e-5).epsilon
+        for protocol in ("fixed", "grid")
+    )
+    assert attained < search < 1.4 * attained
+    assert attained < grid < 1.4 * attained

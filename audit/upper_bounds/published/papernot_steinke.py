@@ -178,10 +178,9 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
     repetitions = parse_repetitions(repetitions)
     logs = []
     for pair in base.pairs:
-        a, b = region_curve(pair, repetitions, points).vertices
-        kept = a > 1e-200 * a[-1]  # below, b underflows
-        with np.errstate(divide="ignore"):
-            log_b = np.maximum(np.log(b[kept]), repetitions.log_phi_prime_at(-np.inf))
+        a, log_b = region_curve(pair, repetitions, points).vertices
+        kept = a > 1e-200 * a[-1]
+        log_b = np.maximum(log_b[kept], repetitions.log_phi_prime_at(-np.inf))
         logs.append((np.log(a[kept]), log_b))
     log_none = _log_none(repetitions)
 
