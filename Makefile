@@ -48,7 +48,6 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
 
 # Builds the whole site every time. Warnings and dead links are errors. One process per notebook.
 # Formulas are typeset by MathJax where npm can install it, and otherwise as MathML.
