@@ -32,7 +32,7 @@ test-slow: $(VENV)/.installed
 # Tests bounds with the lowest versions that the plain installation allows. They need Python 3.11 or 3.12.
 test-lowest:
 	$(PYTHON) -m venv build/lowest
-	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/lowest.txt \
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c .ci/lowest.txt \
 		numpy scipy hypothesis pytest pytest-xdist
 	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" $(PLAIN)
 
@@ -48,7 +48,6 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
 
 # Builds the whole site every time. Warnings and dead links are errors. One process per notebook.
 # Formulas are typeset by MathJax where npm can install it, and otherwise as MathML.

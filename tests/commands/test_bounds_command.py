@@ -379,7 +379,7 @@ def test_an_epsilon_of_one_run_is_not_taken_for_a_gaussian_mechanism(
     assert stated == cost_of(capsys, "--base", f"approximate:{at},1e-8", *law)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("size", "records", "epochs", "steps"),
     [(256, 60000, 10, 2344), (100, 1000, 3, 30), (7, 10, 0.5, 1), (1, 3, 1, 3), (3, 10, 0.3, 1)],

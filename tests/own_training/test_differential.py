@@ -633,7 +633,7 @@ def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.M
 
 
 # `python -m benchmarks.training_loops` runs all of them, with the attack.
-@pytest.mark.thin(25)
+@pytest.mark.thin(100)
 @pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
 def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
     control = BROKEN[name]
@@ -676,7 +676,7 @@ def test_a_finding_names_the_premise_and_the_numbers(name: str, premise: str, wo
     assert first.fix
 
 
-@pytest.mark.thin(9)
+@pytest.mark.thin(18)
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_loop_is_not_accused(name: str) -> None:
     control = CORRECT[name]
@@ -753,7 +753,7 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
     assert report(claiming(loop, less)).findings[0].premise == "accountant"
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -87,7 +87,7 @@ ONE_OF_EACH = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("attack", list(ONE_OF_EACH.values()), ids=lambda one: one.protocol)
 def test_winners_leak_at_most_the_certified_epsilon(attack: Any) -> None:
     learns = attack.protocol.startswith("adaptive")  # a Gaussian process a run: slow

@@ -266,6 +266,7 @@ def test_an_order_of_candidates_of_different_noise_nearly_attains_the_bound(
     assert least * bound < leak_of_greedy_order(kinds, epsilon) <= bound
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "kinds", [((1.0, 1), (0.5, 2)), ((0.6, 2), (0.3, 1)), ((2.0, 1), (1.0, 1), (0.5, 1))]
 )

@@ -36,7 +36,7 @@ DELTA = 1e-5
         pytest.param(4.0, 0.2, 500, 20, 24.51, marks=pytest.mark.slow),
         pytest.param(4.0, 0.2, 500, 100, 50.10, marks=pytest.mark.slow),
         pytest.param(2.0, 0.05, 2000, 20, 26.20, marks=pytest.mark.slow),
-        (2.0, 0.05, 2000, 100, 54.19),
+        pytest.param(2.0, 0.05, 2000, 100, 54.19, marks=pytest.mark.slow),
         pytest.param(1.1, 0.01, 2000, 100, 14.63, marks=pytest.mark.slow),
         (1.1, 0.01, 2000, 20, 8.31),
         pytest.param(1.0, 0.01, 3000, 100, 24.03, marks=pytest.mark.slow),
