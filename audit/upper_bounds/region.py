@@ -88,7 +88,7 @@ class RegionCurve:
 
     @cached_property
     def vertices(self) -> tuple[FloatArray, FloatArray]:
-        """Vertices (a, b) [n] of the hull: each event has a hull point with larger a, smaller b."""
+        """Vertices (a, b) [n] of the hull. Each event has a hull point with larger a, smaller b."""
         weights, shifts = self.upper.weights, self.upper.shifts
         return np.cumsum(weights), np.cumsum(weights * np.exp(shifts))
 
