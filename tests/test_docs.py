@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+import audit
 from audit import accounting, upper_bounds
 from audit.repetitions import TruncatedNegativeBinomial
 
@@ -229,6 +230,11 @@ def test_every_public_name_is_in_the_reference(package: str) -> None:
     listed += re.findall(r"^\.\. (?:autodata|py:data):: ([\w.]+)$", text, re.M)
     assert len(listed) == len(set(listed))
     assert set(public(package)) <= set(listed)
+
+
+def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> None:
+    text = (DOCS / "reference" / "index.md").read_text()
+    assert set(re.findall(r"\{py:obj\}`(\w+) <", text)) == set(audit.__all__)
 
 
 def test_every_page_is_in_the_menu() -> None:
