@@ -273,6 +273,14 @@ def test_the_project_of_a_release_links_to_the_repository() -> None:
     assert urls["Documentation"] == "https://example.org/site"
 
 
+def test_formulas_on_lines_of_their_own_are_not_escaped() -> None:
+    pytest.importorskip("sphinx")
+    lines = [".. math::", r"    D_\alpha(A \,\|\, B),", "", "a_ | b", "", ">>> a_ | b", "", "a*"]
+    module("conf")._escape_formulas(None, "function", "f", None, None, lines)
+    assert lines[1] == r"    D_\alpha(A \,\|\, B),"
+    assert lines[3:] == [r"a\_ \| b", "", ">>> a_ | b", "", r"a\*"]
+
+
 @pytest.mark.parametrize(
     ("site", "expected"), [("", ""), ("https://example.org/site", "https://example.org/site/")]
 )
