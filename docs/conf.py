@@ -92,10 +92,11 @@ def _escape_formulas(
     app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
 ) -> None:
     """Escapes characters that reStructuredText reads as emphasis, substitution or reference."""
-    example = False
+    example = formula = False
     for index, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
-        if not example:
+        formula = line.startswith(".. math::") or (formula and line[:1] in ("", " "))
+        if not example and not formula:
             parts = _CODE.split(line)
             parts[::2] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
             lines[index] = "".join(parts)

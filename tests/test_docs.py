@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+import audit
 from audit import accounting, upper_bounds
 from audit.repetitions import TruncatedNegativeBinomial
 
@@ -231,6 +232,11 @@ def test_every_public_name_is_in_the_reference(package: str) -> None:
     assert set(public(package)) <= set(listed)
 
 
+def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> None:
+    text = (DOCS / "reference" / "index.md").read_text()
+    assert set(re.findall(r"\{py:obj\}`(\w+) <", text)) == set(audit.__all__)
+
+
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
@@ -265,6 +271,14 @@ def test_the_project_of_a_release_links_to_the_repository() -> None:
     found = tools.project_urls(project, "https://example.org/a/b", "https://example.org/site")
     urls = tomllib.loads(found)["project"]["urls"]
     assert urls["Documentation"] == "https://example.org/site"
+
+
+def test_formulas_on_lines_of_their_own_are_not_escaped() -> None:
+    pytest.importorskip("sphinx")
+    lines = [".. math::", r"    D_\alpha(A \,\|\, B),", "", "a_ | b", "", ">>> a_ | b", "", "a*"]
+    module("conf")._escape_formulas(None, "function", "f", None, None, lines)
+    assert lines[1] == r"    D_\alpha(A \,\|\, B),"
+    assert lines[3:] == [r"a\_ \| b", "", ">>> a_ | b", "", r"a\*"]
 
 
 @pytest.mark.parametrize(

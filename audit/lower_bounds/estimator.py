@@ -97,7 +97,7 @@ class Estimator(ABC):
 
     @property
     def key(self) -> str:
-        """Name and rule as one word: the key of this estimator's bounds."""
+        """Name and rule as one word, the key of this estimator's bounds."""
         return f"{self.name}:{self.rule_name}"
 
     @property

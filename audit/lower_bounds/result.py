@@ -65,7 +65,7 @@ class LowerBound:
 
     @property
     def label(self) -> str:
-        """Status of the bound in a few words: "valid", "uncorrected", "not valid for ..."."""
+        """Status of the bound in a few words, such as "valid" or "uncorrected"."""
         return self.verdict.label
 
     @property

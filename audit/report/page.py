@@ -57,8 +57,8 @@ def _answer(report: Report, result: BudgetResult) -> str:
     recommended = report.recommended
     bound = result.lower_bounds[recommended.proxy][recommended.key]
     shown = (
-        f"One run costs epsilon {format_exact(result.epsilon_base)}. The attack shows that the "
-        f"tuning leaks at least epsilon {rounded_down(bound.epsilon)} at "
+        f"The budget of one run is epsilon {format_exact(result.epsilon_base)}. The attack shows "
+        f"that the tuning leaks at least epsilon {rounded_down(bound.epsilon)} at "
         f"delta = {format_exact(report.config.delta)}, with "
         f"{100 * bound.confidence:g} % confidence"
     )

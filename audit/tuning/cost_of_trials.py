@@ -264,6 +264,8 @@ def cost_of_trials(
         if found is not None and (found.epsilon < best or protocol is not None):
             best, name = found.epsilon, f"{found.name}, {assumed_protocol.spec}"
     assumed, why = _WORDS[way]
+    if (way, name) == ("grid", _ALL):
+        why = "no proved bound for the best of these trials is below the cost of releasing all"
     if chosen == "random":
         assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
     return TuningCost(len(runs), chosen, delta, best, name, everything, assumed, why)

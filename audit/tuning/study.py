@@ -227,7 +227,7 @@ class Study:
 
     @cached_property
     def cost(self) -> UpperBound:
-        """Cost of the whole tuning: the smallest bound that holds for any score."""
+        """Cost of the whole tuning, the smallest bound that holds for any score."""
         return _cost(self.base, self.protocol, self.delta)
 
     @property

@@ -54,7 +54,7 @@ class GridCurve:
 
     @cached_property
     def upper(self) -> tuple[ShiftedProfiles, ...]:
-        """The bound, rounded up: a mixture for every kind of winner."""
+        """The bound, rounded up, as a mixture for every kind of winner."""
         return self._mixtures(rounded=True)
 
     @cached_property

@@ -143,7 +143,7 @@ class HistoryCurve:
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
-        """Shifted profiles of the base: the hinges of chords over points (t, Psi(t))."""
+        """Shifted profiles of the base, the hinges of chords over points (t, Psi(t))."""
         most = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
         most *= 1.0 + numerics.SUM_ROUNDING
         t, psi = self._plan[1], np.clip(self._psi, 0.0, most)

@@ -45,7 +45,7 @@ class BaseReport:
 
     @property
     def bounds(self) -> tuple[UpperBound, UpperBound]:
-        """The rows of a single run: by its privacy profile, and by Renyi divergences."""
+        """The rows of a single run, by its privacy profile and by Renyi divergences."""
         profile = "hockey-stick divergence of the dominating pair"
         if self.mu is not None:
             profile = "Balle & Wang 2018, theorem 8"

@@ -92,7 +92,7 @@ class RegionCurve:
 
     @cached_property
     def vertices(self) -> tuple[FloatArray, FloatArray]:
-        """a and log b [n] of the hull: each event has a hull point with larger a, smaller b."""
+        """Vertices (a, log b) [n] of the hull. Each event has one with larger a and smaller b."""
         weights, shifts = self.upper.weights, self.upper.shifts
         return np.cumsum(weights), np.logaddexp.accumulate(np.log(weights) + shifts)
 

@@ -262,7 +262,7 @@ class TightCurve:
 
     @cached_property
     def left(self) -> tuple[FloatArray, FloatArray]:
-        """log(1-f) and log(1-U(f)) [n] as f grows from 0 to 1: log e and log L(e) as e falls."""
+        """log(1-f) and log(1-U(f)) [n] as f grows from 0 to 1, or log e, log L(e) as e falls."""
         p, q = (np.concatenate([[0.0], v, [-np.inf]]) for v in self.pair.events(self.t))
         return p, q
 

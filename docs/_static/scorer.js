@@ -1,7 +1,7 @@
 // Search shows the guides first, then other pages, the reference, and names of functions and methods.
 const GUIDES = [
   "install", "what_did_my_tuning_cost", "opacus_in_ten_minutes", "tune_privately", "glossary",
-  "audit_your_training", "which_protocol", "which_bound", "sharp_edges", "what_to_report", "answers",
+  "audit_your_training", "audit_a_tuning", "which_protocol", "which_bound", "sharp_edges", "what_to_report", "answers",
 ];
 var Scorer = {
   score: ([page, , , , points]) => {

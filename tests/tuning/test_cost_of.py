@@ -99,6 +99,15 @@ def test_sequential_trials_cost_their_composition_and_the_reason_is_stated() -> 
     assert found.why.count("\n") == 0
 
 
+def test_the_reason_of_a_grid_fits_its_cost() -> None:
+    different = tuning.cost_of_trials([GaussianMechanism(0.5), GaussianMechanism(0.1)], "grid")
+    assert different.best_only == different.all_released
+    assert "below the cost of releasing all" in different.why
+    equal = tuning.cost_of_trials(TEN, "grid")
+    assert equal.best_only < equal.all_released
+    assert "costs less than releasing all" in equal.why
+
+
 def test_grid_cost_is_between_independent_draws_and_composition() -> None:
     found = tuning.cost_of_trials(TEN, "grid")
     draws = tuning.cost_of_trials(TEN, "random")
