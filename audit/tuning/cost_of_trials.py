@@ -274,10 +274,10 @@ def _cost_of_independent(
         grid_of_trials = Grid(len(runs))
         rows = [bound(one, grid_of_trials, delta) for bound in _OF_GRIDS]
         found.append((smallest(rows), grid_of_trials))
-    for bound, protocol in found:
+    for upper, assumed_protocol in found:
         # If K is secret, the composition of these trials is not a bound: it depends on K.
-        if bound is not None and (bound.epsilon < best or search is not None):
-            best, name = bound.epsilon, f"{bound.name}, {protocol.spec}"
+        if upper is not None and (upper.epsilon < best or search is not None):
+            best, name = upper.epsilon, f"{upper.name}, {assumed_protocol.spec}"
     assumed, why = _WORDS[chosen if search is None else "law"]
     if chosen == "random":
         assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
