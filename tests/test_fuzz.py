@@ -44,7 +44,7 @@ from audit import (
     verify,
 )
 from audit import upper_bounds as upper
-from audit.certificate.certificate import hash_of
+from audit.certificate.content import hash_of
 from audit.game import workers
 from audit.game.settings import AuditConfig
 from audit.report import __main__ as report

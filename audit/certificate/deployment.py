@@ -5,6 +5,7 @@ The fields are those of the registry's schema in OpenDP's repository `deployment
 """
 
 import json
+import re
 
 from audit.certificate import conditions, text
 from audit.certificate.content import Content
@@ -13,29 +14,59 @@ from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
 
-_Value = str | float | list[str]
+_TEMPLATE = """\
+# Draft for the Differential Privacy Deployments Registry, from a certificate.
+# The publisher fills in every field that is marked, and checks all others.
+url_slug: ''  # publisher: lowercase name of the entry
+status: "Draft"
+tier: 3
+deployment:
+  basic:
+    name: ''  # publisher: name of the data product
+    data_curators: ['']  # publisher: who publishes it
+    intended_use: ''  # publisher: its intended uses
+    data_product_type: {product}  # publisher: kind of data product, of the registry's list
+    data_product_region: ''  # publisher: region that the data describe, or whose rules apply
+    description: {description}  # publisher: what it is
+    publication_date: ''  # publisher: YYYY-MM-DD
+    data_product_sector: ''  # publisher: sector, of the registry's list
+  dp_variant:
+    variant_name: "Approximate DP"
+    data_domain: {dataset}  # publisher: data sets that are protected
+    unprotected_quantities: {unprotected}  # publisher: released quantities without protection
+  privacy_loss:
+    privacy_unit: {unit}
+    privacy_unit_details: {neighbours}
+    privacy_parameters:
+      epsilon: {epsilon}
+      delta: {delta}
+    privacy_parameters_details: {claim}
+  deployment_model:
+    model_name: "Central"
+    model_name_details: {trust_model}
+    actors: {withheld}
+    release_type: "One release"
+    release_type_details: {total}  # publisher: further releases from the same records; \
+earlier_spending states them
+    data_source_type: ''  # publisher: Static or Dynamic
+    data_source_type_details: ''  # publisher: how the data change, if they do
+    access_type: "Non-interactive"
+    access_type_details: ''  # publisher: who has access to the released items
+  accounting:
+    post_processing: ''  # publisher: functions applied to the released items
+    composition: {bound}
+  implementation:
+    preprocessing_and_hyperparameter_tuning: {tuning}
+    mechanisms: {mechanisms}
+    justification: {reasons}
+  administrative:
+    sources: ''  # publisher: links to the certificate, the model and papers
+    notes: {notes}
+    registry_authors: [{author}]  # publisher: who fills in this entry
+"""
+"""A value replaces its name, and the comment after it; an unknown one is blank and marked."""
 
-_BLANK = {
-    "url_slug": "lowercase name of the entry",
-    "name": "name of the data product",
-    "data_curators": "who publishes it",
-    "intended_use": "its intended uses",
-    "data_product_type": "kind of data product, of the registry's list",
-    "data_product_region": "region that the data describe, or whose rules apply",
-    "description": "what it is",
-    "publication_date": "YYYY-MM-DD",
-    "data_product_sector": "sector, of the registry's list",
-    "data_domain": "data sets that are protected",
-    "unprotected_quantities": "released quantities without protection",
-    "release_type_details": "further releases from the same records; earlier_spending states them",
-    "data_source_type": "Static or Dynamic",
-    "data_source_type_details": "how the data change, if they do",
-    "access_type_details": "who has access to the released items",
-    "post_processing": "functions applied to the released items",
-    "sources": "links to the certificate, the model and papers",
-    "registry_authors": "who fills in this entry",
-}
-"""Instructions to the publisher for each field that the certificate leaves blank."""
+_PLACE = re.compile(r"\{(\w+)\}(\]?)(.*)")
 
 
 def record(certificate: Content) -> str:
@@ -45,31 +76,27 @@ def record(certificate: Content) -> str:
             "certificate must not be void to be registered, got one with a broken condition: "
             + "; ".join(certificate.void)
         )
-    lines = [
-        "# Draft for the Differential Privacy Deployments Registry, from a certificate.",
-        "# The publisher fills in every field that is marked, and checks all others.",
-    ]
-    for depth, name, value in _fields(certificate):
-        indent = "  " * depth
-        if value is None:
-            blank = "['']" if name in ("data_curators", "registry_authors") else "''"
-            lines.append(f"{indent}{name}: {blank}  # publisher: {_BLANK[name]}")
-        else:
-            lines.append(f"{indent}{name}: {_yaml(value)}".rstrip())
-    return "\n".join(lines) + "\n"
+    values = _values(certificate)
+
+    def filled(place: re.Match[str]) -> str:
+        name, bracket, comment = place.groups()
+        value = values[name]
+        return f"''{bracket}{comment}" if value is None else f"{_yaml(value)}{bracket}"
+
+    return _PLACE.sub(filled, _TEMPLATE)
 
 
-def _yaml(value: _Value) -> str:
-    """A value in the part of YAML that is also JSON; the empty text opens a group of fields."""
+def _yaml(value: str | float) -> str:
+    """A value in the part of YAML that is also JSON."""
     if isinstance(value, float):
         digits, e, exponent = repr(value).partition("e")
         # Readers of YAML 1.1 take a number without a point for a text.
         return f"{digits if '.' in digits else digits + '.0'}{e}{exponent}"
-    return json.dumps(value) if value else ""
+    return json.dumps(value)
 
 
-def _fields(certificate: Content) -> list[tuple[int, str, _Value | None]]:
-    """(depth, name, value) of every field, in the order of the registry's template."""
+def _values(certificate: Content) -> dict[str, str | float | None]:
+    """The values of the template's places; None if the certificate does not state them."""
     stated, setting, numbers = certificate.stated, certificate.setting, certificate.numbers
     trains_dpsgd = bool(conditions.testable(certificate.training, certificate.score))
     description = None
@@ -113,50 +140,23 @@ def _fields(certificate: Content) -> list[tuple[int, str, _Value | None]]:
         f"model: {certificate.model_hash or 'not stated'}. The certificate is void if "
         f"{'; or '.join(certificate.void_if)}."
     )
-    return [
-        (0, "url_slug", None),
-        (0, "status", "Draft"),
-        (0, "tier", 3),
-        (0, "deployment", ""),
-        (1, "basic", ""),
-        (2, "name", None),
-        (2, "data_curators", None),
-        (2, "intended_use", None),
-        (2, "data_product_type", "Machine learning model" if trains_dpsgd else None),
-        (2, "data_product_region", None),
-        (2, "description", description),
-        (2, "publication_date", None),
-        (2, "data_product_sector", None),
-        (1, "dp_variant", ""),
-        (2, "variant_name", "Approximate DP"),
-        (2, "data_domain", stated.dataset),
-        (2, "unprotected_quantities", unprotected),
-        (1, "privacy_loss", ""),
-        (2, "privacy_unit", setting.unit),
-        (2, "privacy_unit_details", unit),
-        (2, "privacy_parameters", ""),
-        (3, "epsilon", float(rounded_up(numbers.epsilon))),
-        (3, "delta", certificate.delta),
-        (2, "privacy_parameters_details", certificate.claim("in the field justification")),
-        (1, "deployment_model", ""),
-        (2, "model_name", "Central"),
-        (2, "model_name_details", setting.trust_model),
-        (2, "actors", f"The curator keeps secret: {'; '.join(setting.withheld)}."),
-        (2, "release_type", "One release"),
-        (2, "release_type_details", None if total is None else f"{total}."),
-        (2, "data_source_type", None),
-        (2, "data_source_type_details", None),
-        (2, "access_type", "Non-interactive"),
-        (2, "access_type_details", None),
-        (1, "accounting", ""),
-        (2, "post_processing", None),
-        (2, "composition", f"{numbers.source}. It assumes: {numbers.assumes}."),
-        (1, "implementation", ""),
-        (2, "preprocessing_and_hyperparameter_tuning", tuning),
-        (2, "mechanisms", mechanisms),
-        (2, "justification", text.sentences(reasons)),
-        (1, "administrative", ""),
-        (2, "sources", None),
-        (2, "notes", notes),
-        (2, "registry_authors", [stated.responsible] if stated.responsible else None),
-    ]
+    return {
+        "product": "Machine learning model" if trains_dpsgd else None,
+        "description": description,
+        "dataset": stated.dataset,
+        "unprotected": unprotected,
+        "unit": setting.unit,
+        "neighbours": unit,
+        "epsilon": float(rounded_up(numbers.epsilon)),
+        "delta": certificate.delta,
+        "claim": certificate.claim("in the field justification"),
+        "trust_model": setting.trust_model,
+        "withheld": f"The curator keeps secret: {'; '.join(setting.withheld)}.",
+        "total": None if total is None else f"{total}.",
+        "bound": f"{numbers.source}. It assumes: {numbers.assumes}.",
+        "tuning": tuning,
+        "mechanisms": mechanisms,
+        "reasons": text.sentences(reasons),
+        "notes": notes,
+        "author": stated.responsible,
+    }

@@ -87,10 +87,8 @@ def _array_of(torch: Any, tensor: Any) -> Any:
     tensor = tensor.detach().cpu()
     if tensor.is_sparse or tensor.is_quantized:
         raise _UnknownKind
-    if (
-        tensor.dtype == torch.bfloat16
-    ):  # numpy lacks bfloat16; float32 represents each value exactly
-        tensor = tensor.float()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()  # numpy lacks bfloat16; float32 represents each value exactly
     try:
         return tensor.numpy()
     except (TypeError, RuntimeError):

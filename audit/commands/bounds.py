@@ -14,11 +14,11 @@ from typing import Any
 from audit import accounting, checks, console, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, Mechanism
 from audit.claims import Claim, Kind
+from audit.commands.bounds_answer import Answer
 from audit.commands.bounds_base import base_of, delta_note, one_run, rounded_distribution
 from audit.commands.bounds_options import BASES, checked_options, make_parser
-from audit.commands.bounds_table import print_comparison, print_table
 from audit.errors import InvalidInput
-from audit.numerics import format_exact, format_rounded
+from audit.numerics import format_exact
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
 from audit.upper_bounds.comparison import MAX_COMPARED
@@ -82,18 +82,11 @@ def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> 
     return []
 
 
-def _distribution_as_json(protocol: Protocol) -> dict[str, object]:
-    """The distribution of K and the expected quantile of the best run, for random search."""
-    if not isinstance(protocol, RandomSearch):
-        return {}
-    distribution = protocol.repetitions
-    return {"repetitions": distribution.spec, "expected_quantile": distribution.expected_quantile()}
-
-
 def _finished_tuning(arguments: argparse.Namespace) -> int:
     """Prints the cost of a finished tuning."""
     # Slow to import, and used only here.
-    from audit.tuning.cost_of_trials import cost_of_trials, read_prior, read_trials
+    from audit.tuning.cost_of_trials import cost_of_trials
+    from audit.tuning.trials_file import read_prior, read_trials
 
     delta, neighbours, group_size = arguments.delta, arguments.neighbours, arguments.group_size
     notes = delta_note(arguments)
@@ -180,37 +173,14 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
             "--steps, or --gaussian-epsilon for full batches"
         )
     rows += total
-    compared = (
-        []
-        if arguments.compare is None
-        else upper_bounds.compare_protocols(base, arguments.compare, delta)
-    )
+    compared: list[upper_bounds.ComparedProtocol] = []
+    if arguments.compare is not None:
+        compared = upper_bounds.compare_protocols(base, arguments.compare, delta)
+    answer = Answer(report, protocol, delta, rows, recommended, notes, compared, affordable)
     if arguments.json:
-        answer = {
-            "delta": delta,
-            "protocol": protocol.spec,
-            **_distribution_as_json(protocol),
-            "base": asdict(report),
-            "bounds": [row.as_dict() for row in rows],
-            "cost": None if recommended is None else recommended.as_dict(),
-            "compared": [vars(one) | {"protocol": one.protocol.spec} for one in compared],
-            "notes": notes,
-            "affordable": [vars(one) | {"repetitions": one.repetitions.spec} for one in affordable],
-        }
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(answer.as_dict(), indent=2))
     else:
-        print_table(report, protocol, delta, rows)
-        if recommended is not None:
-            cost = format_rounded(recommended.epsilon, up=True)
-            print(f"\ncost: {cost} by {recommended.name}, whatever the score")
-        for note in notes:
-            print(f"note: {note}")
-        print_comparison(compared, arguments.compare)
-        for one in affordable:
-            print(
-                f"{one.repetitions.spec:24} expected quantile of the best run "
-                f"{one.expected_quantile:.5f}"
-            )
+        print("\n".join(answer.lines(arguments.compare)))
     if arguments.plot is not None:
         # A plot takes up to a minute; with --json, only the json is printed.
         bar: dict[str, Any] = {}

@@ -2,15 +2,16 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from audit import checks, protocols
-from audit.accounting import DpSgd, calibrate_noise_multiplier
-from audit.dpsgd import ENGINES, DpSgdSettings
+from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
+from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
+from audit.dpsgd.settings import several_numbers
 from audit.errors import InvalidInput, NotApplicable
 from audit.game import validation
 from audit.game.groups import Evaluation, Place, Workload
@@ -18,17 +19,36 @@ from audit.lower_bounds.sequential_plan import doubling_sizes
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, Subset
 from audit.repetitions import Fixed, Repetitions
 from audit.tuning.batch_samplers import SAMPLERS
+from threat_models import THREATS
 from threat_models.datasets import RECORD_SHAPES
+
+Check = Callable[..., Any]
+"""A function from the name and the value of a setting to the value to store."""
+
+SHARED_THREATS = "NTNV+NTCV"
+"""Two threat models on the same runs: they share the training set, and only the score differs."""
 
 # An audit stores all its runs up to this number, each in 24 bytes.
 _MAX_STORED_RUNS = 1e7
 # The first analysis is at 100 trials or more, because fewer prove almost nothing.
 _FIRST_LOOK = 100
 
+_SIZE = partial(checks.integer, low=1, high=10**9)
+_TRIALS = partial(checks.integer, low=2, high=10**12)
+_RATE = partial(checks.interval, low=0.0, high=1.0)
+_POSITIVE = partial(checks.interval, low=0.0)
 
-def _setting(default: Any, meaning: str, incidental: bool = False) -> Any:
-    """A field with its description; results do not depend on an incidental setting."""
-    return field(default=default, metadata={"meaning": meaning, "incidental": incidental})
+
+def _name(*allowed: str, dotted: bool = False) -> Check:
+    return partial(checks.one_of, allowed=allowed, dotted=dotted)
+
+
+def _setting(
+    default: Any, meaning: str, check: Check | None = None, *, incidental: bool = False
+) -> Any:
+    """A field with its description and its check; no result depends on an incidental setting."""
+    given = {"meaning": meaning, "check": check, "incidental": incidental}
+    return field(default=default, metadata=given)
 
 
 @dataclass(frozen=True)
@@ -38,19 +58,29 @@ class AuditConfig:
     The modules that play an audit take the groups `evaluation`, `workload` and `place`.
     """
 
-    threat: str = _setting("ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on shared runs")
-    canary: str = _setting("dirac", "dirac, input, a dotted name, or several: input+dirac")
+    threat: str = _setting(
+        "ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on shared runs", _name(*THREATS, SHARED_THREATS)
+    )
+    canary: str = _setting(
+        "dirac", "dirac, input, a dotted name, or several: input+dirac", validation.several_canaries
+    )
     score: str = _setting("", "score of a run, or a dotted name (default: the paper's)")
-    dataset: str = _setting("DIGITS", ", ".join(RECORD_SHAPES))
+    dataset: str = _setting("DIGITS", ", ".join(RECORD_SHAPES), _name(*RECORD_SHAPES))
     data_root: str = _setting(
         "", "folder of the data sets (default: AUDIT_DATA_ROOT, else download)"
     )
-    canary_index: int = _setting(0, "index of the record that is the input canary, from 0")
-    train_size: int = _setting(5000, "largest number of training records")
-    validation_size: int = _setting(10000, "largest number of validation records")
-    epsilon: tuple[float, ...] = _setting((1.0, 2.0, 4.0), "budgets eps_B of one run")
-    accounting: str = _setting("rdp", "accountant of eps_B: rdp, as in the papers, or exact")
-    delta: float = _setting(1e-5, "delta of every epsilon, in (0, 1)")
+    canary_index: int = _setting(
+        0, "index of the record that is the input canary, from 0", partial(_SIZE, low=0)
+    )
+    train_size: int = _setting(5000, "largest number of training records", _SIZE)
+    validation_size: int = _setting(10000, "largest number of validation records", _SIZE)
+    epsilon: tuple[float, ...] = _setting(
+        (1.0, 2.0, 4.0), "budgets eps_B of one run", several_numbers
+    )
+    accounting: str = _setting(
+        "rdp", "accountant of eps_B: rdp, as in the papers, or exact", _name(*ACCOUNTINGS)
+    )
+    delta: float = _setting(1e-5, "delta of every epsilon, in (0, 1)", _RATE)
     protocol: str = _setting(
         "search", "search, grid:N[,P], adaptive:LOW,HIGH, subset:P, until:P, stopping:P"
     )
@@ -60,45 +90,77 @@ class AuditConfig:
     sampler: str = _setting(
         "gaussian-process",
         f"sampler of an adaptive protocol: {' or '.join(SAMPLERS)} (which reveals the canary)",
+        _name(*SAMPLERS),
     )
-    trials: int = _setting(2000, "trials per budget and repeat")
-    repeats: int = _setting(3, "number of repeats of the whole audit")
-    stop_at: float = _setting(0.0, "stop at this eps_L, if repeats is 1; 0: never")
-    steps: int = _setting(100, "N, iterations of one run")
+    trials: int = _setting(2000, "trials per budget and repeat", _TRIALS)
+    repeats: int = _setting(3, "number of repeats of the whole audit", partial(_TRIALS, low=1))
+    stop_at: float = _setting(
+        0.0, "stop at this eps_L, if repeats is 1; 0: never", partial(_POSITIVE, closed_low=True)
+    )
+    steps: int = _setting(100, "N, iterations of one run", _SIZE)
     sampling_rate: float = _setting(
-        1.0, "tau, probability that a batch has a record; 1: full batch"
+        1.0,
+        "tau, probability that a batch has a record; 1: full batch",
+        partial(_RATE, closed_high=True),
     )
     learning_rates: tuple[float, ...] = _setting(
-        (0.001,), "learning rates, in a grid with C and momentum"
+        (0.001,), "learning rates, in a grid with C and momentum", several_numbers
     )
-    max_grad_norm: tuple[float, ...] = _setting((1.0,), "C, clipping norms of the gradients")
-    momentum: tuple[float, ...] = _setting((0.0,), "momentum, in [0, 1)")
-    model: str = _setting("mlp", "logistic, mlp, convnet, or a module's dotted name")
-    engine: str = _setting("auto", ", ".join(("auto", *ENGINES)))
-    precision: str = _setting("float32", "float32, float64; or products in tf32 or bf16")
-    devices: tuple[str, ...] = _setting(("cpu",), "cpu, cuda or cuda:N; one worker each", True)
-    confidence: float = _setting(0.95, "confidence of the lower bounds, in (0, 1)")
-    seed: int = _setting(0, "seed of all random numbers")
-    jobs: int = _setting(1, "worker processes", True)
-    max_runs: float = _setting(1e9, "refuse an audit that expects more runs", True)
-    max_hours: float = _setting(1e4, "refuse an audit that expects more hours on processors", True)
-    max_budgets: int = _setting(50, "refuse an audit of more budgets", True)
-    backend: str = _setting("loky", "loky (this machine), dask or ray", True)
-    scheduler: str = _setting("", "address of a dask or ray cluster (default: a local one)", True)
-    out: str = _setting("", "folder of the results (default: runs/THREAT-CANARY-SCORE)", True)
+    max_grad_norm: tuple[float, ...] = _setting(
+        (1.0,), "C, clipping norms of the gradients", several_numbers
+    )
+    momentum: tuple[float, ...] = _setting(
+        (0.0,), "momentum, in [0, 1)", partial(several_numbers, high=1.0, closed_low=True)
+    )
+    model: str = _setting(
+        "mlp", "logistic, mlp, convnet, or a module's dotted name", _name(*MODELS, dotted=True)
+    )
+    engine: str = _setting("auto", ", ".join(("auto", *ENGINES)), _name("auto", *ENGINES))
+    precision: str = _setting(
+        "float32", "float32, float64; or products in tf32 or bf16", _name(*PRECISIONS)
+    )
+    devices: tuple[str, ...] = _setting(
+        ("cpu",), "cpu, cuda or cuda:N; one worker each", incidental=True
+    )
+    confidence: float = _setting(0.95, "confidence of the lower bounds, in (0, 1)", _RATE)
+    seed: int = _setting(0, "seed of all random numbers", partial(checks.integer, low=0))
+    jobs: int = _setting(
+        1, "worker processes", partial(_SIZE, high=checks.MAX_JOBS), incidental=True
+    )
+    max_runs: float = _setting(
+        1e9, "refuse an audit that expects more runs", _POSITIVE, incidental=True
+    )
+    max_hours: float = _setting(
+        1e4, "refuse an audit that expects more hours on processors", _POSITIVE, incidental=True
+    )
+    max_budgets: int = _setting(
+        50, "refuse an audit of more budgets", partial(checks.integer, low=1), incidental=True
+    )
+    backend: str = _setting(
+        "loky", "loky (this machine), dask or ray", _name("loky", "dask", "ray"), incidental=True
+    )
+    scheduler: str = _setting(
+        "", "address of a dask or ray cluster (default: a local one)", incidental=True
+    )
+    out: str = _setting(
+        "", "folder of the results (default: runs/THREAT-CANARY-SCORE)", incidental=True
+    )
 
     def __post_init__(self) -> None:
         devices = self.devices if isinstance(self.devices, list | tuple) else (self.devices,)
         self._set(devices=tuple(one.lower() if isinstance(one, str) else one for one in devices))
-        validation.checked_texts(
+        validation.check_texts(
             {
                 each.name: getattr(self, each.name)
                 for each in fields(self)
                 if isinstance(each.default, str) or each.name == "devices"
             }
         )
-        self._set(**validation.checked_numbers(vars(self)))
-        self._set(**validation.checked_names(vars(self)))
+        for each in fields(self):
+            if each.metadata["check"] is not None:
+                checks.validate(self, each.name, each.metadata["check"])
+        if self.stop_at and self.repeats != 1:
+            raise InvalidInput(f"repeats must be 1 with stop_at, got {self.repeats}")
         self._set(score=validation.checked_score(self.score, self.pairs, self.sampling_rate))
         grid_points = len(self.learning_rates) * len(self.max_grad_norm) * len(self.momentum)
         protocol, repetitions = validation.checked_protocol(
@@ -140,7 +202,7 @@ class AuditConfig:
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Threat model and canary of every view of the runs."""
-        shared = self.threat == validation.SHARED_THREATS
+        shared = self.threat == SHARED_THREATS
         threats = self.threat.split("+") if shared else [self.threat]
         return tuple(itertools.product(threats, self.canary.split("+")))
 

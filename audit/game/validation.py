@@ -1,48 +1,17 @@
-"""Validation of an audit's settings: each function returns the values to store."""
+"""Validation of settings of an audit that depend on each other, or are several in one text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from audit import checks, protocols
-from audit.accounting import ACCOUNTINGS
-from audit.dpsgd import ENGINES, MODELS, PRECISIONS
-from audit.dpsgd.settings import several_numbers
 from audit.errors import InvalidInput
 from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import parse_repetitions
-from audit.tuning.batch_samplers import SAMPLERS
 from audit.tuning.on_run_batches import SHAREABLE, SIMULATED
-from threat_models import CANARIES, THREATS, check_names
-from threat_models.datasets import RECORD_SHAPES
-
-BACKENDS = ("loky", "dask", "ray")
-SHARED_THREATS = "NTNV+NTCV"
-"""Two threat models on the same runs: they share the training set, and only the score differs."""
-
-_MAX_SIZE, _MAX_TRIALS = 10**9, 10**12
-_INTEGERS = {
-    "seed": (0, None),
-    "trials": (2, _MAX_TRIALS),
-    "repeats": (1, _MAX_TRIALS),
-    "jobs": (1, checks.MAX_JOBS),
-    "max_budgets": (1, None),
-    "canary_index": (0, _MAX_SIZE),
-    "train_size": (1, _MAX_SIZE),
-    "validation_size": (1, _MAX_SIZE),
-    "steps": (1, _MAX_SIZE),
-}
-_NAMES = {
-    "dataset": tuple(RECORD_SHAPES),
-    "accounting": ACCOUNTINGS,
-    "engine": ("auto", *ENGINES),
-    "precision": tuple(PRECISIONS),
-    "backend": BACKENDS,
-    "sampler": SAMPLERS,
-}
+from threat_models import CANARIES, check_names
 
 
-def checked_texts(texts: Mapping[str, object]) -> None:
-    """Raises InvalidInput if a setting is not text, or contains a null character."""
+def check_texts(texts: Mapping[str, object]) -> None:
+    """Refuses settings that are not text, or contain a null character."""
     for name, value in texts.items():
         for one in value if name == "devices" and isinstance(value, tuple) else (value,):
             if not isinstance(one, str):
@@ -51,40 +20,12 @@ def checked_texts(texts: Mapping[str, object]) -> None:
                 raise InvalidInput(f"{name} must be text without null characters, got {one!r}")
 
 
-def checked_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The numeric settings in their types, also if they were given as text."""
-    found: dict[str, Any] = {
-        name: checks.integer(name, values[name], low, high)
-        for name, (low, high) in _INTEGERS.items()
-    }
-    for name in ("delta", "confidence"):
-        found[name] = checks.interval(name, values[name], 0.0, 1.0)
-    for name in ("max_runs", "max_hours"):
-        found[name] = checks.interval(name, values[name], 0.0)
-    found["stop_at"] = checks.interval("stop_at", values["stop_at"], 0.0, closed_low=True)
-    if found["stop_at"] and found["repeats"] != 1:
-        raise InvalidInput(f"repeats must be 1 with stop_at, got {found['repeats']}")
-    found["sampling_rate"] = checks.interval(
-        "sampling_rate", values["sampling_rate"], 0.0, 1.0, closed_high=True
-    )
-    for name in ("epsilon", "learning_rates", "max_grad_norm"):
-        found[name] = several_numbers(name, values[name])
-    found["momentum"] = several_numbers("momentum", values["momentum"], 1.0, closed_low=True)
-    return found
-
-
-def checked_names(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that are names, in their canonical spelling."""
-    found = {name: checks.one_of(name, values[name], allowed) for name, allowed in _NAMES.items()}
-    found["model"] = checks.one_of("model", values["model"], MODELS, dotted=True)
-    found["threat"] = checks.one_of("threat", values["threat"], (*THREATS, SHARED_THREATS))
-    canaries = [
-        checks.one_of("canary", one, CANARIES, dotted=True) for one in values["canary"].split("+")
-    ]
+def several_canaries(name: str, value: str) -> str:
+    """Different canaries, separated by plus signs, in their canonical spelling."""
+    canaries = [checks.one_of(name, one, CANARIES, dotted=True) for one in value.split("+")]
     if len(set(canaries)) < len(canaries):
-        raise InvalidInput(f"canary must name each canary once, got {'+'.join(canaries)!r}")
-    found["canary"] = "+".join(canaries)
-    return found
+        raise InvalidInput(f"{name} must name each canary once, got {'+'.join(canaries)!r}")
+    return "+".join(canaries)
 
 
 def checked_score(score: str, pairs: Sequence[tuple[str, str]], sampling_rate: float) -> str:

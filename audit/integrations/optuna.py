@@ -13,7 +13,8 @@ from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
-from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_of
+from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials
+from audit.tuning.trials_file import trial_of
 from audit.upper_bounds import ProtocolLike
 
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]

@@ -17,8 +17,6 @@ from audit.upper_bounds.comparison import protocols_with
 from audit.upper_bounds.registry import find, row
 
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
-
-
 # Number of points of each curve, from 2 to 1000 expected runs.
 _POINTS = 7
 # The slow bound of adaptive tunings has every second point. With more runs it saves less, and a
@@ -33,25 +31,9 @@ def draw_cost(
     path: str,
     progress: Callable[[list[int]], Iterable[int]] = iter,
 ) -> None:
-    """Draws the cost of a tuning against the expected number of runs, for each protocol.
-
-    Random search uses the region bound, which is fast and only slightly above the smallest bound.
-    """
+    """Draws the cost of a tuning against the expected number of runs, for each protocol."""
     check_writable(path)
-    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, _POINTS))).astype(int).tolist()
-    curves: dict[str, list[tuple[float, float]]] = {}
-    saves = True
-    for mean in progress(runs):
-        for title, one in protocols_with(float(mean)).items():
-            if isinstance(one, Adaptive):
-                if mean in runs[1::2]:
-                    continue
-                simple = row(find("adaptive", Adaptive), base, one, delta).epsilon
-                epsilon = _epsilon(base, one, delta) if saves else simple
-                saves = not epsilon > (1.0 - _VISIBLE) * simple
-            else:
-                epsilon = _epsilon(base, one, delta)
-            curves.setdefault(title, []).append((float(mean), epsilon))
+    curves = _curves(base, delta, progress)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.05):
         figure = Figure(figsize=(10.5, 5.2), layout="constrained")
         axes = figure.subplots()
@@ -83,6 +65,30 @@ def draw_cost(
             raise InvalidInput(
                 f"plot must be a file that can be written, got {path!r}: {error}"
             ) from error
+
+
+def _curves(
+    base: Mechanism, delta: float, progress: Callable[[list[int]], Iterable[int]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Expected numbers of runs and their cost, by the title of the protocol.
+
+    Random search uses the region bound, which is fast and only slightly above the smallest bound.
+    """
+    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, _POINTS))).astype(int).tolist()
+    curves: dict[str, list[tuple[float, float]]] = {}
+    saves = True
+    for mean in progress(runs):
+        for title, protocol in protocols_with(float(mean)).items():
+            if isinstance(protocol, Adaptive):
+                if mean in runs[1::2]:
+                    continue
+                simple = row(find("adaptive", Adaptive), base, protocol, delta).epsilon
+                epsilon = _epsilon(base, protocol, delta) if saves else simple
+                saves = not epsilon > (1.0 - _VISIBLE) * simple
+            else:
+                epsilon = _epsilon(base, protocol, delta)
+            curves.setdefault(title, []).append((float(mean), epsilon))
+    return curves
 
 
 def check_writable(path: str) -> None:

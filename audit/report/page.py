@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
-from audit.certificate.page import document, escape, figure, pairs, table, words_of
+from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table

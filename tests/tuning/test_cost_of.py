@@ -30,7 +30,8 @@ from audit.accounting import (
 )
 from audit.integrations import optuna as integration
 from audit.protocols import Grid, RandomSearch
-from audit.tuning.cost_of_trials import all_of, read_prior, read_trials
+from audit.tuning.combined_trials import all_of
+from audit.tuning.trials_file import read_prior, read_trials
 from audit.upper_bounds.registry import find, row
 
 TEN = [GaussianMechanism(0.1)] * 10
@@ -310,23 +311,23 @@ def test_bounds_command_prints_the_cost_of_a_file(
     ids=["gaussian", "noise", "steps", "zcdp"],
 )
 def test_many_different_trials_are_dominated_by_few(trials: Any) -> None:
-    module = sys.modules["audit.tuning.cost_of_trials"]
-    alike = module._alike(trials)
-    assert len(set(alike.values())) <= module._MAX_KINDS < len(set(trials))
+    module = sys.modules["audit.tuning.combined_trials"]
+    alike = module.dominating_few(trials)
+    assert len(set(alike.values())) <= module.MAX_KINDS < len(set(trials))
     for one, instead in alike.items():
         assert np.all(instead.renyi([2.0, 5.0, 30.0]) >= one.renyi([2.0, 5.0, 30.0]))
     # The least private mechanism does not change; the others cost at most as much as it.
     worst = max(trials, key=lambda one: float(one.renyi(8.0)))
     assert worst in set(alike.values())
     few = trials[:5]
-    assert module._alike(few) == {one: one for one in few}
+    assert module.dominating_few(few) == {one: one for one in few}
 
 
 def test_priors_of_many_different_draws_keep_their_chances() -> None:
-    module = sys.modules["audit.tuning.cost_of_trials"]
+    module = sys.modules["audit.tuning.combined_trials"]
     prior = Mixture(tuple(GaussianMechanism(mu) for mu in np.linspace(0.1, 0.2, 50)), (0.02,) * 50)
-    few = module._fewer_drawn(prior)
-    assert len(few.candidates) <= module._MAX_KINDS
+    few = module.dominating_prior(prior)
+    assert len(few.candidates) <= module.MAX_KINDS
     assert sum(few.chances) == pytest.approx(1.0, abs=1e-12)
     assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
 
@@ -649,14 +650,14 @@ def test_the_same_objects_are_counted_without_their_keys(monkeypatch: pytest.Mon
 
 
 def test_many_different_trials_are_merged_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, read = importlib.import_module("audit.tuning.cost_of_trials"), []
+    module, read = importlib.import_module("audit.tuning.combined_trials"), []
     parameters = module._parameters
     monkeypatch.setattr(module, "_parameters", lambda run: read.append(run) or parameters(run))
     runs = [GaussianMechanism(float(mu)) for mu in np.geomspace(0.01, 0.011, 3000)]
-    merged = module._alike(runs)
+    merged = module.dominating_few(runs)
     assert len(read) < 4 * len(runs)
     assert set(merged) == set(runs)
-    assert len(set(merged.values())) <= module._MAX_KINDS
+    assert len(set(merged.values())) <= module.MAX_KINDS
     assert all(one.mu >= run.mu for run, one in merged.items())
 
 
