@@ -46,7 +46,7 @@ def interval(
     """
     try:
         number = math.nan if is_misread(value) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # also of a user's own class
         number = math.nan
     above = number >= low if closed_low else number > low
     below = number <= high if closed_high else number < high
@@ -127,7 +127,7 @@ def numbers(name: str, values: Any) -> "FloatArray":
     """Returns a number, or nested lists of numbers, as floats, else raises InvalidInput."""
     try:
         return to_floats(values)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # also of a user's own class
         raise InvalidInput(f"{name} must be numbers, got {one_line(values)}") from None
 
 
@@ -164,12 +164,12 @@ def as_integer(value: object) -> int | None:
         return None
     try:
         return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except Exception:  # also of a user's own class
         pass
     try:
         number = float(value)  # type: ignore[arg-type]
         return int(number) if number == int(number) else None
-    except (TypeError, ValueError, OverflowError):
+    except Exception:
         return None
 
 

@@ -7,10 +7,16 @@ from audit import repetitions
 
 
 class Unprintable:
-    """A value whose repr raises an exception."""
+    """A value whose repr and conversions to numbers raise exceptions."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
+
+    def __float__(self) -> float:
+        raise KeyError("no float")
+
+    def __index__(self) -> int:
+        raise ZeroDivisionError("no integer")
 
 
 class OwnDistribution(repetitions.Repetitions):

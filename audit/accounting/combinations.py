@@ -541,7 +541,8 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
 
 
 def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
-    found = tuple(several) if isinstance(several, Iterable) else (several,)
+    alone = isinstance(several, Mechanism)
+    found = (several,) if alone else tuple(checks.items(name, several, "mechanisms"))
     if not found:
         raise InvalidInput(f"{name} must name at least one mechanism, got none")
     for one in found:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from audit import checks, protocols
-from audit.accounting import DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
+from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
 from audit.certificate.wording import PROTOCOLS
@@ -145,9 +145,9 @@ class Study:
             else checks.interval("expected_batch_size", expected_batch_size, 0.0)
         )
         self._training = Training(
-            steps,
-            sampling_rate,
-            neighbours,
+            None if steps is None else checks.integer("steps", steps, 1),
+            checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True),
+            checks.one_of("neighbours", neighbours, NEIGHBOURS),
             None if base is None else parse_mechanism(base),
             checks.integer("group_size", group_size, 1),
         )
@@ -476,7 +476,8 @@ class Study:
         """
         names = device_names(devices)
         jobs = max(len(names), 1) if jobs is None else jobs
-        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
+        if checks.as_integer(jobs) != -1:
+            jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train, records, accept, save, load)
         if (save is None) != (load is None):

@@ -480,7 +480,7 @@ def test_bases_by_name(spec: str, base: Any) -> None:
         (lambda: DpSgd(1.0, 10**9, 1e-9), r"steps must be a whole number in \[1, 100000000\]"),
         (lambda: Composition(()), "parts must name at least one"),
         (lambda: Composition((1.0,)), "parts must be mechanisms, got 1.0"),
-        (lambda: accounting.WorstOf(3), "candidates must be mechanisms, got 3"),
+        (lambda: accounting.WorstOf(3), "candidates must be a list of mechanisms, got 3"),
         (lambda: PrivacyProfile(["x"], [0.1]), "epsilons must be numbers, got"),
     ],
 )

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,14 @@ def test_a_billion_runs_are_not_listed() -> None:
     with pytest.raises(KeyboardInterrupt):
         play(plan, 1, plan.runs(1), train, Memory())
     assert time.process_time() - began < 1.0
+
+    calls.clear()
+    tracemalloc.start()
+    with pytest.raises(KeyboardInterrupt):  # a list of 10^6 numbers has 8 MB
+        study(protocol="fixed:1e6", seed=1).run(train, rehearse=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6
 
 
 def test_the_key_is_from_the_system_unless_a_seed_is_given() -> None:

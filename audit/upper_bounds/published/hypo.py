@@ -122,7 +122,7 @@ def project_density(
     values = checks.numbers("density", density)
     low = checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
     high = checks.interval("high", high, 1.0, closed_low=True)
-    if values.ndim != 1 or not np.isfinite(values).all():
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InvalidInput(
             f"density must be finite numbers in one row, got {checks.one_line(values)}"
         )
