@@ -11,7 +11,7 @@ from audit.upper_bounds import AffordableRepetitions, BaseReport, ComparedProtoc
 
 @dataclass(frozen=True)
 class Answer:
-    """The bounds of a protocol, and everything else that the options ask for."""
+    """The bounds of a protocol, and everything else that the options request."""
 
     base: BaseReport
     protocol: Protocol

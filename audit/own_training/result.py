@@ -122,7 +122,7 @@ class CheckResult:
         if self.claim is None:
             return f"{claims}; {shown}"
         if self.exceeds:
-            chance = f"{100 * (1 - self.confidence):.3g} % of the checks of correct functions"
+            errors = f"{100 * (1 - self.confidence):.3g} % of the checks of correct functions"
             more = f"play more trials (e.g. {4 * self.trials})"
             if self.unit == "canaries":
                 more = (
@@ -130,7 +130,7 @@ class CheckResult:
                 )
             return (
                 f"{claims}; no leak proven; {shown}, which exceeds the claim, as in up to "
-                f"{chance}; a leak is proven if the bound exceeds the claim with {_PROOF}, and "
+                f"{errors}; a leak is proven if the bound exceeds the claim with {_PROOF}, and "
                 f"{self.trials} {self.unit} show {proven}: {more}"
             )
         most = format_rounded(self.ceiling, up=True, digits=4)

@@ -444,7 +444,8 @@ def test_costs_of_many_revealing_runs_are_between_an_attack_and_composition(
 ) -> None:
     # Probabilities with the record are e^-1000 and less. An attack: outputs of one event are the
     # worst, so the best of all runs belongs to it only if all runs do.
-    log_p, log_q = base.pairs[0].events(np.linspace(*base.pairs[0].event_range, 20_001))
+    low, high = base.pairs[0].event_range
+    log_p, log_q = base.pairs[0].events(np.linspace(low, high, 20_001))
     gains = np.exp(runs * log_p) - 1e-5
     likely = gains > 0.0
     attained = float(np.max(np.log(gains[likely]) - runs * log_q[likely]))
