@@ -39,6 +39,9 @@ SUMS_TO_ONE = 1e-9
 TINY = 1e-320
 """Replaces 0 before a logarithm is taken; smaller than every normal number."""
 
+_HULL_ROUNDS = 40
+"""Passes over all points of a hull, before the points that are left are added one by one."""
+
 _ALPHA_SPACING = 1e-4
 """Relative spacing at which the search for an order ends; any order gives a valid bound."""
 _ALPHA_POINTS = 97
@@ -277,24 +280,20 @@ def lower_hull(a: FloatArray, log_b: FloatArray) -> NDArray[np.intp]:
     # Among points with equal a, only the last, which has the smallest b, can be a vertex.
     hull = order[np.append(np.diff(a[order]) > 0, True) & (a[order] > 0)]
     hull = hull[int(np.argmin(log_b[hull] - np.log(a[hull]))) :]
-    for _ in range(40):
+
+    def log_slopes(hull: NDArray[np.intp]) -> FloatArray:
         x, y = a[hull], log_b[hull]
-        slopes = log_subtract(y, np.append(-np.inf, y[:-1])) - np.log(np.diff(x, prepend=0.0))
-        # Points that are not below the line through their neighbours.
-        bent = np.flatnonzero(slopes[1:] <= slopes[:-1])
-        if len(bent) == 0:
-            return hull
-        # The test of a point uses its neighbours, so of consecutive points every second is dropped.
-        place = np.arange(len(bent))
-        first_bent = np.maximum.accumulate(np.where(np.diff(bent, prepend=-2) > 1, place, 0))
-        hull = np.delete(hull, bent[(place - first_bent) % 2 == 0])
-    # A few points may be left that lie above lines between others further apart.
+        steps = log_subtract(y, np.append(-np.inf, y[:-1]))
+        return np.asarray(steps - np.log(np.diff(x, prepend=0.0)))
 
     def log_slope(x_j: float, y_j: float, x_k: float, y_k: float) -> float:
         if y_k <= y_j:
             return -math.inf
         return y_k + math.log(-math.expm1(y_j - y_k)) - math.log(x_k - x_j)
 
+    hull, is_convex = _without_bent(hull, log_slopes, first=0)
+    if is_convex:
+        return hull
     vertices = _chain(np.append(0.0, a[hull]), np.append(-np.inf, log_b[hull]), log_slope)
     return hull[vertices[1:] - 1]
 
@@ -304,7 +303,32 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
 
     It compares slopes, because products of differences overflow above 1e154.
     """
-    return _chain(x, y, lambda x_j, y_j, x_k, y_k: (y_k - y_j) / (x_k - x_j))
+    hull, is_convex = _without_bent(
+        np.arange(len(x)), lambda hull: np.diff(y[hull]) / np.diff(x[hull]), first=1
+    )
+    if is_convex:
+        return hull
+    return hull[_chain(x[hull], y[hull], lambda x_j, y_j, x_k, y_k: (y_k - y_j) / (x_k - x_j))]
+
+
+def _without_bent(
+    hull: NDArray[np.intp], slopes_of: Callable[[NDArray[np.intp]], FloatArray], first: int
+) -> tuple[NDArray[np.intp], bool]:
+    """Drops points that are not below the line through their neighbours; whether none is left.
+
+    A few points may be left that lie above lines between others further apart. `first` is the
+    position of the first point with a slope on either side.
+    """
+    for _ in range(_HULL_ROUNDS):
+        slopes = slopes_of(hull)
+        bent = np.flatnonzero(slopes[1:] <= slopes[:-1]) + first
+        if len(bent) == 0:
+            return hull, True
+        # The test of a point uses its neighbours, so of consecutive points every second is dropped.
+        place = np.arange(len(bent))
+        first_bent = np.maximum.accumulate(np.where(np.diff(bent, prepend=-2) > 1, place, 0))
+        hull = np.delete(hull, bent[(place - first_bent) % 2 == 0])
+    return hull, False
 
 
 def _chain(

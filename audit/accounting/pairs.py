@@ -274,21 +274,28 @@ class LossPair(DominatingPair):
             sides.append((done, left))
         return sides[0], sides[1]
 
+    @cached_property
+    def _log_left_with(self) -> FloatArray:
+        """Logarithms of the remaining probabilities under P' at the vertices."""
+        total = np.logaddexp(safe_log(self.pmf.q_only), self._log_q_tail[:1])
+        return np.concatenate([total, self._log_q_tail, [-np.inf, -np.inf]])
+
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
-        at = np.arange(len(self.pmf.loss) + 3.0)
+        k = np.clip(t.astype(np.int64), 0, len(self.pmf.loss) + 1)
+        share = np.clip(t - k, 0.0, 1.0)
         (done, left), (done_with, left_with) = (
-            (np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices
+            (a[k] + share * (a[k + 1] - a[k]), b[k] + share * (b[k + 1] - b[k]))
+            for a, b in self._vertices
         )
         # If composition added mass, s is rounded down and s' up, so that both remain monotone.
         added, added_with = (max(float(b[0]) - 1.0, 0.0) for _, b in self._vertices)
         p = log_complement(done * (1.0 - 2.0 * added), left)
         q = log_complement(done_with, left_with * (1.0 - 2.0 * added_with))
         # Probabilities under P' that underflow are interpolated in logarithms.
-        tail = np.append(np.append(-np.inf, self._log_q_tail), [-np.inf, -np.inf])
-        k = np.minimum(t.astype(np.int64), len(at) - 2)
-        tiny = (q < _UNDERFLOW) & (k > 0)
-        k, share = k[tiny], (t - k)[tiny]
-        q[tiny] = np.logaddexp(safe_log(1.0 - share) + tail[k], safe_log(share) + tail[k + 1])
+        tiny = q < _UNDERFLOW
+        if tiny.any():
+            k, share, tail = k[tiny], share[tiny], self._log_left_with
+            q[tiny] = np.logaddexp(safe_log(1.0 - share) + tail[k], safe_log(share) + tail[k + 1])
         return p, q
 
     def ranked(self) -> tuple[FloatArray, FloatArray]:
