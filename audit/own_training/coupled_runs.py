@@ -205,7 +205,7 @@ class CoupledRuns:
 
     Attributes:
         count: number of runs.
-        least_recorded: the complete run of which the accountant recorded the fewest steps.
+        least_recorded: the complete run of which the accountant left out the largest number of steps.
     """
 
     def __init__(self, train: Train, candidate: Any) -> None:

@@ -261,7 +261,7 @@ def _compare_accountant(experiment: Experiment, first: Trace, claim: float | Non
 
 
 def _compare_all_accountants(experiment: Experiment) -> None:
-    """Reports steps that the accountant of any complete run did not record."""
+    """Reports steps that the accountant of some complete run did not record."""
     run = experiment.runs.least_recorded
     if run is None or run.unrecorded <= 0 or "accountant" not in experiment.tested:
         return
