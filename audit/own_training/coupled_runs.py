@@ -205,7 +205,7 @@ class CoupledRuns:
 
     Attributes:
         count: number of runs.
-        least_recorded: the complete run of which the accountant left out the largest number of steps.
+        least_recorded: the complete run with the largest number of steps that were not recorded.
     """
 
     def __init__(self, train: Train, candidate: Any) -> None:
