@@ -179,6 +179,11 @@ class Trace:
         return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
 
     @property
+    def unrecorded(self) -> int:
+        """Number of steps that the accountant did not record, if there is one."""
+        return len(self.steps) - sum(n for *_, n in self.history) if self.history else 0
+
+    @property
     def accounted(self) -> Accounted | None:
         """The accountant's history step by step; None where nothing was recorded."""
         history = self.history or ()
@@ -197,11 +202,16 @@ class CoupledRuns:
     Args:
         train: the function.
         candidate: its hyperparameters.
+
+    Attributes:
+        count: number of runs.
+        least_recorded: the complete run with the largest number of steps that were not recorded.
     """
 
     def __init__(self, train: Train, candidate: Any) -> None:
         self._train, self._candidate = train, candidate
         self.count = 0
+        self.least_recorded: Trace | None = None
         self._limit = 1e6
 
     def run(
@@ -252,6 +262,8 @@ class CoupledRuns:
         trace.seconds = time.perf_counter() - start
         if trace.complete:
             self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
+            if self.least_recorded is None or trace.unrecorded > self.least_recorded.unrecorded:
+                self.least_recorded = trace
         return trace
 
 

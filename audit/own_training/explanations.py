@@ -18,7 +18,8 @@ _ALL_STEPS = (
 )
 _DRAWN_TOO_OFTEN = (
     "The accounted rate is too small, or whether a record is drawn depends on the records (weights "
-    "by class, a last batch that is filled up, a hash of the record)"
+    "by class, a last batch that is filled up, empty batches that are drawn again, a hash of the "
+    "record)"
 )
 _INDEPENDENT = "; the accountant assumes independent noise."
 _POISSON = (

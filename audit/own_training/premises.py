@@ -10,7 +10,7 @@ error of `FAMILY_ERROR` per check.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,7 @@ def check_premises(
         best, replaced = _watched(experiment, first, claim, delta, loss), None
     else:
         best, replaced = _black_box(experiment, first, claim, delta)
+    _compare_all_accountants(experiment)
     experiment.judge()
     _excuse_further_releases(experiment, first)
     tested_steps = experiment.steps + experiment.later_steps
@@ -257,6 +258,17 @@ def _compare_accountant(experiment: Experiment, first: Trace, claim: float | Non
             "the claim is larger than necessary, or covers further releases, which were not "
             "tested"
         )
+
+
+def _compare_all_accountants(experiment: Experiment) -> None:
+    """Reports steps that the accountant of some complete run did not record."""
+    run = experiment.runs.least_recorded
+    if run is None or run.unrecorded <= 0 or "accountant" not in experiment.tested:
+        return
+    if not any(finding.premise == "accountant" for finding in experiment.findings):
+        (found,) = books(run)
+        cause = "Whether a step is recorded depends on the records or on the seed."
+        experiment.findings.append(replace(found, cause=f"{cause} Otherwise: {found.cause}"))
 
 
 def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:

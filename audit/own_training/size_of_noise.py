@@ -322,7 +322,8 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
         cause = "The contribution grows with the size of the record: its gradient is not clipped, "
         return "contribution", f"{cause}or only a part of it is.", _CLIP_EACH
     alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * max(own)]
-    if len(alike) > 1 and reach > 1.2 * max(own) > 0:
+    # Each of these tensors then contributes C, for which the noise of one is large enough.
+    if len(alike) > 1 and reach > 1.2 * max(own) > 0 and abs(ratio * max(own) / reach - 1) < 0.1:
         return (
             "contribution",
             f"{listed(alike)} contribute equally much: each tensor (layer) is clipped to C "

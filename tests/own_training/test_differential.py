@@ -1106,3 +1106,24 @@ def test_significance_is_the_closed_test_of_bonferroni(monkeypatch: pytest.Monke
 
 def test_the_error_over_all_tests_is_small() -> None:
     assert FAMILY_ERROR <= 1e-4
+
+
+def test_steps_that_the_accountant_records_for_some_records_only_are_found() -> None:
+    def unless_records_are_large(loop: Any, state: Any) -> Any:
+        return [(1.0, 1.0, loop.steps - int(state.x.abs().max() > 50))]
+
+    found = report(Loop(history=unless_records_are_large))
+    assert [each.premise for each in found.findings] == ["accountant"]
+    assert found.findings[0].message == "The accountant recorded 3 steps; the optimizer took 4."
+    assert found.findings[0].cause.startswith("Whether a step is recorded depends on the records")
+
+
+def test_a_contribution_of_several_tensors_above_c_is_not_that_of_clipped_layers() -> None:
+    def weighted(state: Any, each: list[Any]) -> list[Any]:
+        """Gradients of one class count three times after they were clipped."""
+        weights = torch.where(state.y[state.taken] == 2, 3.0, 1.0)
+        factor = weights * (state.clip / loops.norms(each).clamp(min=1e-12)).clamp(max=1.0)
+        return [(factor @ g.flatten(1)).reshape(g.shape[1:]) for g in each]
+
+    (found,) = report(Loop(total=weighted)).findings
+    assert "clipped to C separately" not in found.cause
