@@ -41,6 +41,18 @@ class RunBatch:
     seeds: NDArray[np.uint64]
     records: NDArray[np.bool_] | None = None
 
+    @classmethod
+    def drawn(
+        cls,
+        included: NDArray[np.bool_],
+        candidate: NDArray[np.int64],
+        rng: np.random.Generator,
+        records: NDArray[np.bool_] | None = None,
+    ) -> "RunBatch":
+        """A batch with new seeds."""
+        seeds = rng.integers(0, 2**64, len(candidate), dtype=np.uint64)
+        return cls(included, candidate, seeds, records)
+
     def __len__(self) -> int:
         return len(self.seeds)
 

@@ -58,13 +58,8 @@ def _estimated(engine: Engine, candidates: int, probability: float, key: Sequenc
     if not enough.any():
         return -np.inf  # accepts every run that does not diverge
     rng = np.random.default_rng(np.random.SeedSequence(list(key)))
-    found = engine.run(
-        RunBatch(
-            included=np.arange(2 * runs) % 2 == 1,
-            candidate=rng.integers(0, candidates, 2 * runs),
-            seeds=rng.integers(0, 2**64, 2 * runs, dtype=np.uint64),
-        )
-    )
+    included = np.arange(2 * runs) % 2 == 1
+    found = engine.run(RunBatch.drawn(included, rng.integers(0, candidates, 2 * runs), rng))
     scores = np.where(found.finite, found.scores, -np.inf).reshape(runs, 2)
     least = np.sort(scores, axis=0)[runs - 1 - int(enough.argmax())].min()
     return float(np.nextafter(least, -np.inf))

@@ -64,12 +64,9 @@ def best_of_runs(
     all_winners = [empty_winners(runs, total if keep else 0) for _ in range(views)]
     for places in index_batches(total):
         tuning = np.searchsorted(ends, places, side="right")
-        batch = RunBatch(
-            included=included[tuning],
-            candidate=rng.integers(0, candidates, len(places)),
-            seeds=rng.integers(0, 2**64, len(places), dtype=np.uint64),
-            records=None if records is None else records[tuning],
-        )
+        candidate = rng.integers(0, candidates, len(places))
+        own = None if records is None else records[tuning]
+        batch = RunBatch.drawn(included[tuning], candidate, rng, own)
         for winners, outcomes in zip(all_winners, run(batch), strict=True):
             winners.compete(outcomes, batch, tuning, places - (ends - runs)[tuning])
             if keep:
@@ -86,11 +83,8 @@ def best_of_grid(
     all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(context.views)]
     for places in index_batches(len(every_tuning)):
         tuning, place = every_tuning[places], every_place[places]
-        batch = RunBatch(
-            included=included[tuning],
-            candidate=place if context.candidates > 1 else np.zeros_like(place),
-            seeds=rng.integers(0, 2**64, len(places), dtype=np.uint64),
-        )
+        candidate = place if context.candidates > 1 else np.zeros_like(place)
+        batch = RunBatch.drawn(included[tuning], candidate, rng)
         for winners, outcomes in zip(all_winners, context.run(batch), strict=True):
             winners.compete(outcomes, batch, tuning, place)
     return all_winners

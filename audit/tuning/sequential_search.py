@@ -27,11 +27,7 @@ def best_of_adaptive(
     for index in range(int(runs.max(initial=0))):
         tuning = np.flatnonzero(runs > index)
         candidate = draw_candidates(sampler.densities(tuning), rng.random(len(tuning)))
-        batch = RunBatch(
-            included=included[tuning],
-            candidate=candidate,
-            seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
-        )
+        batch = RunBatch.drawn(included[tuning], candidate, rng)
         (outcomes,) = context.run(batch)
         winners.compete(outcomes, batch, tuning, np.full(len(tuning), index))
         sampler.add(tuning, candidate, outcomes)
@@ -69,11 +65,8 @@ def first_accepted(
         ahead = max(1, min(size // active.size, _MAX_AHEAD))
         tuning = np.repeat(active, ahead)
         index = winners.runs[tuning] + np.tile(np.arange(ahead), active.size)
-        batch = RunBatch(
-            included=included[tuning],
-            candidate=rng.integers(0, context.candidates, len(tuning)),
-            seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
-        )
+        candidate = rng.integers(0, context.candidates, len(tuning))
+        batch = RunBatch.drawn(included[tuning], candidate, rng)
         (outcomes,) = context.run(batch)
         kept = (
             outcomes.finite & (outcomes.scores > context.good_enough) & (index < max_runs[tuning])

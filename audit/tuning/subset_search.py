@@ -37,12 +37,9 @@ def tune_on_subset(
         records=members,
     )
     some = np.flatnonzero(chosen.chosen >= 0)
-    batch = RunBatch(
-        included=(included & (on_all | ~tuned_on))[some],
-        candidate=chosen.candidate[some],
-        seeds=rng.integers(0, 2**64, len(some), dtype=np.uint64),
-        records=None if members is None or on_all else ~members[some],
-    )
+    included_at_end = (included & (on_all | ~tuned_on))[some]
+    rest = None if members is None or on_all else ~members[some]
+    batch = RunBatch.drawn(included_at_end, chosen.candidate[some], rng, rest)
     (final,) = context.run(batch)
     final_log_ratio = np.full(len(included), -np.inf)
     of_final_run = {}
