@@ -9,8 +9,6 @@ from audit.protocols import Subset
 from audit.report.results import (
     ALL_RUNS,
     UNCORRECTED,
-    BudgetResult,
-    LowerResult,
     Report,
     UpperResult,
     is_search,
@@ -116,23 +114,14 @@ def _answer(report: Report) -> Iterator[str]:
         yield from _wrapped(
             f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
         )
-    above = [
-        result
-        for budget, result in enumerate(report.results)
-        if result.contradiction is None and _is_above(report.reported(budget), result)
-    ]
-    if above:
-        at = ", ".join(format_exact(result.epsilon_base) for result in above)
-        yield from _wrapped(
-            f"At eps_B = {at}, eps_L is above eps_U. This happens by chance in up to "
-            f"{100 * (1 - bound.confidence):.3g} % of audits. It disappears when the compared "
-            "bounds share the error, so it does not indicate a mistake."
-        )
-
-
-def _is_above(bound: LowerResult, result: BudgetResult) -> bool:
-    upper = result.smallest_upper
-    return upper is not None and upper.epsilon is not None and bound.epsilon > upper.epsilon
+    for result in report.results:
+        for one in result.contradictions if result.contradiction is None else ():
+            yield from _wrapped(
+                f"At eps_B = {format_exact(result.epsilon_base)}, {one.key} from {one.proxy} is "
+                f"above eps_U. For each lower bound, this happens by chance in up to "
+                f"{100 * (1 - bound.confidence):.3g} % of audits. It is below eps_U when the "
+                f"{one.compared} compared bounds share the error, so this is no sign of a mistake."
+            )
 
 
 def _epsilon(bound: UpperResult | None) -> str:

@@ -18,7 +18,7 @@ from audit.accounting import GaussianMechanism
 from audit.lower_bounds import ClopperPearson, FixedThreshold
 from audit.lower_bounds.scores import Scores
 from audit.report import contradictions, pictures, summary
-from audit.report.results import LowerResult, LowerValue, Report, UpperResult
+from audit.report.results import Contradiction, LowerResult, LowerValue, Report, UpperResult
 from audit.report.text import WIDTH, to_text
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -266,18 +266,16 @@ def test_many_budgets_need_several_tables(report: Report) -> None:
 
 
 def test_a_bound_above_the_upper_bound_by_chance_is_explained(report: Report) -> None:
-    # The reported bound is above the upper bound, but not if all compared bounds share the error.
-    upper = replace(report.results[0].upper_bounds["tight"], epsilon=0.01)
-    first = replace(report.results[0], upper_bounds={"tight": upper}, contradictions=())
-    bound = first.lower_bounds["lambda_a"]["scan:scan"]
-    raised = replace(bound, pooled=replace(bound.pooled, epsilon=0.02))
-    proxy = first.lower_bounds["lambda_a"] | {"scan:scan": raised}
-    first = replace(first, lower_bounds=first.lower_bounds | {"lambda_a": proxy})
-    text = to_text(replace(report, results=(first,)))
+    # A bound is above the upper bound, but not if all compared bounds share the error.
+    above = Contradiction("scan:scan", "lambda_b", 0.02, "tight", 0.01, False, 36)
+    first = replace(report.results[0], contradictions=(above,))
+    text = " ".join(to_text(replace(report, results=(first,))).split())
     assert "CONTRADICTION" not in text
-    assert "At eps_B = 1, eps_L is above eps_U. This happens by chance in up to 5 %" in " ".join(
-        text.split()
-    )
+    assert "At eps_B = 1, scan:scan from lambda_b is above eps_U. For each lower bound," in text
+    beyond = replace(first, contradictions=(above, replace(above, beyond_chance=True)))
+    text = " ".join(to_text(replace(report, results=(beyond,))).split())
+    assert "CONTRADICTION" in text
+    assert "is above eps_U. For each" not in text
 
 
 def test_json_contains_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
