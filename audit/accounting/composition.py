@@ -91,7 +91,7 @@ def _on_one_grid(
     if np.ptp(cumulants.deviations_at(low, high)) > _TILT_WIDTH * _MAX_TILTS:
         raise _unresolved(f"{runs} runs that reveal the data set")
     # Each run adds a variance of at most spacing^2/6. The total must stay a small fraction.
-    finest = math.sqrt(0.3 * cumulants.deviation / runs)
+    finest = math.sqrt(0.3 * cumulants.deviation * min(cumulants.deviation, 1.0) / runs)
     # A rare large loss limits the number of cells. A coarser grid is equally safe.
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
     spacing = float(max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18))

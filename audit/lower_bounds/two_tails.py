@@ -120,7 +120,7 @@ def _certain_block_ends(n: int, certain: float) -> list[float]:
     """Ends of the blocks for the number of scores that are correct at every threshold."""
     ends = _block_edges(n, certain)[1:] - 1.0 if certain > 0.0 else np.zeros(1)
     # If they are few, they hardly shorten the walk, and one block loses little.
-    likely = float(special.bdtrik(1.0 - 1e-5, n, certain)) if certain > 0.0 else 0.0
+    likely = float(special.bdtrik(1.0 - _TAIL, n, certain)) if certain > 0.0 else 0.0
     if likely <= _MIN_CERTAIN_SHARE * n:
         return [float(math.ceil(likely))]
     return [float(end) for end in ends[:: max(len(ends) // _MAX_CERTAIN_BLOCKS, 1)]] + [float(n)]

@@ -6,6 +6,7 @@ the curve of events by straight pieces, outside of the curve for an upper bound,
 best pieces.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,6 @@ from audit.upper_bounds.registry import BoundValue, bound
 _COARSE, _REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 96, 20, 1 << 15, 2048
 _RELATIVE_GAP = 1e-5
 _MIN_LOG_PROBABILITY = -230.0
-_TARGET_EVENT = (0.0, 1.0, 0.0)
 _ROUNDING = 1e-12
 
 
@@ -29,18 +29,13 @@ _ROUNDING = 1e-12
 class Chance:
     """The probability N/D of a set of outputs, both linear in the probabilities (e, f) of one run.
 
-    `target` and `all` are the constant and the coefficients of e and f in N and in D; `acceptance`
-    is the smallest allowed e + f.
+    `target` are the coefficients of e and 1-f in N, with a sum of 1; `all` are the constant and the
+    coefficient of e + f in D; `acceptance` is the smallest allowed e + f.
     """
 
-    target: tuple[float, float, float]
-    all: tuple[float, float, float]
+    target: tuple[float, float]
+    all: tuple[float, float]
     acceptance: float = 0.0
-
-    def parts(self, e: FloatArray, f: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """N and D."""
-        (n, n_e, n_f), (d, d_e, d_f) = self.target, self.all
-        return n + n_e * e + n_f * f, d + d_e * e + d_f * f
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,11 @@ class TwoEvents:
             logs = np.stack(self.pair.events(t))
             found = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
             best, attained = np.maximum((best, attained), found.max(axis=1)).tolist()
-            # Two straight pieces per cell, before and after its corner, lie outside the curve.
-            pieces = np.stack([logs[:, :-1], corner_events(*logs), logs[:, 1:]], axis=1)
+            # Two straight pieces per cell, before and after its corner, lie outside the curve. A
+            # piece that ends in the certain event is straight.
+            is_last = np.isneginf(logs[:, 1:]).all(axis=0)
+            corners = np.where(is_last, logs[:, :-1] - math.log(2.0), corner_events(*logs))
+            pieces = np.stack([logs[:, :-1], corners, logs[:, 1:]], axis=1)
             halves = [
                 self._best(pieces[:, k : k + 2, e], pieces[:, m : m + 2, f], chords=False)[0]
                 for k in (0, 1)
@@ -106,7 +104,7 @@ class TwoEvents:
                 ]
             moves = np.abs(np.diff(np.stack(sides))).sum(axis=0) + 1e-9
             t = np.unique(equidistribute(t, moves, _COARSE))
-        return t
+        return np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
 
     def _best(self, for_e: FloatArray, for_f: FloatArray, *, chords: bool) -> FloatArray:
         """The largest epsilon [2, n], or a bound on it, for e and f each on a straight piece.
@@ -118,19 +116,26 @@ class TwoEvents:
         `chords`, logarithms are not replaced by tangents, which gives the attained epsilon. The
         second row is for sets that are accepted often enough on both data sets.
         """
-        for_e = self._clipped(for_e)
-        (e0, e1), (f0, f1) = np.exp(for_e).swapaxes(0, 1), -np.expm1(for_f).swapaxes(0, 1)
-        on_e, on_f, possible = self._corners(e0[0], e1[0], f0[0], f1[0])
-        e, f = (v[:, None] + (w - v)[:, None] * on for v, w, on in ((e0, e1, on_e), (f0, f1, on_f)))
+        by_e, by_rest = self.chance.target
+        constant, slope = self.chance.all
+        # Elsewhere N, which is at most 1-f, is at most delta D.
+        least = self.delta * max(self.chance.acceptance, constant)
+        for_e, for_f = (
+            (for_e, _clipped(for_f, least)) if by_rest else (_clipped(for_e, least), for_f)
+        )
+        on_e, on_f, possible = self._corners(for_e[0], for_f[0])
         with np.errstate(divide="ignore", invalid="ignore"):
-            target, every = self.chance.parts(e[0], f[0])
-            target_with, every_with = self.chance.parts(e[1], f[1])
+            # Probabilities may underflow.
+            log_e, log_rest = (
+                np.logaddexp(np.log1p(-on) + side[:, :1], np.log(on) + side[:, 1:])
+                for on, side in ((on_e, for_e), (on_f, for_f))
+            )
+            every, every_with = constant + slope * (np.exp(log_e) - np.expm1(log_rest))
+            log_target, log_target_with = np.logaddexp(
+                np.log(by_e) + log_e, np.log(by_rest) + log_rest
+            )
+            target = np.exp(log_target)
             gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
-            log_target_with = np.log(target_with)
-            if self.chance.target == _TARGET_EVENT:
-                # log e' directly, because e' may underflow.
-                low, high = for_e[1][:, None]
-                log_target_with = np.logaddexp(np.log1p(-on_e) + low, np.log(on_e) + high)
             found = np.where(possible, -np.log(every) - log_target_with, -np.inf)
             for linear in (gain, every_with):
                 logs = np.log(np.maximum(linear, 0.0))
@@ -145,41 +150,46 @@ class TwoEvents:
         found = np.stack([found, np.where(by_both, found, -np.inf)]).max(axis=1)
         return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
 
-    def _clipped(self, for_e: FloatArray) -> FloatArray:
-        """The parts of the pieces on which e exceeds delta D, if e alone is the target."""
-        if self.chance.target != _TARGET_EVENT:
-            return for_e
-        least = self.delta * max(self.chance.acceptance, self.chance.all[0])
-        start, end = np.exp(for_e[0])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(end < least, (start - least) / (start - end), 1.0)
-            share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
-            ends = np.logaddexp(np.log1p(-share) + for_e[:, 0], np.log(share) + for_e[:, 1])
-        return np.stack([for_e[:, 0], np.where(share < 1.0, ends, for_e[:, 1])], axis=1)
-
     def _corners(
-        self, e0: FloatArray, e1: FloatArray, f0: FloatArray, f1: FloatArray
+        self, for_e: FloatArray, for_f: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Corners [12, n] of the boxes, and the points where their sides cross the two lines.
 
         Returns the positions of each along the pieces of e and of f, and whether it is a corner.
         """
+        (e0, e1), (f0, f1), (rest0, rest1) = np.exp(for_e), -np.expm1(for_f), np.exp(for_f)
         zero, full = np.zeros_like(e0), np.ones_like(e0)
         places = [(zero, zero), (zero, full), (full, zero), (full, full)]
+        limit = self.chance.acceptance
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for limit in (self.chance.acceptance, 1.0):
-                places += [
-                    (zero, (limit - e0 - f0) / (f1 - f0)),
-                    (full, (limit - e1 - f0) / (f1 - f0)),
-                    ((limit - f0 - e0) / (e1 - e0), zero),
-                    ((limit - f1 - e0) / (e1 - e0), full),
-                ]
+            places += [
+                (zero, (limit - e0 - f0) / (f1 - f0)),
+                (full, (limit - e1 - f0) / (f1 - f0)),
+                ((limit - f0 - e0) / (e1 - e0), zero),
+                ((limit - f1 - e0) / (e1 - e0), full),
+                # e = 1-f
+                (zero, (e0 - rest0) / (rest1 - rest0)),
+                (full, (e1 - rest0) / (rest1 - rest0)),
+                ((rest0 - e0) / (e1 - e0), zero),
+                ((rest1 - e0) / (e1 - e0), full),
+            ]
         on_e, on_f = (np.stack(side) for side in zip(*places, strict=True))
         inside = (on_e >= 0.0) & (on_e <= 1.0) & (on_f >= 0.0) & (on_f <= 1.0)
         on_e, on_f = np.where(inside, on_e, 0.0), np.where(inside, on_f, 0.0)
-        total = e0 + (e1 - e0) * on_e + f0 + (f1 - f0) * on_f
-        low, high = self.chance.acceptance * (1.0 - _ROUNDING), 1.0 + _ROUNDING
-        return on_e, on_f, inside & (total >= low) & (total <= high)
+        e, f = e0 + (e1 - e0) * on_e, f0 + (f1 - f0) * on_f
+        rest = rest0 + (rest1 - rest0) * on_f
+        enough = e + f >= limit * (1.0 - _ROUNDING)
+        return on_e, on_f, inside & enough & (e <= rest * (1.0 + _ROUNDING))
+
+
+def _clipped(piece: FloatArray, least: float) -> FloatArray:
+    """The parts of pieces [2, 2, n] whose first probability is at least `least`."""
+    start, end = np.exp(piece[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(end < least, (start - least) / (start - end), 1.0)
+        share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
+        ends = np.logaddexp(np.log1p(-share) + piece[:, 0], np.log(share) + piece[:, 1])
+    return np.stack([piece[:, 0], np.where(share < 1.0, ends, piece[:, 1])], axis=1)
 
 
 def _within(
@@ -206,7 +216,7 @@ def _within(
 )
 def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """The largest epsilon over all accepted sets and target events, and both directions."""
-    chance = Chance(_TARGET_EVENT, (0.0, 1.0, 1.0), protocol.acceptance)
+    chance = Chance((1.0, 0.0), (0.0, 1.0), protocol.acceptance)
     return _largest(base, (chance,), delta)
 
 
@@ -226,8 +236,7 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
     g = protocol.stop
     if g == 1.0:
         return BoundValue(base.epsilon(delta))
-    every = (g, 1.0 - g, 1.0 - g)
-    chances = (Chance(_TARGET_EVENT, every), Chance((g, 1.0 - g, -g), every))
+    chances = (Chance((1.0, 0.0), (g, 1.0 - g)), Chance((1.0 - g, g), (g, 1.0 - g)))
     return _largest(base, chances, delta)
 
 

@@ -11,6 +11,8 @@ from scipy import special
 
 from audit import accounting
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp
+from audit.accounting.composition import compose
+from audit.accounting.pairs import GaussianPair
 
 
 @pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 2.0, 30.0])
@@ -162,3 +164,11 @@ def test_profile_of_the_smallest_mu_keeps_its_digits(mu: float) -> None:
 
 def test_a_budget_given_as_text_is_read_as_the_number() -> None:
     assert accounting.calibrate_mu("1", "1e-5") == accounting.calibrate_mu(1.0, 1e-5)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3])
+def test_the_composition_of_very_many_small_losses_is_accurate(mu: Any) -> None:
+    steps = 23 * 10**6
+    pair = compose([(GaussianPair(mu / math.sqrt(steps)), steps)])
+    exact = float(GaussianPair(mu).profile(0.0))
+    assert exact <= float(pair.profile(0.0)) <= 1.03 * exact

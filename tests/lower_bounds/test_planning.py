@@ -71,3 +71,10 @@ def test_no_audit_exceeds_max_detectable_epsilon_and_trials_needed_inverts_it() 
         assert lower_bounds.trials_needed(epsilon) == pytest.approx(expected, rel=0.06)
     with pytest.raises(ValueError, match="epsilon must be in"):
         lower_bounds.trials_needed(-1.0)
+
+
+@pytest.mark.parametrize("error", [4e-5, 1e-5])
+def test_trials_grow_with_the_logarithm_of_the_error(error: float) -> None:
+    usual = lower_bounds.trials_needed(3.0, 1e-5, 0.95)
+    found = lower_bounds.trials_needed(3.0, 1e-5, 1.0 - error)
+    assert usual < found <= usual * math.log(error) / math.log(0.05)

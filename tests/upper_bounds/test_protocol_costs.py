@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from audit import protocols, repetitions, upper_bounds
 from audit.accounting import (
@@ -258,11 +259,42 @@ def test_no_accepted_set_leaks_more_than_two_events(stop: float | None) -> None:
 def test_corners_of_a_box_between_two_lines() -> None:
     # e in [0.2, 0.6] and f in [0.3, 0.8] where 0.7 <= e + f <= 1: a polygon of five corners.
     (pair,) = GaussianMechanism(1.0).pairs
-    events = TwoEvents(pair, Chance((0.0, 1.0, 0.0), (0.0, 1.0, 1.0), 0.7), 1e-5)
-    on_e, on_f, possible = events._corners(*(np.array([v]) for v in (0.2, 0.6, 0.3, 0.8)))
+    events = TwoEvents(pair, Chance((1.0, 0.0), (0.0, 1.0), 0.7), 1e-5)
+    pieces = np.log([[[0.2], [0.6]], [[0.7], [0.2]]])  # of e and 1-f
+    on_e, on_f, possible = events._corners(*pieces)
     e, f = 0.2 + 0.4 * on_e[possible], 0.3 + 0.5 * on_f[possible]
     found = {(round(float(x), 9), round(float(y), 9)) for x, y in zip(e, f, strict=True)}
     assert found == {(0.4, 0.3), (0.6, 0.3), (0.6, 0.4), (0.2, 0.8), (0.2, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("mu", "stop", "delta"), [(4.6, 0.3477, 2.6e-8), (1.0, 1e-6, 1e-12), (30.0, 0.5, 1e-6)]
+)
+def test_stopping_costs_at_small_deltas_are_those_of_two_events(
+    mu: Any, stop: Any, delta: Any
+) -> None:
+    # Accepted are the outputs above one threshold and below another. The target is an output above
+    # the first, with or without the case of no release. Logarithms are without the record first.
+    x = np.linspace(-12.0 - mu, 12.0, 1201)
+    ends = [special.log_ndtr(-x), special.log_ndtr(-x - mu)]
+    above, rest = [end[:, None] for end in ends], [end[None] for end in ends]
+    d, d_with = (
+        np.log(stop + (1.0 - stop) * (np.exp(e) - np.expm1(r)))
+        for e, r in zip(above, rest, strict=True)
+    )
+    attained = 0.0
+    for of_nothing in (0.0, stop):
+        with np.errstate(divide="ignore"):
+            n, n_with = (
+                np.logaddexp(np.log1p(-of_nothing) + e, np.log(of_nothing) + r)
+                for e, r in zip(above, rest, strict=True)
+            )
+        gain = np.where(above[0] <= rest[0], np.exp(n - d) - delta, 0.0)
+        likely = gain > 0.0
+        leaks = np.log(gain[likely]) + d_with[likely] - n_with[likely]
+        attained = max(attained, float(leaks.max()))
+    found = tuning_cost(GaussianMechanism(mu), f"stopping:{stop}", delta)
+    assert attained <= found.epsilon <= 1.01 * attained
 
 
 def test_special_cases_of_repeating_until_acceptance() -> None:
