@@ -399,7 +399,7 @@ def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 
 def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:
-    lines = [f"{threat}, X = {training_set}", f"z = {canary}, {score}", folder]
+    lines = [f"{threat}, training set: {training_set}", f"canary: {canary}, {score}", folder]
     # In a figure, a dollar sign would begin a formula.
     return "\n".join(printable(line).replace("$", r"\$") for line in lines if line)
 

@@ -109,9 +109,9 @@ def test_each_audit_has_a_panel(finished: Path) -> None:
     figure = compare.draw(compare.read([finished / "etcv", finished / "nt"]))
     panels = [axes for axes in figure.axes if axes.axison]
     assert [axes.get_title() for axes in panels] == [
-        "NTNV, X = DIGITS\nz = PATCHES[0], validation-loss",
-        "NTCV, X = DIGITS\nz = PATCHES[0], canary-loss",
-        "ETCV, X = empty\nz = dirac, first-coordinate",
+        "NTNV, training set: DIGITS\ncanary: PATCHES[0], validation-loss",
+        "NTCV, training set: DIGITS\ncanary: PATCHES[0], canary-loss",
+        "ETCV, training set: empty\ncanary: dirac, first-coordinate",
     ]
     for axes, audit in zip(panels, compare.read([finished / "etcv", finished / "nt"]), strict=True):
         marks = next(line for line in axes.lines if "lambda_a" in line.get_label())

@@ -96,7 +96,10 @@ def test_a_dask_worker_that_dies_with_a_device_changes_nothing(tmp_path: Path) -
                 os.kill(os.getpid(), signal.SIGKILL)
             with seen.open("a") as file:
                 file.write(f"{trial.device}\n")
-            time.sleep(0.3)
+            # Waits for the worker that replaces the dead one and takes its device.
+            deadline = time.monotonic() + 60
+            while died.read_text() not in seen.read_text() and time.monotonic() < deadline:
+                time.sleep(0.05)
         return tuning.Outcome(np.random.default_rng(trial.seed).normal(), os.getpid())
 
     alone = study(seed=5).run(train)
