@@ -24,6 +24,8 @@ _DEVIATIONS = 6.0
 _TAIL, _ROUNDING = 1e-8, 1e-9
 # If the scores that are correct at every threshold are at most this share, one block is enough.
 _MIN_CERTAIN_SHARE = 0.02
+# P[more of them than the block holds] is added to the error: at most this, and this share of it.
+_CERTAIN_TAIL, _CERTAIN_TAIL_SHARE = 1e-5, 1e-2
 _EPSILON_TOLERANCE = 1e-4
 
 
@@ -49,7 +51,7 @@ def epsilon_lower_limit(n0: int, n1: int, delta: float, alpha: float, errors: in
 
     def excess(epsilon: float) -> float:
         # On the probit scale the error is nearly linear in epsilon.
-        error = probability(n0, n1, delta, epsilon, errors)
+        error = probability(n0, n1, delta, epsilon, errors, alpha)
         return float(special.ndtri(min(max(error, 1e-300), 1.0 - 1e-16))) - target
 
     if excess(0.0) > 0.0:
@@ -59,15 +61,16 @@ def epsilon_lower_limit(n0: int, n1: int, delta: float, alpha: float, errors: in
     return numerics.safe_root(excess, 0.0, end, _EPSILON_TOLERANCE)
 
 
-def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int) -> float:
-    """P[M <= errors] in the worst case at epsilon, rounded up."""
+def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int, alpha: float) -> float:
+    """P[M <= errors] in the worst case at epsilon, rounded up by much less than alpha."""
+    tail = min(_CERTAIN_TAIL, _CERTAIN_TAIL_SHARE * alpha)
     wrong = (1.0 - delta) * float(special.expit(-epsilon))
     late, late_mass = _binomial(n0, wrong)
     early, early_mass = _binomial(n1, wrong)
     climb = late[:, None] + early[None, :] - errors
     # Given the errors at the corner, the walks below and above it are independent.
-    below = _climb_probability(n0, delta, wrong, late[:, None], early[None, :], climb)
-    above = _climb_probability(n1, delta, wrong, early[None, :], late[:, None], climb)
+    below = _climb_probability(n0, delta, wrong, late[:, None], early[None, :], climb, tail)
+    above = _climb_probability(n1, delta, wrong, early[None, :], late[:, None], climb, tail)
     reached = float(late_mass @ (below + above - below * above) @ early_mass)
     return min(reached * (1.0 + _ROUNDING) + 2.0 * _TAIL, 1.0)
 
@@ -97,7 +100,13 @@ def _block_edges(n: int, p: float) -> FloatArray:
 
 
 def _climb_probability(
-    n: int, delta: float, wrong: float, off: FloatArray, up: FloatArray, climb: FloatArray
+    n: int,
+    delta: float,
+    wrong: float,
+    off: FloatArray,
+    up: FloatArray,
+    climb: FloatArray,
+    tail: float,
 ) -> FloatArray:
     """Probability that the walk on one side of the corner ever climbs by `climb`, rounded up.
 
@@ -109,18 +118,18 @@ def _climb_probability(
     certain = delta / (1.0 - wrong)
     total = np.zeros(np.broadcast_shapes(off.shape, up.shape))
     taken = np.zeros_like(rest)
-    for last in _certain_block_ends(n, certain):
+    for last in _certain_block_ends(n, certain, tail):
         up_to = _cdf(last, rest, certain)
         total = total + (up_to - taken) * _reflection(up, np.maximum(rest - last, 0.0), climb)
         taken = up_to
     return total + (1.0 - taken)
 
 
-def _certain_block_ends(n: int, certain: float) -> list[float]:
+def _certain_block_ends(n: int, certain: float, tail: float) -> list[float]:
     """Ends of the blocks for the number of scores that are correct at every threshold."""
     ends = _block_edges(n, certain)[1:] - 1.0 if certain > 0.0 else np.zeros(1)
     # If they are few, they hardly shorten the walk, and one block loses little.
-    likely = float(special.bdtrik(1.0 - _TAIL, n, certain)) if certain > 0.0 else 0.0
+    likely = float(special.bdtrik(1.0 - tail, n, certain)) if certain > 0.0 else 0.0
     if likely <= _MIN_CERTAIN_SHARE * n:
         return [float(math.ceil(likely))]
     return [float(end) for end in ends[:: max(len(ends) // _MAX_CERTAIN_BLOCKS, 1)]] + [float(n)]

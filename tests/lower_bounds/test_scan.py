@@ -131,11 +131,13 @@ def test_two_tails_probability_equals_simulation() -> None:
         )
         for errors in np.unique(np.quantile(smallest, [0.02, 0.1, 0.5])).astype(int):
             rate = np.mean(smallest <= errors)
-            found = two_tails.probability(n0, n1, delta, epsilon, int(errors))
+            found = two_tails.probability(n0, n1, delta, epsilon, int(errors), 0.05)
             slack = 4.0 * math.sqrt(rate * (1.0 - rate) / audits)
             assert rate - slack < found < 1.03 * rate + slack
         # The probability increases with epsilon.
-        at_epsilon = [two_tails.probability(n0, n1, delta, e, 3) for e in (0.0, 0.5, 1.5, 4.0)]
+        at_epsilon = [
+            two_tails.probability(n0, n1, delta, e, 3, 0.05) for e in (0.0, 0.5, 1.5, 4.0)
+        ]
         assert at_epsilon == sorted(at_epsilon)
 
 
