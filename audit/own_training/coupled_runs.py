@@ -347,7 +347,9 @@ class RecordingWatch(Watch):
         with torch.no_grad():
             parts = [_flat_gradient(p) for p in parameters]
             gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
-            clip = self._clip
+            # Adaptive clipping has already replaced the threshold that clipped this gradient.
+            adaptive = hasattr(optimizer, "update_max_grad_norm")
+            clip = self._clip if adaptive else thresholds_of(optimizer)
             flat = None
             if clip is not None:
                 flat = float(np.linalg.norm([float(c) for c in np.atleast_1d(clip)]))
@@ -372,7 +374,6 @@ class RecordingWatch(Watch):
                 # Adaptive clipping releases its next threshold too.
                 if number < len(self._like.clips) and self._like.clips[number] is not None:
                     optimizer.max_grad_norm = _copied(self._like.clips[number])
-            adaptive = hasattr(optimizer, "update_max_grad_norm")
             trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
             self._clip = thresholds_of(optimizer)
         if self._stop_after is not None and len(trace.steps) >= self._stop_after:

@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from opacus.schedulers import ExponentialGradClip
 from scipy import stats
 from torch import nn
 
@@ -60,6 +61,7 @@ from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT
 from benchmarks.training_loops.further import FURTHER
 from benchmarks.training_loops.loops import Loop
+from benchmarks.training_loops.opacus_loops import OpacusLoop
 from benchmarks.training_loops.second_tester import SECOND_TESTER
 
 torch.set_num_threads(1)
@@ -856,6 +858,18 @@ def test_an_average_that_leaves_small_batches_out_is_found() -> None:
     with mock.patch.object(premises, "run_equal_records", return_value=None):
         found = report(loop)
     assert "depend on the record" in str(found)
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus's own
+@pytest.mark.parametrize("gamma", [0.8, 1.2])
+def test_a_schedule_of_thresholds_by_opacus_is_correct(gamma: float) -> None:
+    def reschedule(_: nn.Module, optimizer: Any, step: int) -> None:
+        schedules.setdefault(id(optimizer), ExponentialGradClip(optimizer, gamma=gamma)).step()
+
+    schedules: dict[int, Any] = {}
+    found = report(OpacusLoop(after=reschedule))
+    assert not found.findings
+    assert "noise" in found.tested
 
 
 @pytest.mark.slow
