@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.own_training.opacus_objects import step_hook, thresholds_of
+from audit.own_training.opacus_objects import hooks_of_steps, thresholds_of
 from audit.own_training.records import TrainingSet
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -106,7 +106,7 @@ class WhiteBox:
         self._updated: set[tuple[int, ...]] = set()  # the parameters of each kind of step
         self._clip = thresholds_of(optimizer)
         released = getattr(optimizer, "original_optimizer", optimizer)
-        self._hooks = [released.register_step_pre_hook(step_hook(self._before_step))]
+        self._hooks = hooks_of_steps(released, self._before_step)
         if canaries is None:
             self._insert_gradients()
             return
