@@ -24,7 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.own_training.opacus_objects import History, history_of, hooks_of_steps, thresholds_of
+from audit.own_training.opacus_objects import (
+    History,
+    adapts_threshold,
+    history_of,
+    hooks_of_steps,
+    thresholds_of,
+)
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
 from audit.own_training.runs import Train, seed_everything, undisturbed_generators
@@ -344,7 +350,8 @@ class RecordingWatch(Watch):
         with torch.no_grad():
             parts = [_flat_gradient(p) for p in parameters]
             gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
-            clip = self._clip
+            adaptive = adapts_threshold(optimizer)
+            clip = self._clip if adaptive else thresholds_of(optimizer)
             flat = None
             if clip is not None:
                 flat = float(np.linalg.norm([float(c) for c in np.atleast_1d(clip)]))
@@ -369,7 +376,6 @@ class RecordingWatch(Watch):
                 # Adaptive clipping releases its next threshold too.
                 if number < len(self._like.clips) and self._like.clips[number] is not None:
                     optimizer.max_grad_norm = _copied(self._like.clips[number])
-            adaptive = hasattr(optimizer, "update_max_grad_norm")
             trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
             self._clip = thresholds_of(optimizer)
         if self._stop_after is not None and len(trace.steps) >= self._stop_after:

@@ -26,6 +26,11 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
     return None if clip is None else float(clip)
 
 
+def adapts_threshold(optimizer: Any) -> bool:
+    """Whether the optimizer itself sets C for the next step before it releases its gradient."""
+    return hasattr(optimizer, "update_max_grad_norm")
+
+
 def hooks_of_steps(
     optimizer: Any, read: Callable[[], None], after: Callable[[], None] = lambda: None
 ) -> list[Any]:

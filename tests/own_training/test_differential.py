@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from opacus.schedulers import ExponentialGradClip
 from scipy import stats
 from torch import nn
 
@@ -60,6 +61,7 @@ from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT
 from benchmarks.training_loops.further import FURTHER
 from benchmarks.training_loops.loops import Loop
+from benchmarks.training_loops.opacus_loops import OpacusLoop
 from benchmarks.training_loops.second_tester import SECOND_TESTER
 
 torch.set_num_threads(1)
@@ -984,11 +986,25 @@ def test_an_optimizer_may_call_the_step_of_its_parent(closure: bool) -> None:
             return result
 
     loop = Loop(optimizer=lambda p, lr: Projected(p, lr=lr), closure=closure)
-    found = check_premises(loop, TrainingSet(*loops.dense())).report
+    found = report(loop)
     assert not found.findings
     assert not found.untested
     result = audit.check(loop, loops.dense(), premises=False, trials=4, jobs=1)
     assert "lambda_a" in result.bounds
+
+
+def test_a_schedule_may_change_the_threshold_between_steps() -> None:
+    schedules: list[Any] = []
+
+    def schedule(model: Any, optimizer: Any, step: int) -> None:
+        if step == 0:
+            schedules[:] = [ExponentialGradClip(optimizer, gamma=0.8)]
+        schedules[0].step()
+
+    for loop in (OpacusLoop(after=schedule), OpacusLoop(after=schedule, sampling_rate=0.5)):
+        found = report(loop)
+        assert not found.findings
+        assert not found.untested
 
 
 # --- the verdict ---
