@@ -24,7 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.own_training.opacus_objects import History, history_of, step_hook, thresholds_of
+from audit.own_training.opacus_objects import (
+    History,
+    adapts_threshold,
+    history_of,
+    hooks_of_steps,
+    thresholds_of,
+)
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
 from audit.own_training.runs import Train, seed_everything, undisturbed_generators
@@ -284,10 +290,7 @@ class RecordingWatch(Watch):
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
             self.recorded.opacus = _scales_as_opacus(optimizer)
-            self._hooks = [
-                released.register_step_pre_hook(step_hook(self._record_and_force)),
-                released.register_step_post_hook(self._after_step),
-            ]
+            self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
             self._clip = thresholds_of(optimizer)
         self._describe_parameters()
         state = self._new_state()
@@ -325,7 +328,7 @@ class RecordingWatch(Watch):
         kinds = [p.dtype for p in parameters if p.is_floating_point()]
         self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self) -> None:
         steps = self.recorded.steps
         if steps and self._digests:
             steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
@@ -347,8 +350,7 @@ class RecordingWatch(Watch):
         with torch.no_grad():
             parts = [_flat_gradient(p) for p in parameters]
             gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
-            # Adaptive clipping has already replaced the threshold that clipped this gradient.
-            adaptive = hasattr(optimizer, "update_max_grad_norm")
+            adaptive = adapts_threshold(optimizer)
             clip = self._clip if adaptive else thresholds_of(optimizer)
             flat = None
             if clip is not None:

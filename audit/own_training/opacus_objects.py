@@ -26,13 +26,26 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
     return None if clip is None else float(clip)
 
 
-def step_hook(read: Callable[[], None]) -> Callable[..., Any]:
-    """A hook before `optimizer.step` that calls `read` as soon as p.grad is the released gradient.
+def adapts_threshold(optimizer: Any) -> bool:
+    """Whether the optimizer itself sets C for the next step before it releases its gradient."""
+    return hasattr(optimizer, "update_max_grad_norm")
 
-    torch evaluates a closure within the step, which then releases p.grad.
+
+def hooks_of_steps(
+    optimizer: Any, read: Callable[[], None], after: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Hooks that call `read` as soon as p.grad is the released gradient, and `after` the step.
+
+    torch evaluates a closure within the step, which then releases p.grad. A subclass of an
+    optimizer may call the step of its parent, for which torch calls the hooks once more: that is
+    no further step.
     """
+    running: list[None] = []
 
-    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        running.append(None)
+        if len(running) > 1:
+            return None
         # torch passes the arguments of step, of which the first is the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -48,4 +61,12 @@ def step_hook(read: Callable[[], None]) -> Callable[..., Any]:
             return args, {**kwargs, "closure": read_after_closure}
         return (args[0], read_after_closure, *args[2:]), kwargs
 
-    return hook
+    def after_step(*_: Any) -> None:
+        running.pop()
+        if not running:
+            after()
+
+    return [
+        optimizer.register_step_pre_hook(before_step),
+        optimizer.register_step_post_hook(after_step),
+    ]

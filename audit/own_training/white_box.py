@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.own_training.opacus_objects import step_hook, thresholds_of
+from audit.own_training.opacus_objects import adapts_threshold, hooks_of_steps, thresholds_of
 from audit.own_training.records import TrainingSet
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -106,7 +106,7 @@ class WhiteBox:
         self._updated: set[tuple[int, ...]] = set()  # the parameters of each kind of step
         self._clip = thresholds_of(optimizer)
         released = getattr(optimizer, "original_optimizer", optimizer)
-        self._hooks = [released.register_step_pre_hook(step_hook(self._before_step))]
+        self._hooks = hooks_of_steps(released, self._before_step)
         if canaries is None:
             self._insert_gradients()
             return
@@ -169,6 +169,7 @@ class WhiteBox:
         add_noise = optimizer.add_noise
 
         def add_canaries_and_noise() -> None:
+            self._clip = thresholds_of(optimizer)  # a schedule may have changed it
             rate = self._rate_of_hook()
             taken = self._included
             if rate < 1:
@@ -213,6 +214,8 @@ class WhiteBox:
             if parameter.grad is None:
                 raise InvalidInput("optimizer must have a gradient for every parameter, got none")
             released.append(parameter.grad * scale)
+        if not adapts_threshold(optimizer):
+            self._clip = thresholds_of(optimizer)
         clip = self._clip
         flat = math.hypot(*clip) if isinstance(clip, list) else clip
         unit = 1.0 if flat is None else flat * flat

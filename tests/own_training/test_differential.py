@@ -985,6 +985,40 @@ def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:
     assert not report(control.train).inconclusive
 
 
+@pytest.mark.parametrize("closure", [False, True])
+def test_an_optimizer_may_call_the_step_of_its_parent(closure: bool) -> None:
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # torch wraps SGD.step at its first use
+
+    class Projected(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            for p in self.param_groups[0]["params"]:
+                p.clamp_(-1.0, 1.0)
+            return result
+
+    loop = Loop(optimizer=lambda p, lr: Projected(p, lr=lr), closure=closure)
+    found = report(loop)
+    assert not found.findings
+    assert not found.untested
+    result = audit.check(loop, loops.dense(), premises=False, trials=4, jobs=1)
+    assert "lambda_a" in result.bounds
+
+
+def test_a_schedule_may_change_the_threshold_between_steps() -> None:
+    schedules: list[Any] = []
+
+    def schedule(model: Any, optimizer: Any, step: int) -> None:
+        if step == 0:
+            schedules[:] = [ExponentialGradClip(optimizer, gamma=0.8)]
+        schedules[0].step()
+
+    for loop in (OpacusLoop(after=schedule), OpacusLoop(after=schedule, sampling_rate=0.5)):
+        found = report(loop)
+        assert not found.findings
+        assert not found.untested
+
+
 # --- the verdict ---
 
 
