@@ -860,18 +860,6 @@ def test_an_average_that_leaves_small_batches_out_is_found() -> None:
     assert "depend on the record" in str(found)
 
 
-@pytest.mark.filterwarnings("ignore")  # Opacus's own
-@pytest.mark.parametrize("gamma", [0.8, 1.2])
-def test_a_schedule_of_thresholds_by_opacus_is_correct(gamma: float) -> None:
-    def reschedule(_: nn.Module, optimizer: Any, step: int) -> None:
-        schedules.setdefault(id(optimizer), ExponentialGradClip(optimizer, gamma=gamma)).step()
-
-    schedules: dict[int, Any] = {}
-    found = report(OpacusLoop(after=reschedule))
-    assert not found.findings
-    assert "noise" in found.tested
-
-
 @pytest.mark.slow
 def test_a_noise_schedule_is_the_likely_cause() -> None:
     control = SECOND_TESTER["cosine schedule of the noise, but only its mean recorded"]
