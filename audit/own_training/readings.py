@@ -6,6 +6,7 @@ does not saturate. For other models, it is minus the loss.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         The first module or estimator, or None; and all numbers, [f].
 
     Raises:
-        InvalidInput: a result of another kind.
+        InvalidInput: a result of another kind, or complex numbers.
 
     Example:
         >>> model_and_numbers({"loss": [0.5, 0.25], "name": "run"})
@@ -68,7 +69,13 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
     if _is_module(result) or any(hasattr(result, name) for name in _PREDICTS):
         return result, np.empty(0)
     try:
-        return None, np.asarray(result, dtype=np.float64).ravel()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", np.exceptions.ComplexWarning)
+            return None, np.asarray(result, dtype=np.float64).ravel()
+    except np.exceptions.ComplexWarning:
+        raise InvalidInput(
+            "train must return real numbers, got complex ones: return real and imaginary parts"
+        ) from None
     except (TypeError, ValueError):
         pass
     held = held_by_function(result)

@@ -857,6 +857,15 @@ def test_complex_records_are_refused(part: str) -> None:
         TrainingSet(**given)
 
 
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"spectrum": x}, lambda x: [x, x]])
+def test_complex_results_are_refused(wrap: Any) -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        return wrap(1j * records.features.ravel())  # the real part reveals nothing
+
+    with pytest.raises(ValueError, match="train must return real numbers, got complex ones"):
+        audit.check(train, ([[0.0], [1.0]], [0, 1]), claim=1.0, trials=100, jobs=1)
+
+
 def test_of_many_released_numbers_a_part_is_kept() -> None:
     # 1,000 trials of 300,000 numbers would need several GB.
     numbers = np.arange(300_000.0)
