@@ -150,7 +150,7 @@ def check(
         >>> bool(result), result.exit_code
         (False, 1)
         >>> round(result.epsilon, 2), round(result.proven, 2)  # with 95 % and 99.99 % confidence
-        (3.61, 2.8)
+        (3.61, 2.81)
     """
     start = time.perf_counter()
     delta = checks.interval("delta", delta, 0.0, 1.0)
