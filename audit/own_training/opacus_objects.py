@@ -40,11 +40,12 @@ def hooks_of_steps(
     optimizer may call the step of its parent, for which torch calls the hooks once more: that is
     no further step.
     """
-    running: list[None] = []
+    depth = 0  # of the calls of step that have not returned
 
     def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        running.append(None)
-        if len(running) > 1:
+        nonlocal depth
+        depth += 1
+        if depth > 1:
             return None
         # torch passes the arguments of step, of which the first is the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -62,8 +63,9 @@ def hooks_of_steps(
         return (args[0], read_after_closure, *args[2:]), kwargs
 
     def after_step(*_: Any) -> None:
-        running.pop()
-        if not running:
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
             after()
 
     return [

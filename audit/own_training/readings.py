@@ -6,7 +6,6 @@ does not saturate. For other models, it is minus the loss.
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,15 +68,15 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
     if _is_module(result) or any(hasattr(result, name) for name in _PREDICTS):
         return result, np.empty(0)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", np.exceptions.ComplexWarning)
+        is_complex = np.iscomplexobj(result)
+        if not is_complex:
             return None, np.asarray(result, dtype=np.float64).ravel()
-    except np.exceptions.ComplexWarning:
+    except (TypeError, ValueError):
+        is_complex = False
+    if is_complex:
         raise InvalidInput(
             "train must return real numbers, got complex ones: return real and imaginary parts"
-        ) from None
-    except (TypeError, ValueError):
-        pass
+        )
     held = held_by_function(result)
     if held is not None:
         parts = []

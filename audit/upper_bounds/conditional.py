@@ -127,7 +127,7 @@ class TwoEvents:
         with np.errstate(divide="ignore", invalid="ignore"):
             # Probabilities may underflow.
             log_e, log_rest = (
-                np.logaddexp(np.log1p(-on) + side[:, :1], np.log(on) + side[:, 1:])
+                _log_between(side[:, :1], side[:, 1:], on)
                 for on, side in ((on_e, for_e), (on_f, for_f))
             )
             every, every_with = constant + slope * (np.exp(log_e) - np.expm1(log_rest))
@@ -182,13 +182,18 @@ class TwoEvents:
         return on_e, on_f, inside & enough & (e <= rest * (1.0 + _ROUNDING))
 
 
+def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) -> FloatArray:
+    """Logarithm of the number at a share of the way between two numbers, from their logarithms."""
+    return np.logaddexp(np.log1p(-share) + log_start, np.log(share) + log_end)
+
+
 def _clipped(piece: FloatArray, least: float) -> FloatArray:
     """The parts of pieces [2, 2, n] whose first probability is at least `least`."""
     start, end = np.exp(piece[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(end < least, (start - least) / (start - end), 1.0)
         share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
-        ends = np.logaddexp(np.log1p(-share) + piece[:, 0], np.log(share) + piece[:, 1])
+        ends = _log_between(piece[:, 0], piece[:, 1], share)
     return np.stack([piece[:, 0], np.where(share < 1.0, ends, piece[:, 1])], axis=1)
 
 
