@@ -97,11 +97,12 @@ def threat(size: int, shape: tuple[int, ...]) -> threat_models.ThreatModel:
     return ntcv(Records(x[:size], y[:size], 10, "NOISE"), None, canary, score)
 
 
-def runs_per_block(model: str, size: int) -> int:
+def runs_per_block(model: str, size: int, device: str) -> int:
     """The number of runs that an audit passes to the engine at once."""
     kind, size = ("NTCV", size) if size else ("ETCV", 1)
     config = AuditConfig(kind, "input", train_size=size, steps=300, repetitions="fixed:1",
-                         trials=10**6, model=model.removeprefix(OPAQUE))  # fmt: skip
+                         trials=10**6, model=model.removeprefix(OPAQUE),
+                         devices=[device])  # fmt: skip
     return all_blocks(config.workload, "batched")[0].trials
 
 
@@ -146,14 +147,6 @@ def roof(answer: Connection, device: str) -> None:
     answer.send(tuple(rates))
 
 
-def record_flops(model: str, shape: tuple[int, ...]) -> int:
-    """FLOPs of one record's forward and backward pass."""
-    made = models.make_model(model.removeprefix(OPAQUE), 0, shape, 10, torch.float32)
-    with FlopCounterMode(display=False) as counter:
-        made(torch.rand(1, *shape)).sum().backward()
-    return counter.get_total_flops()
-
-
 @dataclass(frozen=True)
 class Case:
     """The measurement of one line.
@@ -192,7 +185,7 @@ class Case:
         settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=self.model)
         world = threat(self.size, self.shape)
         made = make_engine(engine, world, settings, self.device, self.precision)
-        count = min(made.runs_per_pack(), runs_per_block(self.model, self.size))
+        count = min(made.runs_per_pack(), runs_per_block(self.model, self.size, self.device))
         # On a GPU, vmap's kernels for many runs may take minutes.
         count = min(count, 16) if self.line == "vmap" and self.device != "cpu" else count
         pack = run_batch(count)
@@ -221,8 +214,16 @@ class Case:
         return best, steps, sum(p.numel() for p in model.parameters())
 
 
+def record_flops(case: Case) -> int:
+    """FLOPs of one record's forward and backward pass."""
+    made = models.make_model(case.model.removeprefix(OPAQUE), 0, case.shape, 10, torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        made(torch.rand(1, *case.shape)).sum().backward()
+    return counter.get_total_flops()
+
+
 def measure(answer: Connection, case: Case) -> None:
-    """Sends the number of runs and their parameters; then a round's best rate per message received.
+    """Sends runs, their parameters and a step's FLOPs; then a round's best rate per message.
 
     After receiving None, it sends the memory in MB and ends.
     """
@@ -230,7 +231,8 @@ def measure(answer: Connection, case: Case) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     call, amount, parameters, count = case.prepare()
     warm_up(call, 10 * case.seconds)
-    answer.send((count, parameters))
+    flops = 0 if case.line == "projected" else max(case.size, 1) * record_flops(case)
+    answer.send((count, parameters, flops))
     while answer.recv() is not None:
         best, end = 0.0, time.perf_counter() + case.seconds
         while not best or time.perf_counter() < end:
@@ -250,7 +252,8 @@ class Measured:
     """
 
     def __init__(self, target, *arguments) -> None:
-        # Forking avoids repeated imports; this process computes nothing itself.
+        # Forking avoids repeated imports. This process computes nothing itself: after a backward
+        # pass, CUDA would not start in its children.
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, *arguments))
@@ -316,9 +319,8 @@ def compare(
         if rate is None:
             print(f"{label:<22}{line:<11} failed, or took over {PATIENCE:.0f} s", flush=True)
         else:
-            count, parameters = begun
+            count, parameters, flops = begun
             memory = process.memory()
-            flops = 0 if line == "projected" else max(size, 1) * record_flops(model, shape)
             share = rate * (flops / roofs[0] + (line != "sgd") * parameters / roofs[1])
             ratios = [f"{rate / max(private):.2f}" if private else "-"]
             ratios.append(f"{rate / rates['opacus']:.2f}" if rates.get("opacus") else "-")

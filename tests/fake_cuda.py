@@ -64,11 +64,13 @@ class FakeCuda:
         monkeypatch.setattr(torch, "Generator", _Generator)
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         # Functions on GPU tensors draw from the generator of the CPU.
         state = torch.zeros(16, dtype=torch.uint8)
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device=None: state)
         monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state])
         monkeypatch.setattr(torch.cuda, "set_rng_state", lambda new, device=None: None)
+        monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda new: None)
         monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory / 3, memory))

@@ -237,9 +237,10 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
-        # Not torch.manual_seed: before CUDA is in use, it queues a call and a traceback every time.
+        # Not torch.manual_seed: it queues calls and tracebacks for devices that are not in use.
         torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
+        # The first run may be the one that puts CUDA in use: torch keeps the last seed until then.
+        if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)
 
 
@@ -249,6 +250,8 @@ def undisturbed_generators() -> Iterator[None]:
     torch = sys.modules.get("torch")
     state = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch_state = None if torch is None else torch.random.get_rng_state()
+    on_gpus = torch is not None and torch.cuda.is_initialized()
+    gpu_states = torch.cuda.get_rng_state_all() if on_gpus else []
     try:
         yield
     finally:
@@ -256,3 +259,5 @@ def undisturbed_generators() -> Iterator[None]:
         np.random.set_state(state[1])  # noqa: NPY002
         if torch is not None:
             torch.random.set_rng_state(torch_state)
+        if gpu_states:
+            torch.cuda.set_rng_state_all(gpu_states)

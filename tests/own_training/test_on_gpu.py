@@ -1,6 +1,12 @@
-"""The differential test of loops that train on a GPU; a fake GPU detects tensors on the CPU."""
+"""The differential test of loops that train on a GPU; a fake GPU detects tensors on the CPU.
+
+`test_runs_on_a_gpu_are_coupled` needs a real GPU and is skipped without one.
+"""
 
 import contextlib
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +16,7 @@ from opacus.accountants import RDPAccountant
 
 from audit.own_training.premises import check_premises
 from audit.own_training.records import TrainingSet
+from audit.own_training.runs import seed_everything, undisturbed_generators
 from benchmarks.training_loops import loops
 
 STEPS = 2
@@ -52,3 +59,37 @@ def test_loops_on_a_gpu_have_the_findings_of_the_cpu(
     assert reports[0].broken == (not noisy_biases)
     if not noisy_biases:
         assert "`0.bias`, `2.bias` receive no noise" in str(reports[0])
+
+
+def test_a_gpu_is_seeded_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise the first run, which starts CUDA, draws other noise than its repetition.
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    with undisturbed_generators():
+        seed_everything(7)
+    assert seeds == [7]
+
+
+_FIRST_CHECK = """
+import numpy as np
+import torch
+from benchmarks.training_loops import loops
+from test_on_gpu import loop_on
+import audit
+
+for noisy_biases in (True, False):
+    report = audit.check(loop_on("cuda", noisy_biases), loops.dense(), trials=16, jobs=1)
+    assert report.broken == (not noisy_biases), report
+    assert "cannot be coupled" not in str(report), report
+    assert ("`0.bias`, `2.bias` receive no noise" in str(report)) == (not noisy_biases), report
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU")
+def test_runs_on_a_gpu_are_coupled() -> None:
+    # In a new process, whose first run starts CUDA.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _FIRST_CHECK]
+    subprocess.run(command, check=True, timeout=300, env=environment)
