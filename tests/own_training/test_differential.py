@@ -3,6 +3,7 @@
 Its statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
 """
 
+import contextlib
 import gc
 import itertools
 import json
@@ -52,6 +53,7 @@ from audit.own_training.noise import (
     scale_p_value,
     shape_of_noise,
 )
+from audit.own_training.opacus_objects import hooks_of_steps
 from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.released_numbers import differences, numbers_of
 from audit.own_training.white_box import cross_entropy
@@ -991,6 +993,28 @@ def test_an_optimizer_may_call_the_step_of_its_parent(closure: bool) -> None:
     assert not found.untested
     result = audit.check(loop, loops.dense(), premises=False, trials=4, jobs=1)
     assert "lambda_a" in result.bounds
+
+
+def test_a_step_after_one_that_raised_is_recorded() -> None:
+    class Refusing(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            self.steps += 1
+            if self.steps == 2:
+                raise FloatingPointError
+            return super().step(closure)
+
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = Refusing([parameter], 0.1)
+    read, after = [], []
+    hooks_of_steps(optimizer, lambda: read.append(1), lambda: after.append(1))
+    for _ in range(5):
+        parameter.grad = torch.ones(1)
+        with contextlib.suppress(FloatingPointError):
+            optimizer.step()
+    assert len(read) == 5
+    assert len(after) == 4
 
 
 def test_a_schedule_may_change_the_threshold_between_steps() -> None:
