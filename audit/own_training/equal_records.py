@@ -31,7 +31,6 @@ from audit.own_training.canary_runs import (
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import (
     MAX_BYTES,
-    SHORTFALL,
     Experiment,
     draw_alike,
     replace_one,
@@ -303,12 +302,6 @@ def _measured(
     else:
         experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
     experiment.measured["runs of the noise test"] = float(len(same))
-    numbers = float((noise.degrees * noise.sizes.sum()).sum())
-    if numbers > 0:
-        # A one-sided test at the family error finds this shortfall with 80 % probability.
-        experiment.measured["detectable shortfall of the noise"] = max(
-            6.1 / math.sqrt(2 * numbers), SHORTFALL
-        )
     missing = _missing_noise(experiment, canaries, noise, same, other)
     if not missing:
         _noise_by_coordinate(experiment, same, other, noise)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from audit.arrays import FloatArray
 from audit.errors import imports_of_game
@@ -39,6 +40,8 @@ MAX_BYTES = 5e8
 """Of memory for gradients."""
 SHORTFALL = 0.01
 """A shortfall of the noise that is smaller than this is not reported."""
+
+_POWER = 0.8
 
 _SHAPE = ("scale by batch", "scale of runs", "distribution", "distance", "tails")
 # A finding explains others, which are then left out.
@@ -130,6 +133,7 @@ class Experiment:
         brief: whether to make fewer runs.
         apart: [T], largest contribution among canaries that change the number of draws, or None.
         comparable: number of steps before which the weights depend on gradients alone, or None.
+        degrees_of_scale: degrees of freedom of the test of the noise's scale; 0 if it was not made.
     """
 
     forced: Trace
@@ -160,6 +164,7 @@ class Experiment:
         self.first_step, self.later_steps, self.brief = 0, 0, False
         self.comparable: int | None = None
         self.apart: FloatArray | None = None
+        self.degrees_of_scale = 0.0
         self._evidence: list[tuple[TestResult, Callable[[TestResult], Finding]]] = []
         self.started = time.perf_counter()
 
@@ -315,6 +320,10 @@ class Experiment:
         """Keeps the statistical findings that survive the correction for many tests."""
         if not self._evidence:
             return
+        if self.degrees_of_scale > 0 and not any(e.kind == "size" for e, _ in self._evidence):
+            of_scale = self.steps + 1 + len(self.base.sizes)
+            tests = of_scale * (len(self._evidence) + 1)
+            self.measured["detectable noise scale"] = detectable_scale(self.degrees_of_scale, tests)
         kept: dict[str, Finding] = {}
         for index in significant([each.p_value for each, _ in self._evidence], FAMILY_ERROR):
             evidence, words = self._evidence[index]
@@ -332,6 +341,25 @@ class Experiment:
             rest = [replace(each, cause=f"{note} {each.cause}") for each in rest]
         self.findings = [*first, *rest]
         self.findings.sort(key=lambda each: each.premise == "number of records")
+
+
+def detectable_scale(degrees: float, tests: int) -> float:
+    """The largest scale of the noise that its test reports with 80 % probability.
+
+    Args:
+        degrees: degrees of freedom of the sum of squares.
+        tests: number of tests that share the error `FAMILY_ERROR`.
+
+    Returns:
+        A share of the required scale.
+
+    Example:
+        >>> round(detectable_scale(10_000.0, 500), 3)
+        0.956
+    """
+    usual = stats.chi2.ppf(_POWER, degrees)
+    significant_at = float(np.sqrt(stats.chi2.ppf(FAMILY_ERROR / tests, degrees) / usual))
+    return min(significant_at, (1 - SHORTFALL) * float(np.sqrt(degrees / usual)))
 
 
 def significant(p_values: Sequence[float], alpha: float) -> list[int]:

@@ -98,6 +98,8 @@ def compare_size(
                 words=lambda _: _unequal_noise(case, at, float(ratios[at])),
             )
         return False
+    if not equal.random_gradients and case.sigma[worst] > 0 and unequal is None:
+        experiment.degrees_of_scale = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
     # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
@@ -106,8 +108,8 @@ def compare_size(
         # Of several significant tests, the one that is easiest to explain is reported.
         rank = {"step": 0, "all steps": 1}
         sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
-        p_value, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
-        p_value = min(1.0, p_value * (steps + 1 + len(noise.sizes)))
+        _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
+        p_value = min(1.0, min(tests)[0] * (steps + 1 + len(noise.sizes)))
         experiment.collect(
             TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
         )

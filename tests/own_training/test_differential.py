@@ -23,6 +23,7 @@ from scipy import stats
 from torch import nn
 
 import audit
+from audit import lower_bounds
 from audit.own_training import (
     PrivacyLeak,
     TrainingSet,
@@ -39,7 +40,7 @@ from audit.own_training.batches import (
 from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
-from audit.own_training.experiment import Experiment, significant
+from audit.own_training.experiment import SHORTFALL, Experiment, detectable_scale, significant
 from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
@@ -732,6 +733,23 @@ def test_five_percent_of_the_noise_are_not_too_little_to_miss(share: float) -> N
     assert found.broken == (share < 1), str(found)
     effective = found.measured["effective noise multiplier"]
     assert effective == pytest.approx(share, abs=0.02)
+    assert bool(found.power) == (share == 1)
+    if found.power:
+        assert 0.95 < found.measured["detectable noise scale"] < 0.99
+        assert found.power in str(found)
+
+
+def test_a_shortfall_of_the_noise_is_found_as_often_as_stated() -> None:
+    degrees, tests = 20_000.0, 600
+    share = detectable_scale(degrees, tests)
+    drawn = share**2 * np.random.default_rng(8).chisquare(degrees, 2_000)
+    found = [tests * scale_p_value(total, degrees, 1.0) < FAMILY_ERROR for total in drawn]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.04)  # 4.5 standard errors
+    # With many numbers, the smallest shortfall that is reported limits the power.
+    drawn = detectable_scale(1e8, tests) * np.sqrt(
+        np.random.default_rng(9).chisquare(1e8, 2_000) / 1e8
+    )
+    assert np.mean(drawn < 1 - SHORTFALL) == pytest.approx(0.8, abs=0.04)
 
 
 @pytest.mark.parametrize("sampled", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -1063,8 +1081,7 @@ def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power() -> None:
 
 
 def test_detectable_noise_is_found_as_often_as_stated() -> None:
-    from audit import lower_bounds
-    from audit.own_training.checking import detectable_noise
+    from audit.own_training.attack import detectable_noise
 
     claim, error, trials = 2.0, 0.01, 400
     share = detectable_noise(claim, 1e-5, trials, error, True)
@@ -1077,8 +1094,31 @@ def test_detectable_noise_is_found_as_often_as_stated() -> None:
     assert sum(hits) >= 33
 
 
+def test_too_little_noise_on_sampled_batches_is_found_as_often_as_stated() -> None:
+    from audit.own_training.attack import detectable_noise
+
+    sigma, rate, steps, error, trials = 2.0, 0.3, 20, 0.01, 2000
+    claim = 3.3732  # the cost of these steps at delta 1e-5
+    share = detectable_noise(claim, 1e-5, trials, error, False, ((sigma, rate, steps),))
+    assert share is not None
+    assert share < 0.5
+    rng = np.random.default_rng(98)
+
+    def scores(share: float, present: bool) -> Any:
+        """The sum of released gradients, in units of C, step by step."""
+        noise = share * sigma * rng.normal(size=(trials // 2, steps))
+        return ((rng.random(noise.shape) < rate) * present + noise).sum(1)
+
+    def shown(share: float) -> int:
+        pairs = [[scores(share, present) for present in (False, True)] for _ in range(60)]
+        return sum(lower_bounds.Scan()(*each, 1e-5, 1 - error).epsilon > claim for each in pairs)
+
+    # At 80 % in truth, fewer than 33 of 60 have probability 1e-5; the grid has steps of 0.05.
+    assert shown(share) >= 33
+    assert shown(share + 0.1) < 55
+
+
 def test_a_revealing_output_is_found_as_often_as_stated() -> None:
-    from audit import lower_bounds
     from audit.own_training.attack import detectable_chance
 
     chance = detectable_chance(1.0, 1e-5, 400, 0.05)
