@@ -313,6 +313,7 @@ def _measured(
     parallel = found.proportional is not None
     random_gradients = not (found.constant and parallel) and not varying
     least = MIN_CORRELATION
+    experiment.random_gradients = random_gradients
     if random_gradients:
         least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
         experiment.notes.append(
@@ -331,7 +332,8 @@ def _measured(
                 *grain_of_noise(same, other, noise, base.epsilon_of_type),
                 *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
             )
-    experiment.collect(*noise_again(same, noise))
+    if not varying:
+        experiment.collect(*noise_again(same, noise))
     if accounted is not None:
         # Random gradients and batches of unknown size can only enlarge the measured noise.
         sigma = np.array([accounted.sigma(t) for t in range(len(top))])

@@ -445,7 +445,7 @@ def test_causes_of_a_record_that_changes_too_many_steps() -> None:
     cases = SECOND_TESTER["layers scaled by gradient norms without noise (LARS)"]
     first, second = report(cases.train).findings
     assert first.cause.startswith("Something that is computed from more records than the batch")
-    assert second.cause.startswith("The first finding may explain this")
+    assert second.cause.startswith("An earlier finding may explain this")
 
 
 @pytest.mark.slow
@@ -538,6 +538,47 @@ def test_the_likely_cause_is_the_true_one(name: str, cause: str) -> None:
     control = BROKEN[name]
     found = report(control.train, TrainingSet.of(control.data()), relation=control.relation)
     assert cause in found.findings[0].cause
+
+
+def _relu_with_dropout(share: float) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(share), nn.Linear(8, 3))
+
+
+def _clipped_with_another_mask(state: Any, each: Any) -> Any:
+    factor = (state.clip / loops.norms(each).clamp(min=1e-12)).clamp(max=1.0)
+    other = loops.each_gradient(state, state.x[state.taken], state.y[state.taken])
+    return [(factor @ g.flatten(1)).reshape(g.shape[1:]) for g in other]
+
+
+def _clipped_by_factors_of_before(state: Any, each: Any) -> Any:
+    factors = state.__dict__.setdefault("factors", torch.ones(len(state.y)))
+    total = [(factors[state.taken] @ g.flatten(1)).reshape(g.shape[1:]) for g in each]
+    factors[state.taken] = (state.clip / loops.norms(each).clamp(min=1e-12)).clamp(max=1.0)
+    return total
+
+
+def _mean_gradient_without_clipping(state: Any, each: Any) -> Any:
+    return [g.sum(0) / max(len(g), 1) for g in each]
+
+
+@pytest.mark.parametrize(
+    ("total", "dropout"),
+    [
+        (_clipped_with_another_mask, 0.5),
+        (_clipped_by_factors_of_before, 0.0),
+        (_mean_gradient_without_clipping, 0.0),
+    ],
+)
+def test_gradients_that_are_not_clipped_are_the_first_finding(total: Any, dropout: Any) -> None:
+    """Their residuals correlate, and their contributions vary: these are consequences."""
+
+    def model() -> nn.Module:
+        return _relu_with_dropout(dropout)
+
+    found = report(Loop(model=model, total=total, sampling_rate=0.4, steps=6)).findings
+    assert "one record changes" in found[0].message, found
+    assert "its gradient is not clipped" in found[0].cause, found
+    assert all(each.cause.startswith("An earlier finding may explain") for each in found[1:])
 
 
 def test_the_first_record_is_exchanged_too() -> None:
