@@ -322,8 +322,8 @@ class Experiment:
         if not self._evidence:
             return
         if self.degrees_of_scale > 0:
-            others = sum(each.kind != "size" for each, _ in self._evidence)
-            tests = (others + 1) * (self.steps + 1 + len(self.base.sizes))
+            count = sum(each.kind != "size" for each, _ in self._evidence) + 1
+            tests = count * (self.steps + 1 + len(self.base.sizes))
             self.measured["detectable noise scale"] = detectable_scale(self.degrees_of_scale, tests)
         kept: dict[str, Finding] = {}
         for index in significant([each.p_value for each, _ in self._evidence], FAMILY_ERROR):
