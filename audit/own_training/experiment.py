@@ -336,7 +336,6 @@ class Experiment:
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
-        # The number of records is last, because other mistakes affect it.
         factors = [float(f.numbers["factor"]) for f in self.findings if "factor" in f.numbers]
         first: list[Finding] = []
         if "influence" in kept:
@@ -349,6 +348,7 @@ class Experiment:
                 kept["size"] = _explained(kept["size"])
         rest = [*self.findings, *kept.values()]
         self.findings = [*first, *([_explained(each) for each in rest] if first else rest)]
+        # Other mistakes affect the number of records.
         self.findings.sort(key=lambda each: each.premise == "number of records")
 
 

@@ -111,7 +111,7 @@ class PremiseReport:
         """The result in one line."""
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            return f"broken premise: {self.findings[0].message}{more}"
+            return f"broken premise: {self.findings[0].message.removesuffix('.')}{more}"
         if self.inconclusive:
             untested = [each for each in PREMISES if each in self.untested]
             return f"not testable: {', '.join(untested)} (tested: {self._tested_names})"

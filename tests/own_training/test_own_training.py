@@ -706,7 +706,18 @@ def test_steps_that_count_the_records_are_refused() -> None:
         return 0.0
 
     with pytest.raises(ValueError, match="must not depend on the number of records"):
-        attack(train, RECORDS, (np.zeros(3), 0), games=4)
+        attack(train, RECORDS, (np.zeros(3), 0), games=16)
+
+
+def test_a_random_number_of_steps_is_no_dependence_on_the_records() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
+        accountant = RDPAccountant()
+        accountant.history = [(1.0, 1.0, int(np.random.default_rng(seed).integers(10, 20)))]
+        watch(accountant)
+        return float(np.random.default_rng(seed + 1).normal())
+
+    for games in (2, 16):
+        assert attack(train, RECORDS, (np.zeros(3), 0), games=games).exit_code == 0
 
 
 def test_nothing_claimed_is_said_and_raises() -> None:
