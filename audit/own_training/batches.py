@@ -19,6 +19,8 @@ from audit.own_training.noise import TestResult
 _TOLERANCE = 2e-3
 # Batch sizes are tested if their variance over that of Poisson sampling is outside of this range.
 _TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
+# Batches hold at most this number of copies of each record.
+_MAX_COPIES = 4
 # Variance of a batch size from which the sum of squares is close to a chi-square distribution.
 _MIN_VARIANCE = 3.0
 
@@ -165,6 +167,8 @@ def poisson_tests(
     """
     rate = np.asarray(rates)[None, :] * np.ones_like(counts)
     known = ~np.isnan(counts) & (rate < 1)
+    # Contributions that are many times the unit belong to other records, not to larger batches.
+    known &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
     if known.any():
         yield from _sizes(counts, known, n, rate)
     sampled = rate < 1

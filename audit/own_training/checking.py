@@ -19,6 +19,7 @@ from audit.own_training.attack import (
     detectable_noise,
     fewest_trials,
     is_gaussian,
+    only_history,
     statistics_of,
     trials_to_prove,
 )
@@ -346,6 +347,8 @@ def _verdict(
         return result
     return replace(
         result,
-        detectable=detectable_noise(claim, delta, len(runs), share, gaussian),
+        detectable=detectable_noise(
+            claim, delta, len(runs), share, gaussian, only_history(runs, distribution)
+        ),
         detectable_chance=detectable_chance(claim, delta, len(runs), share),
     )

@@ -25,7 +25,7 @@ class Contributions:
         of_pair: [T], half the distance of the two canaries of `best_pair`.
         best_pair: the two canaries that differ most over all steps together.
         rounding: [T], distances that floating-point rounding alone may cause.
-        sizes: [P], largest distance of each canary from the first one over the steps.
+        distances: [P, P], half the largest distance of two canaries over the steps.
     """
 
     largest: FloatArray
@@ -34,7 +34,7 @@ class Contributions:
     of_pair: FloatArray
     best_pair: tuple[int, int]
     rounding: FloatArray
-    sizes: FloatArray
+    distances: FloatArray
 
 
 def contributions(
@@ -86,10 +86,10 @@ def contributions(
                 own_reach = np.linalg.norm(gap[:, part], axis=1).max()
                 by_tensor[t, index] = max(by_tensor[t, index], own_reach)
     one, other = np.unravel_index(np.argmax(total), total.shape)
-    sizes = 2 * distances.max(axis=0)[0]
     best_pair = int(one), int(other)
     of_pair = distances[:, one, other]
-    return Contributions(largest, by_tensor, pairs, of_pair, best_pair, rounding, sizes)
+    over_steps = distances.max(axis=0)
+    return Contributions(largest, by_tensor, pairs, of_pair, best_pair, rounding, over_steps)
 
 
 def _squared_distances(values: FloatArray) -> FloatArray:

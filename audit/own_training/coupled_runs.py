@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from audit.own_training.opacus_objects import (
     History,
-    adapts_threshold,
+    StepThreshold,
     history_of,
     hooks_of_steps,
-    thresholds_of,
 )
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
@@ -280,7 +279,7 @@ class RecordingWatch(Watch):
         super().__init__(None, np.zeros(0, np.bool_))
         self._like, self._stop_after, self._digests = like, stop_after, digests
         self._hooks: list[Any] = []
-        self._clip: Any = None
+        self._threshold: Any = None
         self._described: list[int] = []
         self.recorded = Trace()
 
@@ -291,7 +290,7 @@ class RecordingWatch(Watch):
             self.recorded.watched = True
             self.recorded.opacus = _scales_as_opacus(optimizer)
             self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
-            self._clip = thresholds_of(optimizer)
+            self._threshold = StepThreshold(optimizer)
         self._describe_parameters()
         state = self._new_state()
         if self._like is None:
@@ -350,16 +349,12 @@ class RecordingWatch(Watch):
         with torch.no_grad():
             parts = [_flat_gradient(p) for p in parameters]
             gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
-            adaptive = adapts_threshold(optimizer)
-            clip = self._clip if adaptive else thresholds_of(optimizer)
-            flat = None
-            if clip is not None:
-                flat = float(np.linalg.norm([float(c) for c in np.atleast_1d(clip)]))
+            adaptive = self._threshold.is_adaptive
             noise = getattr(optimizer, "noise_multiplier", None)
             trace.steps.append(
                 Step(
                     gradient,
-                    flat,
+                    self._threshold.norm,
                     None if noise is None else float(noise),
                     _divisor(optimizer),
                     *self._state_digests(),
@@ -377,7 +372,7 @@ class RecordingWatch(Watch):
                 if number < len(self._like.clips) and self._like.clips[number] is not None:
                     optimizer.max_grad_norm = _copied(self._like.clips[number])
             trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
-            self._clip = thresholds_of(optimizer)
+            self._threshold.start_step()
         if self._stop_after is not None and len(trace.steps) >= self._stop_after:
             raise _EnoughSteps
 

@@ -31,7 +31,6 @@ from audit.own_training.canary_runs import (
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import (
     MAX_BYTES,
-    SHORTFALL,
     Experiment,
     draw_alike,
     replace_one,
@@ -303,12 +302,6 @@ def _measured(
     else:
         experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
     experiment.measured["runs of the noise test"] = float(len(same))
-    numbers = float((noise.degrees * noise.sizes.sum()).sum())
-    if numbers > 0:
-        # A one-sided test at the family error finds this shortfall with 80 % probability.
-        experiment.measured["detectable shortfall of the noise"] = max(
-            6.1 / math.sqrt(2 * numbers), SHORTFALL
-        )
     missing = _missing_noise(experiment, canaries, noise, same, other)
     if not missing:
         _noise_by_coordinate(experiment, same, other, noise)
@@ -320,6 +313,7 @@ def _measured(
     parallel = found.proportional is not None
     random_gradients = not (found.constant and parallel) and not varying
     least = MIN_CORRELATION
+    experiment.random_gradients = random_gradients
     if random_gradients:
         least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
         experiment.notes.append(
@@ -338,7 +332,8 @@ def _measured(
                 *grain_of_noise(same, other, noise, base.epsilon_of_type),
                 *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
             )
-    experiment.collect(*noise_again(same, noise))
+    if not varying:
+        experiment.collect(*noise_again(same, noise))
     if accounted is not None:
         # Random gradients and batches of unknown size can only enlarge the measured noise.
         sigma = np.array([accounted.sigma(t) for t in range(len(top))])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from audit.arrays import FloatArray
 from audit.errors import imports_of_game
@@ -40,23 +41,24 @@ MAX_BYTES = 5e8
 SHORTFALL = 0.01
 """A shortfall of the noise that is smaller than this is not reported."""
 
+_POWER = 0.8
+
 _SHAPE = ("scale by batch", "scale of runs", "distribution", "distance", "tails")
+_RESIDUALS = (
+    "rank",
+    "steps",
+    "coordinates",
+    "repeated",
+    "tensors",
+    "shared noise",
+    "grain",
+    "flat",
+    "length",
+)
 # A finding explains others, which are then left out.
 _EXPLAINS = {
     "direction": ("size", "scale", "rank", "flat", *_SHAPE),
-    "runs": (
-        "size",
-        "scale",
-        "rank",
-        "steps",
-        "coordinates",
-        "repeated",
-        "tensors",
-        "shared noise",
-        "grain",
-        "flat",
-        "length",
-    ),
+    "runs": ("size", "scale", *_RESIDUALS),
     "steps": ("rank", "flat", "coordinates", "repeated", "tensors", "shared noise", *_SHAPE),
     "coordinates": ("rank", "flat", "repeated", "tensors", "shared noise", *_SHAPE),
     "repeated": ("rank", "flat", "tensors", "shared noise", *_SHAPE),
@@ -130,6 +132,8 @@ class Experiment:
         brief: whether to make fewer runs.
         apart: [T], largest contribution among canaries that change the number of draws, or None.
         comparable: number of steps before which the weights depend on gradients alone, or None.
+        random_gradients: whether a record's own gradient differs between runs.
+        degrees_of_scale: degrees of freedom of the test of the noise's scale; 0 if it was not made.
     """
 
     forced: Trace
@@ -160,6 +164,8 @@ class Experiment:
         self.first_step, self.later_steps, self.brief = 0, 0, False
         self.comparable: int | None = None
         self.apart: FloatArray | None = None
+        self.random_gradients = False
+        self.degrees_of_scale = 0.0
         self._evidence: list[tuple[TestResult, Callable[[TestResult], Finding]]] = []
         self.started = time.perf_counter()
 
@@ -315,23 +321,68 @@ class Experiment:
         """Keeps the statistical findings that survive the correction for many tests."""
         if not self._evidence:
             return
+        if self.degrees_of_scale > 0:
+            count = sum(each.kind != "size" for each, _ in self._evidence) + 1
+            tests = count * (self.steps + 1 + len(self.base.sizes))
+            self.measured["detectable noise scale"] = detectable_scale(self.degrees_of_scale, tests)
         kept: dict[str, Finding] = {}
         for index in significant([each.p_value for each, _ in self._evidence], FAMILY_ERROR):
             evidence, words = self._evidence[index]
             if evidence.matters and evidence.kind not in kept:
                 kept[evidence.kind] = words(evidence)
-        for kind, others in _EXPLAINS.items():
+        # If gradients are random and larger than accounted for, residuals are gradients, not noise.
+        of_size = {"size": _RESIDUALS} if self.random_gradients else {}
+        for kind, others in (_EXPLAINS | of_size).items():
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
-        # "influence" first, and the number of records last, because other mistakes affect it.
-        first = [kept.pop("influence")] if "influence" in kept else []
+        factors = [float(f.numbers["factor"]) for f in self.findings if "factor" in f.numbers]
+        first: list[Finding] = []
+        if "influence" in kept:
+            first = [kept.pop("influence")]
+        elif factors and "size" in kept:
+            # A contribution that varies by a factor between batches does not explain a larger one.
+            if _shortfall(kept["size"]) > max(factors):
+                first = [kept.pop("size")]
+            else:
+                kept["size"] = _explained(kept["size"])
         rest = [*self.findings, *kept.values()]
-        if first:
-            note = "The first finding may explain this. Otherwise:"
-            rest = [replace(each, cause=f"{note} {each.cause}") for each in rest]
-        self.findings = [*first, *rest]
+        self.findings = [*first, *([_explained(each) for each in rest] if first else rest)]
+        # Other mistakes affect the number of records.
         self.findings.sort(key=lambda each: each.premise == "number of records")
+
+
+def _shortfall(finding: Finding) -> float:
+    """How many times the noise is smaller than accounted for."""
+    effective, accounted = (
+        float(finding.numbers[f"{name} noise multiplier"]) for name in ("effective", "accounted")
+    )
+    return accounted / max(effective, 1e-300)
+
+
+def _explained(finding: Finding) -> Finding:
+    return replace(
+        finding, cause=f"An earlier finding may explain this. Otherwise: {finding.cause}"
+    )
+
+
+def detectable_scale(degrees: float, tests: int) -> float:
+    """The largest scale of the noise that its test reports with 80 % probability.
+
+    Args:
+        degrees: degrees of freedom of the sum of squares.
+        tests: number of tests that share the error `FAMILY_ERROR`.
+
+    Returns:
+        A share of the required scale.
+
+    Example:
+        >>> round(detectable_scale(10_000.0, 500), 3)
+        0.956
+    """
+    usual = stats.chi2.ppf(_POWER, degrees)
+    significant_at = float(np.sqrt(stats.chi2.ppf(FAMILY_ERROR / tests, degrees) / usual))
+    return min(significant_at, (1 - SHORTFALL) * float(np.sqrt(degrees / usual)))
 
 
 def significant(p_values: Sequence[float], alpha: float) -> list[int]:

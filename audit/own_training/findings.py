@@ -1,6 +1,7 @@
 """Result of the differential test: broken premises, each with its likely cause and a fix."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -91,11 +92,26 @@ class PremiseReport:
         return "depends on n" in self.measured
 
     @property
+    def power(self) -> str:
+        """The largest noise that the test reports as too small, as text; empty if unknown."""
+        detectable = self.measured.get("detectable noise scale")
+        if detectable is None or self.broken:
+            return ""
+        effective, accounted = (
+            self.measured[f"{name} noise multiplier"] for name in ("effective", "accounted")
+        )
+        return (
+            f"noise of at most {math.floor(100 * detectable) / 100:g} times the scale that the "
+            "largest contribution requires is found with 80 % probability; it has "
+            f"{effective / accounted:.3g} times that scale"
+        )
+
+    @property
     def summary(self) -> str:
         """The result in one line."""
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            return f"broken premise: {self.findings[0].message}{more}"
+            return f"broken premise: {self.findings[0].message.removesuffix('.')}{more}"
         if self.inconclusive:
             untested = [each for each in PREMISES if each in self.untested]
             return f"not testable: {', '.join(untested)} (tested: {self._tested_names})"
@@ -130,7 +146,7 @@ class PremiseReport:
             lines.append(f"   Likely cause: {each.cause}")
             lines.append(f"   Fix: {each.fix}")
         if not self.findings:
-            lines.append(self.summary)
+            lines += [self.summary, *([f"power: {self.power}"] if self.power else [])]
         for why in dict.fromkeys(self.untested.values()):
             names = [name for name, reason in self.untested.items() if reason == why]
             lines.append(f"not tested: {', '.join(names)}: {why}")

@@ -1,5 +1,7 @@
 """Reads accountants and optimizers: history, clipping thresholds and released gradients."""
 
+import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +28,46 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
     return None if clip is None else float(clip)
 
 
-def adapts_threshold(optimizer: Any) -> bool:
-    """Whether the optimizer itself sets C for the next step before it releases its gradient."""
-    return hasattr(optimizer, "update_max_grad_norm")
+class StepThreshold:
+    """The threshold C that clipped the gradient of the current step.
+
+    Adaptive clipping sets C for the next step before it releases the gradient of this one. All
+    other thresholds are read when they are used, because a schedule may change them between steps.
+
+    Args:
+        optimizer: the watched optimizer, of Opacus or of torch.
+
+    Attributes:
+        is_adaptive: whether the optimizer itself changes C.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> optimizer = SimpleNamespace(max_grad_norm=1.0)
+        >>> threshold = StepThreshold(optimizer)
+        >>> optimizer.max_grad_norm = 0.8
+        >>> threshold.value
+        0.8
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.is_adaptive = hasattr(optimizer, "update_max_grad_norm")
+        self.start_step()
+
+    @property
+    def value(self) -> list[float] | float | None:
+        """C as in `thresholds_of`."""
+        return self._at_start if self.is_adaptive else thresholds_of(self._optimizer)
+
+    @property
+    def norm(self) -> float | None:
+        """C; for per-layer clipping, the norm of all thresholds."""
+        value = self.value
+        return math.hypot(*value) if isinstance(value, list) else value
+
+    def start_step(self) -> None:
+        """Keeps the threshold of the next step, after this step's gradient was read."""
+        self._at_start = thresholds_of(self._optimizer)
 
 
 def hooks_of_steps(
@@ -38,14 +77,19 @@ def hooks_of_steps(
 
     torch evaluates a closure within the step, which then releases p.grad. A subclass of an
     optimizer may call the step of its parent, for which torch calls the hooks once more: that is
-    no further step.
+    no further step. The call stack shows this, also after a step that raised an error.
     """
-    depth = 0  # of the calls of step that have not returned
+
+    def is_nested() -> bool:
+        call = outer = sys._getframe(2)  # torch's wrapper of `step`, which calls the hooks
+        while outer.f_back is not None:
+            outer = outer.f_back
+            if outer.f_code is call.f_code and outer.f_locals.get("self") is optimizer:
+                return True
+        return False
 
     def before_step(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal depth
-        depth += 1
-        if depth > 1:
+        if is_nested():
             return None
         # torch passes the arguments of step, of which the first is the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -63,9 +107,7 @@ def hooks_of_steps(
         return (args[0], read_after_closure, *args[2:]), kwargs
 
     def after_step(*_: Any) -> None:
-        nonlocal depth
-        depth -= 1
-        if depth == 0:
+        if not is_nested():
             after()
 
     return [

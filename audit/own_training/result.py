@@ -95,7 +95,8 @@ class CheckResult:
         if self.premises is not None and (self.premises.broken or self.premises.inconclusive):
             parts.append(self.premises.summary)
         elif self.premises is not None and self.premises.watched:
-            parts.append("no broken premise found")
+            power = f" ({self.premises.power})" if self.premises.power else ""
+            parts.append(f"no broken premise found{power}")
         parts.append(self.attack_skipped or self._attack_words)
         return "; ".join(parts)
 
@@ -140,7 +141,9 @@ class CheckResult:
         found = []
         if self.detectable is not None:
             share = math.floor(100 * self.detectable) / 100
-            found.append(f"noise of at most {share:g} times the claimed scale")
+            hidden = "lambda_a" in self.bounds and "residual" not in self.bounds
+            condition = " (if other records do not hide the canary)" if hidden else ""
+            found.append(f"noise of at most {share:g} times the claimed scale{condition}")
         if self.detectable_chance is not None:
             chance = math.ceil(1000 * self.detectable_chance) / 10
             found.append(f"an output that reveals the record in at least {chance:g} % of the runs")

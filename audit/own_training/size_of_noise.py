@@ -98,6 +98,8 @@ def compare_size(
                 words=lambda _: _unequal_noise(case, at, float(ratios[at])),
             )
         return False
+    if not equal.random_gradients and case.sigma[worst] > 0 and unequal is None:
+        experiment.degrees_of_scale = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
     # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
@@ -106,8 +108,8 @@ def compare_size(
         # Of several significant tests, the one that is easiest to explain is reported.
         rank = {"step": 0, "all steps": 1}
         sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
-        p_value, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
-        p_value = min(1.0, p_value * (steps + 1 + len(noise.sizes)))
+        _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
+        p_value = min(1.0, min(tests)[0] * (steps + 1 + len(noise.sizes)))
         experiment.collect(
             TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
         )
@@ -139,14 +141,13 @@ class _Case:
     @property
     def grows(self) -> bool:
         """Whether the contribution grows with the size of the record."""
-        sizes = [
-            (record.size, float(reach))
-            for record, reach in zip(self.canaries.pool, self.canaries.found.sizes, strict=False)
-            if record.size > 0  # not NaN
-        ]
-        big = max((reach for size, reach in sizes if size > 500), default=0.0)
-        middle = max((reach for size, reach in sizes if 10 < size <= 500), default=0.0)
-        return middle > 0 and big > _GROWTH * middle
+        distances = self.canaries.found.distances
+        sizes = np.array([record.size for record in self.canaries.pool])[: len(distances)]
+        big, middle = (
+            distances[np.ix_(chosen, chosen)].max(initial=0.0)
+            for chosen in (sizes > 500, (sizes > 10) & (sizes <= 500))
+        )
+        return bool(middle > 0 and big > _GROWTH * middle)
 
 
 def _by_unequal_noise(
@@ -319,8 +320,13 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "single record to norm C before summing.",
         )
     if case.grows:
-        cause = "The contribution grows with the size of the record: its gradient is not clipped, "
-        return "contribution", f"{cause}or only a part of it is.", _CLIP_EACH
+        return (
+            "contribution",
+            "The contribution grows with the size of the record: its gradient is not clipped, only "
+            "a part of it is, or its clipping factor was computed for another gradient (of an "
+            "earlier step, or with another dropout mask).",
+            _CLIP_EACH,
+        )
     alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * max(own)]
     # Each of these tensors then contributes C, for which the noise of one is large enough.
     if len(alike) > 1 and reach > 1.2 * max(own) > 0 and abs(ratio * max(own) / reach - 1) < 0.1:
@@ -364,6 +370,15 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
                 "Add noise of standard deviation noise_multiplier * C to the sum, then divide the "
                 "noisy sum once.",
             )
+    if case.equal.random_gradients:
+        return (
+            "contribution",
+            f"The noise is {ratio:.3g} times too small for the contribution, which differs between "
+            "runs: random factors multiply gradients after they are clipped, or the norm is that "
+            "of a gradient with other random numbers (another dropout mask). Otherwise, the noise "
+            "is smaller than the accountant assumes.",
+            "Take the norm of the gradient that is clipped, and do not change it afterwards.",
+        )
     return (
         "contribution" if beyond else "noise",
         f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
@@ -379,6 +394,8 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
     """Tensors with noise of different scales, too small for a record's contribution."""
     scales, names = case.equal.noise.scales_by_tensor[step], case.experiment.base.names
     low, high = int(np.argmin(scales)), int(np.argmax(scales))
+    if case.sigma[step] * scales[low] > effective * scales[high]:
+        return _too_little_noise(case, step, "step")  # equal noise would be too small as well
     return Finding(
         "noise",
         f"Step {case.number(step)}: the noise of `{names[low]}` has standard deviation "
@@ -390,5 +407,9 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
         if case.equal.random_gradients
         else "Some tensors get less noise than their share of the threshold allows.",
         "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
-        {"step": case.number(step), "effective noise multiplier": effective},
+        {
+            "step": case.number(step),
+            "effective noise multiplier": effective,
+            "accounted noise multiplier": float(case.sigma[step]),
+        },
     )

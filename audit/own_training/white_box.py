@@ -7,7 +7,6 @@ clipped as the optimizer clips, and the released gradient p_i, and accumulates t
 """
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.own_training.opacus_objects import adapts_threshold, hooks_of_steps, thresholds_of
+from audit.own_training.opacus_objects import StepThreshold, hooks_of_steps
 from audit.own_training.records import TrainingSet
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -104,7 +103,7 @@ class WhiteBox:
         self._by_tensor: list[FloatArray] = []  # [tensors], the products of the first canary
         self._energies: list[FloatArray] = []  # [tensors], mean square of p_i / C_i
         self._updated: set[tuple[int, ...]] = set()  # the parameters of each kind of step
-        self._clip = thresholds_of(optimizer)
+        self._threshold = StepThreshold(optimizer)
         released = getattr(optimizer, "original_optimizer", optimizer)
         self._hooks = hooks_of_steps(released, self._before_step)
         if canaries is None:
@@ -169,7 +168,6 @@ class WhiteBox:
         add_noise = optimizer.add_noise
 
         def add_canaries_and_noise() -> None:
-            self._clip = thresholds_of(optimizer)  # a schedule may have changed it
             rate = self._rate_of_hook()
             taken = self._included
             if rate < 1:
@@ -193,7 +191,8 @@ class WhiteBox:
         """The coordinates of Dirac canaries in the flat parameters, and their C."""
         start, parameters = 0, self._parameters()
         for index, parameter in enumerate(parameters):
-            clip = self._clip[index] if isinstance(self._clip, list) else self._clip
+            clip = self._threshold.value
+            clip = clip[index] if isinstance(clip, list) else clip
             assert clip is not None
             values = getattr(parameter, of).view(-1)
             for canary in which[(which >= start) & (which < start + len(values))]:
@@ -214,10 +213,7 @@ class WhiteBox:
             if parameter.grad is None:
                 raise InvalidInput("optimizer must have a gradient for every parameter, got none")
             released.append(parameter.grad * scale)
-        if not adapts_threshold(optimizer):
-            self._clip = thresholds_of(optimizer)
-        clip = self._clip
-        flat = math.hypot(*clip) if isinstance(clip, list) else clip
+        flat = self._threshold.norm
         unit = 1.0 if flat is None else flat * flat
         if self._canaries is None:
             products, squares = self._dirac_products(scale, unit)
@@ -230,14 +226,13 @@ class WhiteBox:
         self._squares.append(squares)
         self._by_tensor.append(by_tensor)
         self._updated.add(tuple(id(parameter) for parameter in parameters))
-        if clip is not None:
+        if flat is not None:
             # Without C, a division by the number of records would show that number.
             squares_of_sums = [float(p.square().mean(dtype=torch.float64)) for p in released]
             self._energies.append(np.array(squares_of_sums) / unit)
         noise = float(getattr(optimizer, "noise_multiplier", 0.0))
         self._noises.append((noise, self._sampling_rate()))
-        # Adaptive clipping has set the next step's C by now.
-        self._clip = thresholds_of(self._optimizer)
+        self._threshold.start_step()
 
     def _dirac_products(self, scale: float, unit: float) -> tuple[FloatArray, FloatArray]:
         every = np.arange(len(self._included))
@@ -290,14 +285,15 @@ class WhiteBox:
     def _factors(self, own: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Clipping factors of every tensor of every gradient, and the norms before clipping."""
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in own], 1).double()
-        if self._clip is None:
+        threshold = self._threshold.value
+        if threshold is None:
             whole = norms.norm(dim=1, keepdim=True)
             return (1.0 / whole.clamp(min=1e-30)).expand_as(norms), norms
-        if isinstance(self._clip, list):
-            clip = torch.tensor(self._clip, dtype=norms.dtype, device=norms.device)
+        if isinstance(threshold, list):
+            clip = torch.tensor(threshold, dtype=norms.dtype, device=norms.device)
             return (clip / (norms + _NORM_OFFSET)).clamp(max=1.0), norms
         whole = norms.norm(dim=1, keepdim=True)
-        return (self._clip / (whole + _NORM_OFFSET)).clamp(max=1.0).expand_as(norms), norms
+        return (threshold / (whole + _NORM_OFFSET)).clamp(max=1.0).expand_as(norms), norms
 
 
 @contextmanager

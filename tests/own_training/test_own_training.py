@@ -24,6 +24,7 @@ from clusters import local_backend
 from opacus import GradSampleModule, PrivacyEngine
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
+from opacus.schedulers import ExponentialGradClip
 from torch import nn
 from torch.nn import functional
 from toy import records
@@ -705,7 +706,18 @@ def test_steps_that_count_the_records_are_refused() -> None:
         return 0.0
 
     with pytest.raises(ValueError, match="must not depend on the number of records"):
-        attack(train, RECORDS, (np.zeros(3), 0), games=4)
+        attack(train, RECORDS, (np.zeros(3), 0), games=16)
+
+
+def test_a_random_number_of_steps_is_no_dependence_on_the_records() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
+        accountant = RDPAccountant()
+        accountant.history = [(1.0, 1.0, int(np.random.default_rng(seed).integers(10, 20)))]
+        watch(accountant)
+        return float(np.random.default_rng(seed + 1).normal())
+
+    for games in (2, 16):
+        assert attack(train, RECORDS, (np.zeros(3), 0), games=games).exit_code == 0
 
 
 def test_nothing_claimed_is_said_and_raises() -> None:
@@ -742,6 +754,53 @@ def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus() -> None:
     assert not found.leaks
     with pytest.raises(ValueError, match="Opacus's for a Dirac canary"):
         attack(trainings.Loop(), trainings.data(), DiracCanary(), games=4)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+@pytest.mark.parametrize("given", ["dirac", "record"])
+def test_proxies_follow_a_threshold_that_a_schedule_changes(given: str, rate: float) -> None:
+    """A hand computation in units of the threshold of each step: C, C/2, C/4, ..."""
+    dirac = given == "dirac"
+    one = TrainingSet(np.ones((1, 3), np.float32), np.zeros(1, int))
+    watch = Watch(None if dirac else one, np.array([True]), seed=3)
+    torch.manual_seed(1)
+    model = GradSampleModule(nn.Linear(3, 2), loss_reduction="sum")
+    optimizer = DPOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        expected_batch_size=None,
+        loss_reduction="sum",
+    )
+    accountant = RDPAccountant()
+    optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=rate))
+    schedule = ExponentialGradClip(optimizer, gamma=0.5)
+    watch(optimizer, model)
+    x, y = torch.ones(1, 3), torch.zeros(1, dtype=torch.long)
+    products = []
+    for step in range(8):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y, reduction="sum").backward()
+        own = torch.cat([p.grad_sample.flatten() for p in model.parameters()])
+        if dirac:
+            for p in model.parameters():
+                p.grad_sample.zero_()  # of the record; the canary is inserted in the sum
+        optimizer.step()
+        threshold = CLIP * 0.5**step
+        released = torch.cat([p.grad.flatten() for p in model.parameters()])
+        unit = own * min(1.0, threshold / float(own.norm())) / threshold
+        unit = torch.eye(len(own))[0] if dirac else unit
+        products.append((float(unit @ released) / threshold, float(unit @ unit)))
+        schedule.step()
+    watch.close()
+    trace = watch.trace()
+    inner, squares = np.array(products).T
+    assert trace.lambda_a[0] == pytest.approx(inner.mean(), rel=1e-4)
+    ratio = np.log(1 - rate + rate * np.exp((2 * inner - squares) / (2 * NOISE**2))).sum()
+    expected = 0.5 + ratio * NOISE**2 / 8
+    assert trace.lambda_c[0] == pytest.approx(expected if rate < 1 else inner.mean(), rel=1e-3)
+    if dirac and rate == 1:
+        assert abs(inner.mean() - 1) < 4 * NOISE / math.sqrt(8)  # the canary is in every step
 
 
 # --- one run ---
