@@ -111,7 +111,8 @@ class TwoEvents:
 
         It is log(N - delta D) - log D + log D' - log N', logarithms of linear functions. Minus a
         logarithm is convex, and the others are below their tangents in the middle. So the largest
-        value is at a corner of the part of the box where acceptance <= e + f <= 1. The pieces are
+        value is at a corner of the part of the box where acceptance <= e + f <= 1. It is also at
+        most the largest log(N/N') plus the largest log(D'/D), each at a corner. The pieces are
         log(1-s) and log(1-s') [2, 2, n] at both ends, with e = 1-s and f = s of their events. With
         `chords`, logarithms are not replaced by tangents, which gives the attained epsilon. The
         second row is for sets that are accepted often enough on both data sets.
@@ -145,7 +146,11 @@ class TwoEvents:
                     tangents = np.log(middle) + (linear - middle) / middle
                     logs = np.where((middle > 0.0) & (most > -np.inf), tangents, most)
                 found = found + logs
-        found = np.where(np.isnan(found), -np.inf, found)
+            found = np.where(np.isnan(found), -np.inf, found)
+            if not chords:
+                ratios = [log_target - log_target_with, np.log(every_with) - np.log(every)]
+                most = np.where(possible, np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), -np.inf)
+                found = np.minimum(found, most.max(axis=1).sum(axis=0))
         by_both = every_with >= self.chance.acceptance * (1.0 - _ROUNDING)
         found = np.stack([found, np.where(by_both, found, -np.inf)]).max(axis=1)
         return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
@@ -191,10 +196,11 @@ def _clipped(piece: FloatArray, least: float) -> FloatArray:
     """The parts of pieces [2, 2, n] whose first probability is at least `least`."""
     start, end = np.exp(piece[0])
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(end < least, (start - least) / (start - end), 1.0)
+        # The share of the start keeps its digits where almost the whole piece is left.
+        share = np.where(end < least, (least - end) / (start - end), 0.0)
         share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
-        ends = _log_between(piece[:, 0], piece[:, 1], share)
-    return np.stack([piece[:, 0], np.where(share < 1.0, ends, piece[:, 1])], axis=1)
+        ends = _log_between(piece[:, 1], piece[:, 0], share)
+    return np.stack([piece[:, 0], ends], axis=1)
 
 
 def _within(

@@ -308,6 +308,19 @@ def test_special_cases_of_repeating_until_acceptance() -> None:
         assert tuning_cost(PureDp(0.3), spec, 1e-9).epsilon == pytest.approx(0.6, rel=2e-3)
 
 
+@pytest.mark.parametrize("protocol", ["stopping:0.001", "until:0.1"])
+@pytest.mark.parametrize("delta", [1e-20, 1e-50, 1e-300])
+def test_repeating_finitely_many_outputs_costs_at_most_twice_the_largest_loss(
+    protocol: str, delta: float
+) -> None:
+    # Both likelihood ratios of the coin are at most 3, and so are the ratios N/N' and D'/D.
+    base = DiscreteMechanism([0.75, 0.25], [0.25, 0.75])
+    rows = upper_bounds.all_upper_bounds(base, protocol, delta)
+    (found,) = [one for one in rows if one.name == "two-events"]
+    assert 0.99 < found.epsilon / (2.0 * math.log(3.0)) < 1.0 + 1e-4
+    assert found.error < 1e-3
+
+
 @pytest.mark.parametrize("law", ["tnb:0,0.01", "tnb:1,0.1"])
 def test_the_subset_bound_is_attained_by_the_tuning_alone(law: str) -> None:
     # The tuned run alone is random search, amplified by sampling.
