@@ -250,8 +250,9 @@ def undisturbed_generators() -> Iterator[None]:
     torch = sys.modules.get("torch")
     state = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch_state = None if torch is None else torch.random.get_rng_state()
-    on_gpus = torch is not None and torch.cuda.is_initialized()
-    gpu_states = torch.cuda.get_rng_state_all() if on_gpus else []
+    gpu_states = []
+    if torch is not None and torch.cuda.is_initialized():
+        gpu_states = torch.cuda.get_rng_state_all()
     try:
         yield
     finally:
@@ -259,5 +260,5 @@ def undisturbed_generators() -> Iterator[None]:
         np.random.set_state(state[1])  # noqa: NPY002
         if torch is not None:
             torch.random.set_rng_state(torch_state)
-        if gpu_states:
-            torch.cuda.set_rng_state_all(gpu_states)
+            if gpu_states:
+                torch.cuda.set_rng_state_all(gpu_states)
