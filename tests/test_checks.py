@@ -142,6 +142,7 @@ def test_text_that_python_reads_as_another_number_is_refused(value: str) -> None
         np.ma.masked_array([1.0, 2.0], [True, False]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Casting complex values")  # as in a user's program
 def test_arrays_that_numpy_would_change_are_refused(values: Any) -> None:
     with pytest.raises(ValueError, match=r"^scores must be numbers, got"):
         checks.numbers("scores", values)

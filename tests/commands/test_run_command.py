@@ -312,6 +312,7 @@ def test_results_of_another_audit_are_not_overwritten_without_locks(
     assert code == 2
     assert "seed 1 there and 0 now" in err
     assert (out / "config.json").read_text() == other
+    assert not list((out / "shards").iterdir())  # refused before a trial was played
     monkeypatch.setattr(store, "is_started", begun)
     (out / "config.json").unlink()
 
