@@ -123,12 +123,23 @@ def to_floats(values: Any) -> "FloatArray":
     return np.asarray(found, dtype=np.float64)
 
 
-def numbers(name: str, values: Any) -> "FloatArray":
-    """Returns a number, or nested lists of numbers, as floats, else raises InvalidInput."""
+def numbers(name: str, values: Any, low: float | None = None) -> "FloatArray":
+    """Returns a number, or nested lists of numbers, as floats, else raises InvalidInput.
+
+    NaN is never accepted. With `low`, all numbers must be in (low, inf).
+    """
     try:
-        return to_floats(values)
+        found = to_floats(values)
+        if low is None:
+            is_right = found == found
+        else:
+            is_right = (found > low) & (found < math.inf)
     except Exception:  # also of a user's own class
-        raise InvalidInput(f"{name} must be numbers, got {one_line(values)}") from None
+        is_right = None
+    if is_right is None or not is_right.all():
+        limits = "" if low is None else f" in ({low:g}, inf)"
+        raise InvalidInput(f"{name} must be numbers{limits}, got {one_line(values)}")
+    return found
 
 
 def _is_bool(value: object) -> bool:

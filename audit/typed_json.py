@@ -1,6 +1,7 @@
 """Reads dataclasses from parsed json, with one clear message if a value has another type."""
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -47,6 +48,8 @@ def read_typed(kind: Any, value: Any, where: str, readers: Readers | None = None
         raise InvalidInput(
             f"{where} must be {_WORDS.get(expected, expected)}, got {checks.one_line(value)}"
         )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(f"{where} must be finite, got {value}")
     if is_dataclass(kind):
         make: Any = kind
         hints = _type_hints(make)

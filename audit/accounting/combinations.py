@@ -396,7 +396,7 @@ class Mixture(_Combination):
         return ((_Drawn(self._directions[0], self.chances, self.idle), 1),)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = checks.numbers("alpha", alpha)
+        orders = checks.numbers("alpha", alpha, 1.0)
         return _mean_divergence(
             [one.renyi(orders) for one in self.candidates], self.chances, orders
         )
@@ -522,6 +522,7 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
         >>> scale_noise(GaussianMechanism(1.0), 4.0)
         GaussianMechanism(mu=0.25)
     """
+    factor = checks.interval("factor", factor, 0.0)
     if factor == 1.0:
         return base
     if isinstance(base, GaussianMechanism):

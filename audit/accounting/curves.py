@@ -80,7 +80,7 @@ class RenyiCurve(Mechanism):
         checks.store_validated(self, orders=orders, divergences=divergences)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        rest = checks.numbers("alpha", alpha) - 1.0
+        rest = checks.numbers("alpha", alpha, 1.0) - 1.0
         known = np.append(0.0, self.orders - 1.0)
         log_moments = np.append(0.0, self.divergences) * known
         return np.interp(rest, known, log_moments, right=np.inf) / rest
@@ -118,7 +118,7 @@ class ZeroConcentratedDp(Mechanism):
         checks.validate(self, "rho", checks.interval, 0.0, 1e5, closed_high=True)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        return self.rho * checks.numbers("alpha", alpha)
+        return self.rho * checks.numbers("alpha", alpha, 1.0)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:

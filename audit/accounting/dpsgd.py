@@ -294,7 +294,7 @@ class DpSgd(Mechanism):
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = checks.numbers("alpha", alpha)
+        orders = checks.numbers("alpha", alpha, 1.0)
         if self.gaussian_mu is not None:
             return super().renyi(orders)
         one = self._step.renyi(orders.ravel())

@@ -77,7 +77,7 @@ class Mechanism(ABC):
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         """Renyi divergence of orders [n] > 1, the larger direction."""
-        orders = checks.numbers("alpha", alpha)
+        orders = checks.numbers("alpha", alpha, 1.0)
         return np.max([pair.renyi(orders) for pair in self.pairs], axis=0)
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:

@@ -65,6 +65,8 @@ def excess(
         answer = (bound or tuning_cost)(base, protocol, delta)
     except DeltaUnreachable:
         return math.inf
+    if not isinstance(answer, UpperBound):
+        raise InvalidInput(f"bound must return an UpperBound, got {checks.one_line(answer)}")
     if not answer.applies:
         raise InvalidInput(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
     return math.log(max(answer.epsilon, TINY) / target)
@@ -133,7 +135,11 @@ def _only(entry: Entry) -> Bound:
     return bound
 
 
-def _checked_target(target_epsilon: float, target_delta: float) -> tuple[float, float]:
+def _checked_target(
+    target_epsilon: float, target_delta: float, bound: Bound | None
+) -> tuple[float, float]:
+    if bound is not None:
+        checks.function("bound", bound, "base", "protocol", "delta")
     return (
         checks.interval("target_epsilon", target_epsilon, 0.0, _MAX_TARGET),
         checks.interval("target_delta", target_delta, 0.0, 1.0),
@@ -166,7 +172,7 @@ def calibrate_mu_for_tuning(
         >>> round(mu, 4)
         0.4035
     """
-    target, delta = _checked_target(target_epsilon, target_delta)
+    target, delta = _checked_target(target_epsilon, target_delta, bound)
     return _largest_mu(parse_protocol(protocol), target, delta, bound)
 
 
@@ -233,7 +239,7 @@ def calibrate_noise(
         >>> round(noise, 2)
         42.92
     """
-    target, delta = _checked_target(target_epsilon, target_delta)
+    target, delta = _checked_target(target_epsilon, target_delta, bound)
     protocol = parse_protocol(protocol)
     rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
     # Full batches are a Gaussian base; sampled batches need no more noise.
@@ -295,7 +301,8 @@ def calibrate_runs(
         14
     """
     base, repetitions = parse_mechanism(base), parse_repetitions(repetitions)
-    return _most_runs(repetitions, base, *_checked_target(target_epsilon, target_delta), bound)
+    target, delta = _checked_target(target_epsilon, target_delta, bound)
+    return _most_runs(repetitions, base, target, delta, bound)
 
 
 def _most_runs(
@@ -384,7 +391,8 @@ def best_repetitions(
         >>> found[0].expected_quantile > found[-1].expected_quantile
         True
     """
-    base, (target, delta) = parse_mechanism(base), _checked_target(target_epsilon, target_delta)
+    base = parse_mechanism(base)
+    target, delta = _checked_target(target_epsilon, target_delta, bound)
     found: dict[float, AffordableRepetitions] = {}
 
     def quantile(eta: float) -> float:

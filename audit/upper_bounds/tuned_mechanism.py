@@ -62,7 +62,7 @@ class TunedMechanism(Mechanism):
         return self._profile.pairs
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        orders = checks.numbers("alpha", alpha)
+        orders = checks.numbers("alpha", alpha, 1.0)
         return self._lemma_7(orders.ravel()).reshape(orders.shape)
 
     @cached_property
