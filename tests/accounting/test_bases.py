@@ -743,7 +743,8 @@ def test_rounded_masses_have_no_negative_divergence() -> None:
 @pytest.mark.parametrize("name", BASES)
 def test_orders_and_epsilons_must_be_numbers(name: str) -> None:
     for base in (BASES[name], Composition((BASES[name], BASES[name]))):
-        with pytest.raises(ValueError, match=r"alpha must be numbers, got None"):
-            base.renyi(None)
+        for wrong in (None, math.nan, 1.0, [2.0, 0.5], math.inf):
+            with pytest.raises(ValueError, match=r"alpha must be numbers in \(1, inf\), got"):
+                base.renyi(wrong)
         with pytest.raises(ValueError, match=r"epsilon must be numbers, got 'x'"):
             base.delta("x")
