@@ -55,6 +55,7 @@ from audit.own_training.noise import (
     length_of_noise,
     noise_again,
     noise_along,
+    one_more_record,
     rank_of_noise,
     scale_by_batch,
     shape_of_noise,
@@ -332,6 +333,13 @@ def _measured(
                 *grain_of_noise(same, other, noise, base.epsilon_of_type),
                 *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
             )
+            if accounted is not None and counts is not None:
+                sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
+                for runs_on_copies in (same, other):
+                    sizes = found.counts[: len(runs_on_copies)]
+                    experiment.collect(
+                        *one_more_record(runs_on_copies[: len(sizes)], sizes, noise, sigmas)
+                    )
     if not varying:
         experiment.collect(*noise_again(same, noise))
     if accounted is not None:

@@ -336,6 +336,8 @@ class Experiment:
             if kind in kept:
                 for other in others:
                     kept.pop(other, None)
+        if len(kept) + len(self.findings) > 1:
+            kept.pop("one more record", None)  # it assumes noise and batches as accounted
         factors = [float(f.numbers["factor"]) for f in self.findings if "factor" in f.numbers]
         first: list[Finding] = []
         if "influence" in kept:

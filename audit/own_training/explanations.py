@@ -253,6 +253,15 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         'loss_reduction="sum", or the other way round).',
         "Use the same reduction in the loss and in Opacus, and divide the noisy sum by a constant.",
     ),
+    "one more record": (
+        "contribution",
+        "One more record in a batch changes a step by {ratio:.3g} times what the noise allows for, "
+        "although an exchange of records does not.",
+        "An amount that is the same for every record is added to the sum without noise, after the "
+        "gradients are clipped (weight decay, the gradient of a penalty).",
+        "Add such terms to the noisy gradient, scaled by a constant, or to each record's gradient "
+        "before it is clipped.",
+    ),
     "mean of batches": (
         "batches",
         "A step holds contributions of {mean:.4g} records on average; the accountant's sampling "

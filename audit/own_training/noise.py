@@ -35,6 +35,8 @@ _MAX_ROWS, _MIN_RATIO = 400, 1.1
 _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
 # Largest covariance that is tested, in coordinates, and the smallest number of lengths compared.
 _MAX_FLAT, _MIN_LENGTHS = 400, 6
+# A contribution of this many thresholds is not reported, and such a relative difference of scales.
+_MAX_SLOPE, _UNEQUAL = 1.05, 0.2
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
@@ -493,6 +495,42 @@ def length_of_noise(noise: Noise) -> Iterator[TestResult]:
         yield TestResult(
             float(stats.chi2.cdf(total, degrees)), "length", {"ratio": ratio}, ratio < 0.5
         )
+
+
+def one_more_record(
+    gradients: FloatArray, counts: FloatArray, noise: Noise, sigmas: FloatArray
+) -> Iterator[TestResult]:
+    """Tests whether one more record in a batch changes a step by more than the noise allows.
+
+    An exchange of records does not show what every record adds alike, such as weight decay. The
+    slope of the regression on the batch size does. If one record adds at most `_MAX_SLOPE` C, the
+    squared slopes in units of the noise have a noncentral F distribution.
+
+    Args:
+        gradients: [R, T, D], of runs with other seeds on equal records.
+        counts: [R, T], the batch sizes; NaN where unknown.
+        noise: the noise of these runs.
+        sigmas: [T], accounted noise multipliers.
+    """
+    width = int(noise.sizes.sum())
+    total, allowed, slopes = 0.0, 0.0, []
+    usable = ~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0) & (sigmas > 0)
+    for t in np.flatnonzero(usable):
+        if np.abs(noise.scales_by_tensor[t] / noise.scales[t] - 1).max() > _UNEQUAL:
+            return
+        x = counts[:, t] - counts[:, t].mean()
+        squares, variance = float(x @ x), float(noise.scales[t]) ** 2
+        slope = float(np.square(x @ gradients[:, t] / squares).sum())
+        total += slope * squares / variance
+        allowed += squares * (_MAX_SLOPE / sigmas[t]) ** 2
+        slopes.append((slope / variance - width / squares) * sigmas[t] ** 2)
+    if slopes:
+        degrees = width * len(slopes)
+        p_value = float(
+            stats.ncf.sf(total / degrees, degrees, float(noise.degrees.sum()) * width, allowed)
+        )
+        ratio = math.sqrt(max(float(np.mean(slopes)), 0.0))
+        yield TestResult(p_value, "one more record", {"ratio": ratio}, ratio > _MAX_SLOPE)
 
 
 def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:

@@ -49,6 +49,7 @@ from audit.own_training.noise import (
     length_of_noise,
     noise_again,
     noise_along,
+    one_more_record,
     rank_of_noise,
     scale_by_batch,
     scale_p_value,
@@ -301,6 +302,32 @@ def test_noise_that_depends_on_the_batch_is_named(magnitude: bool) -> None:
         assert len(tests) == 4
         assert any(t.matters and t.p_value < 1e-9 for t in tests) is same_key
         assert same_key or min(t.p_value for t in tests) > 1e-3
+
+
+@pytest.mark.parametrize(("length", "found"), [(1.0, False), (1.25, True)])
+def test_what_every_record_adds_alike_is_found(length: float, found: bool) -> None:
+    rng = np.random.default_rng(6)
+    sigma, width = 1.5, 60
+    direction = rng.normal(size=width)
+    added = length * direction / np.linalg.norm(direction)
+    p_values = []
+    for _ in range(20):
+        counts = rng.binomial(30, 0.3, size=(80, 6)).astype(float)
+        released = counts[..., None] * added + sigma * rng.normal(size=(80, 6, width))
+        noise = estimate_noise(released, counts, [slice(0, 20), slice(20, width)], 1e-12)
+        (test,) = one_more_record(released, counts, noise, np.full(6, sigma))
+        assert test.numbers["ratio"] == pytest.approx(length, abs=0.15)
+        p_values.append(test.p_value)
+    assert max(p_values) < 1e-5 if found else min(p_values) > 0.01
+
+
+def test_weight_decay_for_each_record_of_a_batch_is_found() -> None:
+    def decayed(state: Any, each: Any) -> Any:
+        total, count = loops.clipped_sum(state, each), len(state.taken)
+        return [g + 0.3 * count * p.detach() for g, p in zip(total, state.parameters, strict=True)]
+
+    (found,) = report(Loop(total=decayed, sampling_rate=0.4, steps=6)).findings
+    assert "One more record in a batch changes a step" in found.message
 
 
 def test_a_contribution_that_depends_on_the_size_of_its_batch_is_named() -> None:
