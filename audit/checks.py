@@ -131,12 +131,12 @@ def numbers(name: str, values: Any, low: float | None = None) -> "FloatArray":
     try:
         found = to_floats(values)
         if low is None:
-            is_right = found == found
+            right = bool((found == found).all())  # false for NaN
         else:
-            is_right = (found > low) & (found < math.inf)
+            right = bool(((found > low) & (found < math.inf)).all())
     except Exception:  # also of a user's own class
-        is_right = None
-    if is_right is None or not is_right.all():
+        right = False
+    if not right:
         limits = "" if low is None else f" in ({low:g}, inf)"
         raise InvalidInput(f"{name} must be numbers{limits}, got {one_line(values)}")
     return found

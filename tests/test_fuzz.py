@@ -726,6 +726,7 @@ def test_verification_of_damaged_certificates(
     play()
     # Random edits miss many fields.
     for name, inside in right.items():
+        value: Any
         for value in (10**400, None, 0, [], "x"):
             read(right | {name: value})
             for key in inside if isinstance(inside, dict) else ():
