@@ -37,14 +37,14 @@ def to_text(report: Report) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def rounded_down(value: float, digits: int = 3) -> str:
+def rounded_down(value: float, places: int = 3) -> str:
     """A lower bound as text, rounded down."""
-    return format_places(value, up=False, places=digits)
+    return format_places(value, up=False, places=places)
 
 
-def rounded_up(value: float, digits: int = 3) -> str:
+def rounded_up(value: float, places: int = 3) -> str:
     """An upper bound as text, rounded up."""
-    return format_places(value, up=True, places=digits)
+    return format_places(value, up=True, places=places)
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
