@@ -102,6 +102,7 @@ _EXPLAINS = {
         "mean of batches",
         "limited batches",
     ),
+    "batches without the seed": ("gaps in batches", "limited batches", "no empty batch"),
     "no empty batch": ("mean of batches", "inclusion rate"),
     "inclusion rate": ("batch",),
     "inclusion without the seed": ("inclusion rate", "even inclusions"),

@@ -297,7 +297,8 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     "batches without the seed": (
         "batches",
         "The batch sizes of a step are the same for every seed ({batches} in all).",
-        "The sampler has a constant seed, so that an observer knows the batches.",
+        "Batches have fixed sizes (shuffled records are split, and the last batch is smaller), or "
+        "the sampler has a constant seed, so that an observer knows the batches.",
         _POISSON,
     ),
     "uneven batches": (

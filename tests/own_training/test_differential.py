@@ -205,6 +205,17 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     assert "inclusion rate" in kinds(always)
 
 
+def test_shuffled_batches_with_a_smaller_last_one_are_named() -> None:
+    def shuffled(state: Any, n: int) -> torch.Tensor:
+        if state.step % 4 == 0:
+            state.order = torch.randperm(n)
+        return state.order[7 * (state.step % 4) :][:7]
+
+    findings = report(Loop(batch=shuffled, sampling_rate=0.25, steps=8)).findings
+    assert "last batch is smaller" in findings[0].cause
+    assert not any("microbatches" in finding.cause for finding in findings)
+
+
 def test_records_that_are_dealt_out_are_named() -> None:
     rng = np.random.default_rng(3)
     p_values = [
