@@ -7,6 +7,7 @@ conditions of the certificate are stated as tested.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import logging
@@ -93,15 +94,28 @@ def can_test(training: Any, records: Any) -> bool:
 
 
 def fingerprint(train: Any) -> str:
-    """SHA-256 of the file that defines a function, or else of its code."""
+    """SHA-256 of a function's file, or else of its code, and of the plain values that it holds."""
     function = inspect.unwrap(getattr(train, "func", train))
     name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
     try:
         content = Path(inspect.getsourcefile(function) or "").read_bytes()
     except (TypeError, OSError):
-        code = getattr(function, "__code__", None)
-        content = b"" if code is None else code.co_code + repr(code.co_consts).encode()
-    return hashlib.sha256(name.encode() + b"\0" + content).hexdigest()
+        content = b""
+        if code is not None:
+            content = code.co_code + repr((code.co_consts, code.co_names)).encode()
+    held: dict[str, Any] = {}
+    if isinstance(train, functools.partial):
+        held |= {f"argument {i}": value for i, value in enumerate(train.args)} | train.keywords
+    if code is not None:
+        held |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+        held |= function.__kwdefaults__ or {}
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            held |= inspect.getclosurevars(function).nonlocals
+    # The representation of other objects may differ between two processes of one study.
+    plain = {k: v for k, v in held.items() if v is None or isinstance(v, int | float | str)}
+    start = repr((name, sorted(plain.items()))).encode()
+    return hashlib.sha256(start + b"\0" + content).hexdigest()
 
 
 def conditions_tested(report: "PremiseReport | None", public_score: bool) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The differential test of a study's training function, and its place in the certificate."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,18 @@ def test_the_test_of_another_function_is_not_certified() -> None:
     assert fingerprint(other) != fingerprint(make_train())
     one.run(other, records=RECORDS)
     assert "tested" not in grounds(one.certificate).values()
+
+
+def test_the_test_of_a_function_with_other_settings_is_not_certified() -> None:
+    def scaled(trial: Any, records: Any, scale: float = 1.0) -> Any:
+        return scale
+
+    assert fingerprint(make_train()) == fingerprint(make_train())
+    assert fingerprint(make_train()) != fingerprint(make_train(noise_factor=0.5))
+    assert fingerprint(scaled) != fingerprint(functools.partial(scaled, scale=0.5))
+    before = fingerprint(scaled)
+    scaled.__defaults__ = (0.5,)
+    assert fingerprint(scaled) != before
 
 
 def test_a_resumed_study_keeps_the_result_of_its_test(tmp_path: Path) -> None:
