@@ -227,15 +227,15 @@ def one_line(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # of a user's own class
-        text = f"a {type(value).__name__}"
+        text = kind_of(value)
     if isinstance(value, float) and math.isfinite(value) and float(f"{value:.10g}") != value:
         text = f"{value:.6g}"
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
-def as_text(value: object) -> str:
-    """Text unchanged; any other value in one line, also if its repr raises an exception."""
-    return value if isinstance(value, str) else one_line(value)
+def kind_of(value: object) -> str:
+    """The kind of a value, for errors that must not show the value itself."""
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def printable(text: str) -> str:

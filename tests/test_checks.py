@@ -185,7 +185,7 @@ def test_an_endless_file_is_not_read(tmp_path: Path) -> None:
 def test_a_number_is_no_path_so_that_no_descriptor_is_closed() -> None:
     reading, writing = os.pipe()
     os.close(writing)
-    with pytest.raises(ValueError, match="certificate must be a readable json file, got"):
+    with pytest.raises(ValueError, match="certificate must be the path of a file, got"):
         certificate.verify(reading)  # type: ignore[arg-type]
     os.close(reading)
 

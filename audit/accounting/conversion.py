@@ -141,7 +141,7 @@ def solve_epsilon(
         unreachable = math.isinf(high)
     if unreachable:
         raise DeltaUnreachable(
-            f"delta must be above {profile(low):.3g}, which no epsilon removes, got "
+            f"delta must be above {min(profile(low), 1.0):.3g}, which no epsilon removes, got "
             f"{checks.one_line(delta)}"
         )
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)

@@ -70,7 +70,8 @@ def _parts(event: Any) -> _Parts:
     if read is None:
         known = ", ".join(_READERS)
         raise InvalidInput(
-            f"event must be one of {known}, or a PrivacyLossDistribution of it, got {kind}"
+            f"event must be one of {known}, or a PrivacyLossDistribution of it, got "
+            f"{checks.kind_of(event)}"
         )
     return read(event)
 

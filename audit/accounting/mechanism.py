@@ -86,8 +86,8 @@ class Mechanism(ABC):
         return np.max([pair.profile(epsilons) for pair in self.pairs], axis=0)
 
     def profile_grid(self, points: int = 2049) -> FloatArray:
-        """Epsilons [n] from 0 to where the profile is negligible or constant."""
-        return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))), points)
+        """Epsilons [n] from 0 to where the profile is negligible or constant, all different."""
+        return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))) or 1.0, points)
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta by the exact profile, rounded up; at most `pure_epsilon`."""

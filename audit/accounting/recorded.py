@@ -46,7 +46,7 @@ def from_opacus(
     """
     history = getattr(getattr(accountant, "accountant", accountant), "history", None)
     if history is None:
-        what = f"a {type(accountant).__name__}"
+        what = checks.kind_of(accountant)
         if isinstance(accountant, list | tuple):
             what += f" of {len(accountant)}; all runs of a tuning share one accounting, so pass one"
         raise InvalidInput(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")

@@ -123,11 +123,13 @@ def verify(path: str | Path) -> Verdict:
 
 def read(path: str | Path) -> bytes:
     """Reads a file of at most 10 MB; a larger or unreadable one is refused."""
+    if not isinstance(path, str | Path):
+        raise InvalidInput(f"certificate must be the path of a file, got {checks.one_line(path)}")
     try:
         return checks.read_bytes(path, _MAX_BYTES)
     except InvalidInput:
         raise
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidInput(
             f"certificate must be a readable json file, got {checks.one_line(str(path))}: "
             f"{checks.reason_of(error)}"

@@ -69,7 +69,11 @@ def parse_protocol(
         return spec
     if isinstance(spec, Repetitions):
         return RandomSearch(spec)
-    text = checks.as_text(spec).strip()
+    if not isinstance(spec, str):
+        raise InvalidInput(
+            f"protocol must be a protocol, or one as text, got {checks.one_line(spec)}"
+        )
+    text = spec.strip()
     head, slash, tail = text.partition("/")
     name, _, parameters = head.partition(":")
     if not slash and name.strip().lower() in FAMILIES:

@@ -46,7 +46,11 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
     """
     if isinstance(spec, Repetitions):
         return spec
-    text = checks.as_text(spec).strip().lower()
+    if not isinstance(spec, str):
+        raise InvalidInput(
+            f"repetitions must be a distribution of K, or one as text, got {checks.one_line(spec)}"
+        )
+    text = spec.strip().lower()
     whole = " ".join(text.split())
     before, given, failure = text.rpartition(GIVEN)
     if given and "@" not in failure:

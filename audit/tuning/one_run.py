@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from audit.errors import ProtocolViolation
 from audit.tuning.devices import Devices
 from audit.tuning.isolation import seeded, silence, without_gradients
@@ -90,7 +91,7 @@ def check_outcome(outcome: Any, trial: Trial) -> None:
     """Checks the outcome of a run, and again everything that was passed to `trial.check`."""
     if not isinstance(outcome, Outcome):
         raise ProtocolViolation(
-            f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
+            f"train must return a tuning.Outcome, got {checks.kind_of(outcome)}"
         )
     if trial.part is not None and "records" not in trial.checked:
         raise ProtocolViolation(
@@ -117,7 +118,7 @@ def is_yes(answer: Any) -> bool:
     """The answer of `accept` as a bool. Others are refused: with None, a study would never end."""
     if not isinstance(answer, bool | np.bool_):
         raise ProtocolViolation(
-            f"accept must return True or False for every outcome, got a {type(answer).__name__}"
+            f"accept must return True or False for every outcome, got {checks.kind_of(answer)}"
         )
     return bool(answer)
 

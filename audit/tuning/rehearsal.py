@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from audit import checks
 from audit.errors import InvalidInput, ProtocolViolation
 from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
@@ -136,6 +137,6 @@ def _numbers(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Any
 def _unknown(given: Any) -> InvalidInput:
     return InvalidInput(
         "records must be arrays, tensors, or collections of them, so that synthetic ones can be "
-        f"made for the rehearsal, got a {type(given).__name__}; call study.rehearse(train, "
+        f"made for the rehearsal, got {checks.kind_of(given)}; call study.rehearse(train, "
         "records=...) with synthetic or public records first, or pass rehearse=False"
     )

@@ -258,8 +258,9 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     """
     base, protocol, delta = _parse(base, protocol, delta)
     bounds = entries(type(protocol))
+    valid = [entry for entry in bounds if entry.claim.any_score]
     rows: list[UpperBound] = []
-    for entry in reversed([entry for entry in bounds if entry.claim.any_score]):  # sharpest first
+    for entry in reversed(valid):  # sharpest first
         rows.insert(0, row(entry, base, protocol, delta))
         is_exact = rows[0].epsilon <= (1.0 + _EXACT) * rows[0].attains
         if is_exact and not isinstance(protocol, RandomSearch):  # whose simplest equal is named
@@ -270,10 +271,13 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     rows = without_contradictions(rows)
     found = smallest(rows)
     if found is None:
-        reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])
+        general = [one for entry, one in zip(valid, rows, strict=False) if not entry.is_special]
+        # A bound that applies says which deltas it reaches; the others only why they do not apply.
+        about_delta = {one.reason: one for one in general if one.reason.startswith("delta must")}
+        reasons = [f"{one.name}: {one.reason}" for one in about_delta.values() or general[-1:]]
         raise DeltaUnreachable(
             f"delta must be one that some bound for {protocol.spec} reaches, got "
-            f"{checks.one_line(delta)} ({reasons})"
+            f"{checks.one_line(delta)} ({'; '.join(reasons)})"
         )
     return found
 

@@ -600,7 +600,7 @@ def test_a_schedule_of_many_phases_is_bounded_by_one_of_few_phases() -> None:
             [Accountant((1.0, 0.1, 3))] * 2,
             "or PrivacyEngine, got a list of 2; all runs of a tuning",
         ),
-        (None, "accountant must be an Opacus accountant or PrivacyEngine, got a NoneType"),
+        (None, "accountant must be an Opacus accountant or PrivacyEngine, got None"),
         (Accountant((1.0, 0.1)), r"history must be of \(noise multiplier, .* got \(1.0, 0.1\)"),
         (Accountant((1.0, 0.1, 2.5)), "steps must be a whole number >= 1, got 2.5"),
         (Accountant((0.0, 0.1, 2)), r"noise_multiplier must be in \(0, inf\), got 0.0"),

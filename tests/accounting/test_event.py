@@ -73,7 +73,7 @@ def test_a_symmetric_loss_distribution() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (dp_event.NonPrivateDpEvent(), "event must be one of .*, got NonPrivateDpEvent"),
+        (dp_event.NonPrivateDpEvent(), "event must be one of .*, got a NonPrivateDpEvent"),
         (dp_event.NoOpDpEvent(), "event must contain at least one mechanism"),
         (
             dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 10, np.inf),
@@ -96,7 +96,7 @@ def test_a_symmetric_loss_distribution() -> None:
             dp_event.SelfComposedDpEvent(dp_event.LaplaceDpEvent(1e5), 10**9),
             r"count must be a whole number in \[0, 1000000\], got 1000000000",
         ),
-        (3, "got int"),
+        (3, "got a int"),
     ],
 )
 def test_unsupported_events_are_refused(event: Any, words: str) -> None:

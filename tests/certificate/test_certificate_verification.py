@@ -17,8 +17,10 @@ from audit.certificate import (
     Certificate,
     Numbers,
     Spending,
+    verification,
 )
 from audit.certificate.verification import _differences
+from audit.errors import InvalidInput
 
 
 def test_a_certificate_round_trips_through_json(certificate: Certificate, tmp_path: Path) -> None:
@@ -346,6 +348,36 @@ def test_hostile_values_are_refused_quickly_in_one_line(
         r"Error\b|NoneType|object (has|is)|subscript|index|__|argument|array element", captured.err
     )
     assert len(captured.err) < 1100
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError, OverflowError, KeyError, IndexError, TypeError, AttributeError]
+)
+def test_an_error_while_numbers_are_computed_again_is_one_line(
+    plain: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+) -> None:
+    # No known file leads to such an error, and no unknown one may end in a traceback.
+    def compute(*given: Any) -> None:
+        raise error("secret of the library")
+
+    monkeypatch.setattr(verification, "compute", compute)
+    assert verify.main(forged(plain, lambda values: None, tmp_path / "c.json")) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: certificate must have inputs whose cost can be computed")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", [None, 3, b"c.json", ["c.json"]])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^certificate must be the path of a file, got .{1,12}$"
+    ):
+        verification.verify(path)
 
 
 def test_large_file_is_not_read_to_its_end(

@@ -82,9 +82,10 @@ def test_expected_runs() -> None:
         ("schedule:2,0", None, "noise must be in"),
         ("noisy-max:10,0", None, "rounds must be a whole number"),
         ("ptr:1,0.1", None, "EPSILON,DELTA,FAILURE"),
+        (protocols.Grid, None, r"protocol must be a protocol, or one as text, got <class"),
     ],
 )
-def test_bad_protocols_are_one_line(spec: str, law: str | None, message: str) -> None:
+def test_bad_protocols_are_one_line(spec: Any, law: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         protocols.parse_protocol(spec, law)
     assert "\n" not in str(caught.value)

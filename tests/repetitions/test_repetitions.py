@@ -272,9 +272,10 @@ def test_extreme_distributions_do_not_overflow(spec: str) -> None:
         ("fixed:5@3", r"most must leave fixed:5 a possible number of runs, got 3"),
         ("poison:3", r"got 'poison'; did you mean 'poisson'\?"),
         ("", r"repetitions must be one of tnb"),
+        (None, r"repetitions must be a distribution of K, or one as text, got None"),
     ],
 )
-def test_bad_specs_are_refused_in_one_line(spec: str, message: str) -> None:
+def test_bad_specs_are_refused_in_one_line(spec: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
         repetitions.parse_repetitions(spec)
     assert "\n" not in str(refusal.value)

@@ -75,7 +75,7 @@ def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path
         (lambda outcome: outcome.scroe > 0, "got an exception; study.rehearse shows it"),
         (
             lambda outcome: None,
-            "accept must return True or False for every outcome, got a NoneType",
+            "accept must return True or False for every outcome, got None",
         ),
     ],
 )
@@ -129,6 +129,7 @@ def test_the_rehearsal_finds_a_typo_before_anything_is_drawn(tmp_path: Path) -> 
     ("train", "settings", "words"),
     [
         (lambda trial, x: 0.5, {}, "train must return a tuning.Outcome, got a float"),
+        (lambda trial, x: None, {}, "train must return a tuning.Outcome, got None"),
         (
             lambda trial, x: np.random.seed(0) or noisy(trial),  # noqa: NPY002
             {},

@@ -438,7 +438,7 @@ def test_a_subset_of_runs_whose_profile_is_constant() -> None:
     # One run reveals the data set with probability 1/2, and so does a tuning with one run.
     base = DiscreteMechanism([0.5, 0.5, 0.0], [0.0, 0.5, 0.5], directed=True)
     assert tuning_cost(base, "subset:0.2/fixed:1", 0.5001).epsilon == 0.0
-    with pytest.raises(DeltaUnreachable, match="no epsilon reaches delta"):
+    with pytest.raises(DeltaUnreachable, match=r"subset: delta must be above 0\.5, which"):
         tuning_cost(base, "subset:0.2/fixed:1", 0.4999)
 
 
@@ -692,3 +692,39 @@ def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -
     # One data set accepts the worst outputs too rarely.
     rare = DiscreteMechanism([0.145, 0.0005, 0.8545], [0.01, 0.626, 0.364])
     assert tuning_cost(rare, "until:0.6856", 0.76).attains == 0.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits"),
+    [
+        # Liu and Talwar's bound, the loosest, does not apply to a fixed number of runs.
+        ("fixed:5", ["tight: delta must be above 0.005"]),
+        ("two-point:0.5,7", ["tight: delta must be above 0.004"]),
+        ("grid:5", ["composition: delta must be above 0.00499", "grid: delta must be above 0.01"]),
+        ("pareto:3", ["pareto-front: delta must be above 1,"]),
+    ],
+)
+def test_a_cost_without_a_bound_names_the_deltas_that_bounds_reach(
+    spec: str, limits: list[str]
+) -> None:
+    with pytest.raises(DeltaUnreachable) as error:
+        tuning_cost(ApproximateDp(0.1, 1e-3), spec, 1e-5)
+    assert all(one in str(error.value) for one in limits), error.value
+    assert "truncated negative binomial" not in str(error.value)
+
+
+def test_a_cost_without_a_bound_that_applies_names_the_sharpest_bound() -> None:
+    with pytest.raises(DeltaUnreachable, match=r"\(first-accepted: base must be DP-SGD"):
+        tuning_cost(ApproximateDp(0.1, 1e-3), "schedule:1,2", 1e-5)
+
+
+@pytest.mark.parametrize("likely", [0.5, 1e-290])
+def test_propose_test_release_of_runs_that_reveal_nothing(likely: float) -> None:
+    # The profile of such a run is 0 from the first epsilon on.
+    base = DiscreteMechanism([1.0 - likely, likely], [1.0 - likely, likely])
+    assert len(set(base.profile_grid())) == len(base.profile_grid())
+    spec = "ptr:1,1e-6,1e-7/tnb:1,0.1"
+    found = tuning_cost(base, spec, 1e-3)
+    # A test of epsilon 1 alone costs as much.
+    alone = tuning_cost(ApproximateDp(1.0, 1.1e-6), "tnb:1,0.1", 1e-3)
+    assert found.epsilon == pytest.approx(alone.epsilon, rel=1e-3)
