@@ -3,7 +3,6 @@
 import math
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from audit.errors import InvalidInput, imports_of_game
 from audit.own_training.discriminant import discriminant
 from audit.own_training.opacus_objects import History, has_full_batches
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
-from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
+from audit.own_training.runs import AuditTask, Run, many_runs, run_once, run_seed
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
 
@@ -89,7 +88,7 @@ class Attack:
             total = seconds * (RUNS_PER_TRIAL * fewest / processes + RUNS_TO_PREPARE)
             return time.perf_counter() + total < deadline
 
-        with undisturbed_generators():
+        with many_runs():
             residuals = Residuals.of(
                 task.train,
                 self.candidates[0],
@@ -120,9 +119,8 @@ class Attack:
         return best
 
     def play_some(self, trials: range) -> list[Run | None]:
-        """Plays several trials, and leaves the global random generators as they were."""
-        with undisturbed_generators(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the function; an audit calls it many times
+        """Plays several trials."""
+        with many_runs():
             return [self.play(trial) for trial in trials]
 
     def play_all(

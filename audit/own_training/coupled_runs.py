@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +31,7 @@ from audit.own_training.opacus_objects import (
 )
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import numbers_of
-from audit.own_training.runs import Train, seed_everything, undisturbed_generators
+from audit.own_training.runs import Train, many_runs, seed_everything
 from audit.own_training.watch import Watch
 from threat_models.user_code import format_error
 
@@ -243,8 +242,7 @@ class CoupledRuns:
         watch = RecordingWatch(like, stop_after, digests)
         trace = watch.recorded
         start = time.perf_counter()
-        with undisturbed_generators(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the function; an audit calls it many times
+        with many_runs():
             seed_everything(seed)
             try:
                 with _at_most(self._limit):

@@ -113,13 +113,20 @@ class PremiseReport:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             return f"broken premise: {self.findings[0].message.removesuffix('.')}{more}"
         if self.inconclusive:
-            untested = [each for each in PREMISES if each in self.untested]
-            return f"not testable: {', '.join(untested)} (tested: {self._tested_names})"
+            return f"not testable: {'; '.join(self._reasons)} (tested: {self._tested_names})"
         return f"no broken premise found (tested: {self._tested_names})"
 
     @property
     def _tested_names(self) -> str:
         return ", ".join(self.tested) or "none"
+
+    @property
+    def _reasons(self) -> list[str]:
+        """The premises that were not tested, with a reason for each group of them."""
+        return [
+            f"{', '.join(name for name in PREMISES if self.untested.get(name) == why)}: {why}"
+            for why in dict.fromkeys(self.untested.values())
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python objects."""
@@ -145,10 +152,10 @@ class PremiseReport:
             lines.append(f"{number}. {each.message}")
             lines.append(f"   Likely cause: {each.cause}")
             lines.append(f"   Fix: {each.fix}")
-        if not self.findings:
+        if self.inconclusive:
+            lines.append(f"not testable (tested: {self._tested_names})")
+        elif not self.findings:
             lines += [self.summary, *([f"power: {self.power}"] if self.power else [])]
-        for why in dict.fromkeys(self.untested.values()):
-            names = [name for name, reason in self.untested.items() if reason == why]
-            lines.append(f"not tested: {', '.join(names)}: {why}")
+        lines += [f"not tested: {each}" for each in self._reasons]
         lines += [f"note: {each}" for each in self.notes]
         return "\n".join(lines)

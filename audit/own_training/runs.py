@@ -1,5 +1,6 @@
 """One watched run of a user's training function."""
 
+import logging
 import math
 import random
 import sys
@@ -242,6 +243,19 @@ def seed_everything(seed: int) -> None:
         # The first run may be the one that puts CUDA in use: torch keeps the last seed until then.
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def many_runs() -> Iterator[None]:
+    """As `undisturbed_generators`, without warnings and log lines, which each run would repeat."""
+    disabled = logging.root.manager.disable
+    with undisturbed_generators(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(max(disabled, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 @contextmanager

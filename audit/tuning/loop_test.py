@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,21 +66,10 @@ def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport
         return {"model": outcome.model, **score}
 
     # The rehearsal has already shown the function's output, and the test calls it many times.
-    with _quiet():
+    with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         return check_premises(
             train, TrainingSet(features, labels), relation=base.neighbours, seconds=seconds
         ).report
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
-            yield
-    finally:
-        logging.disable(before)
 
 
 def can_test(training: Any, records: Any) -> bool:

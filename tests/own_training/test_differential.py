@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -993,8 +994,26 @@ def test_randomness_that_no_seed_controls_is_not_testable() -> None:
     assert found.exit_code == 2
     assert not found
     assert "runs cannot be coupled" in str(found)
-    with pytest.raises(ValueError, match="not testable"):
+    with pytest.raises(ValueError, match=r"not testable: .*: runs cannot be coupled") as error:
         found.raise_if_broken()
+    assert str(error.value).count("cannot be coupled") == 1
+    assert str(found).count("cannot be coupled") == 1
+
+
+def test_log_lines_of_the_function_are_not_repeated_in_every_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger, right = logging.getLogger("training"), Loop()
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        logger.warning("an empty batch")
+        logger.error("%d records", len(records.features))
+        return right(records, candidate, seed, watch)
+
+    audit.check(train, loops.dense(), trials=2, jobs=1)
+    assert {each.levelname for each in caplog.records} == {"ERROR"}
+    logger.warning("afterwards")
+    assert caplog.records[-1].message == "afterwards"
 
 
 @pytest.mark.parametrize("alike", [False, True])
