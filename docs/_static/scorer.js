@@ -1,10 +1,13 @@
-// Search shows the guides first, then other pages, the reference, and names of functions and methods.
+// Search shows the page whose title is the query first, then the guides, other pages, the reference, and names of
+// functions and methods.
 const GUIDES = [
   "install", "what_did_my_tuning_cost", "opacus_in_ten_minutes", "tune_privately", "glossary",
   "audit_your_training", "audit_a_tuning", "which_protocol", "which_bound", "sharp_edges", "what_to_report", "answers",
 ];
+const QUERY = (new URLSearchParams(window.location.search).get("q") || "").trim().toLowerCase();
 var Scorer = {
-  score: ([page, , , , points]) => {
+  score: ([page, title, , , points]) => {
+    if (title.toLowerCase() === QUERY) return points + 10;
     if (GUIDES.includes(page)) return points + 3;
     if (page.startsWith("reference/generated/")) return points - 10;
     return page.startsWith("reference/") ? points - 3 : points;
