@@ -193,7 +193,7 @@ COARSE_ORDERS = 25
 """Points of a refined grid of orders if each evaluation is expensive."""
 
 
-def minimize_over_alpha(
+def best_alpha(
     objective: Callable[[FloatArray], FloatArray],
     low: float = 1e-7,
     high: float = 1e9,
@@ -215,7 +215,7 @@ def minimize_over_alpha(
         The best order and the value there.
 
     Example:
-        >>> order, value = minimize_over_alpha(lambda alpha: alpha + 4.0 / alpha)
+        >>> order, value = best_alpha(lambda alpha: alpha + 4.0 / alpha)
         >>> round(order, 3), round(value, 6)
         (2.0, 4.0)
     """

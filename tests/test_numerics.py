@@ -126,8 +126,8 @@ def test_logarithms_of_differences() -> None:
     )
 
 
-def test_minimize_over_alpha_finds_the_closed_form() -> None:
-    alpha, value = numerics.minimize_over_alpha(lambda a: 0.02 * a + 3.0 / (a - 1.0))
+def test_best_alpha_finds_the_closed_form() -> None:
+    alpha, value = numerics.best_alpha(lambda a: 0.02 * a + 3.0 / (a - 1.0))
     assert alpha - 1.0 == pytest.approx(math.sqrt(150.0), rel=1e-3)
     assert value == pytest.approx(0.02 + 2.0 * math.sqrt(0.06), rel=1e-9)
 

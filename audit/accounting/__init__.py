@@ -34,7 +34,7 @@ from audit.accounting.parsing import parse_mechanism, read_curve
 from audit.accounting.recorded import from_opacus
 from audit.accounting.serialization import mechanism_from_dict, mechanism_to_dict
 from audit.errors import DeltaUnreachable
-from audit.numerics import minimize_over_alpha as best_alpha
+from audit.numerics import best_alpha
 
 __all__ = [
     "ACCOUNTINGS",

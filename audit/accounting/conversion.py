@@ -13,9 +13,9 @@ from audit.errors import DeltaUnreachable
 from audit.numerics import (
     PROFILE_ACCURACY,
     TINY,
+    best_alpha,
     bracket_near,
     double_until,
-    minimize_over_alpha,
     safe_root,
 )
 
@@ -78,7 +78,7 @@ def best_conversion(
 ) -> tuple[float, float]:
     """The best order for `renyi_to_epsilon`, and its epsilon, which may be negative."""
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    return minimize_over_alpha(
+    return best_alpha(
         lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high, refined
     )
 

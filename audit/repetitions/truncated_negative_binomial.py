@@ -12,7 +12,7 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import ROOT_TOLERANCE, minimize_over_alpha, safe_log, safe_root
+from audit.numerics import ROOT_TOLERANCE, best_alpha, safe_log, safe_root
 from audit.repetitions.base import (
     Function,
     PowerLaw,
@@ -186,7 +186,7 @@ class TruncatedNegativeBinomial(Repetitions):
             def at(order: FloatArray) -> FloatArray:
                 return renyi(order) * (1.0 - 1.0 / order) - self._log_gamma / order
 
-            constant = (1.0 + self.eta) * minimize_over_alpha(at)[1]
+            constant = (1.0 + self.eta) * best_alpha(at)[1]
             return lambda alpha: np.full_like(alpha, constant)
 
         return RenyiTheorem("Papernot & Steinke 2022, theorem 2", penalty)

@@ -54,11 +54,11 @@ from audit.errors import AuditError, InvalidInput
 from audit.numerics import (
     COARSE_ORDERS,
     TINY,
+    best_alpha,
     format_exact,
     format_rounded,
     last_integer,
     memoize,
-    minimize_over_alpha,
     safe_root,
 )
 from audit.tuning.journal import write_durably
@@ -166,7 +166,7 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
         cost = np.maximum(first.renyi(order), TINY)
         return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
 
-    order, lost = minimize_over_alpha(runs_lost, refined=COARSE_ORDERS)
+    order, lost = best_alpha(runs_lost, refined=COARSE_ORDERS)
     if lost > -1.0:
         raise BudgetExceeded(
             f"budget must allow one run, got epsilon {format_rounded(epsilon, up=False)} at "

@@ -9,7 +9,7 @@ from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
+from audit.numerics import SUMS_TO_ONE, best_alpha, safe_root
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
@@ -47,7 +47,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     def penalty(order: FloatArray) -> FloatArray:
         return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
 
-    constant = shape * (minimize_over_alpha(penalty)[1] + log_ratio)
+    constant = shape * (best_alpha(penalty)[1] + log_ratio)
 
     def curve(alpha: FloatArray) -> FloatArray:
         rest = alpha - 1.0

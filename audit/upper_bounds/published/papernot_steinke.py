@@ -15,7 +15,7 @@ from audit.accounting import (
 )
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
+from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, best_alpha
 from audit.protocols import UntilAccepted
 from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
@@ -144,7 +144,7 @@ def _log_none(repetitions: Repetitions) -> float:
 
 def _monotone(curve: Curve) -> Curve:
     """A bound for every order: D_alpha grows with alpha, so its minimum covers smaller orders."""
-    flat_until, lowest = minimize_over_alpha(curve, refined=COARSE_ORDERS)
+    flat_until, lowest = best_alpha(curve, refined=COARSE_ORDERS)
 
     def monotone(alpha: FloatArray) -> FloatArray:
         values = curve(alpha)
