@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -185,6 +186,16 @@ _EXTRAS = {
     "shtab": "completion",
 }
 _SECONDS_BETWEEN_NOTES = 15.0
+
+
+def check_writable(folder: Path) -> None:
+    """Raises ValueError, before the computation, if the option out names no writable folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:  # a ValueError for null characters
+        raise ValueError(f"out must be a writable folder, got {str(folder)!r}: {error}") from error
 
 
 def note(words: str) -> None:

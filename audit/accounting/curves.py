@@ -62,7 +62,7 @@ class RenyiCurve(Mechanism):
 
     Attributes:
         orders: [n] > 1, strictly increasing.
-        divergences: [n] >= 0.
+        divergences: [n] >= 0, finite.
 
     Example:
         >>> curve = RenyiCurve([2.0, 8.0, 32.0], [0.25, 1.0, 4.0])  # of mu = 0.5, at three orders
@@ -77,6 +77,11 @@ class RenyiCurve(Mechanism):
         orders, divergences = _checked("orders", self.orders, "divergences", self.divergences, 1.0)
         if orders[0] <= 1.0:
             raise InvalidInput(f"orders must be > 1, got {orders[0]:g}")
+        if not np.isfinite(divergences).all():
+            raise InvalidInput(
+                "divergences must be finite (leave out the orders of infinite ones), got "
+                f"{checks.one_line(divergences)}"
+            )
         checks.store_validated(self, orders=orders, divergences=divergences)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:

@@ -1,5 +1,6 @@
 """Presets: TOML files with the settings of an audit, installed with the package."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ def preset_names() -> dict[str, str]:
 
 def find_preset(name: str) -> Path:
     """The file of a preset: a path, or the name of an installed one such as `small-etcv`."""
-    if Path(name).exists() or Path(name).suffix or len(Path(name).parts) != 1:
+    # Path.exists would raise an error for a name that is too long.
+    if os.path.exists(name) or Path(name).suffix or len(Path(name).parts) != 1:
         return Path(name)
     names = sorted(file.stem for file in preset_folder().glob("*.toml"))
     return preset_folder() / f"{checks.one_of('preset', name, names)}.toml"

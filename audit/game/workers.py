@@ -168,13 +168,17 @@ def _is_cluster_error(error: Exception) -> bool:
 @contextlib.contextmanager
 def _dask(place: Place) -> Iterator[None]:
     try:
-        from distributed import Client
+        from distributed import Client, LocalCluster
     except ImportError as error:
         raise MissingExtra(
             "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
         ) from error
     if not place.scheduler:
-        with Client(n_workers=place.workers, threads_per_worker=1, set_as_default=True):
+        # Client alone would take the address in DASK_SCHEDULER_ADDRESS.
+        with (
+            LocalCluster(n_workers=place.workers, threads_per_worker=1) as cluster,
+            Client(cluster, set_as_default=True),
+        ):
             yield
         return
     _check_answers(place)

@@ -98,7 +98,9 @@ class _Search:
             step = min(max(abs(missed(guess)), _FIRST_STEP), self.longest_step)
             start, end = bracket_near(missed, guess, step, start, end)
         if missed(start) > 0.0:
-            raise InvalidInput(f"target_epsilon must {self.refusal}, got {self.target!r}")
+            raise InvalidInput(
+                f"target_epsilon must {self.refusal}, got {checks.one_line(self.target)}"
+            )
         tolerance = max(self.tolerance, _TIGHT_TOLERANCE) if bound is tight else self.tolerance
         return safe_root(missed, start, end, tolerance)
 
@@ -185,7 +187,7 @@ def _largest_mu(protocol: Protocol, target: float, delta: float, bound: Bound | 
             guess = _search_of_mu(RandomSearch(protocol.repetitions), target, delta).by(None)
     found = search.by_smallest(guess) if bound is None else search.by(bound, guess)
     if found == search.end:
-        raise InvalidInput(f"target_epsilon must {search.refusal}, got {target!r}")
+        raise InvalidInput(f"target_epsilon must {search.refusal}, got {checks.one_line(target)}")
     return math.exp(found)
 
 

@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             checks.integer("trials", trials, 2, _MAX_TRIALS)
         if options.audits is not None:
             checks.integer("audits", options.audits, 1, _MAX_AUDITS)
-        options.out.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
+        console.check_writable(options.out)
+    except ValueError as error:
         return console.report_error(error)
     audits = {
         trials: options.audits or AUDITS.get(trials, DEFAULT_AUDITS) for trials in options.trials

@@ -1,6 +1,5 @@
 """The command `python -m audit.reproduce NAME`."""
 
-import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
@@ -53,16 +52,6 @@ def _settings(path: str | None) -> dict[str, Any]:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
 
 
-def _check_writable(folder: Path) -> None:
-    """Raises ValueError, before the computation, if results cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"out must be a writable folder, got {str(folder)!r}: {error}") from error
-
-
 def _print_list() -> None:
     width = max(len(name) for name in REPRODUCTIONS)
     for name, reproduction in REPRODUCTIONS.items():
@@ -99,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         without_data = [name for name, one in REPRODUCTIONS.items() if not one.reads_data]
         names = without_data if chosen == "all" else [chosen]
         for name in names:
-            _check_writable(Path(arguments.out) / name)
+            console.check_writable(Path(arguments.out) / name)
         for name in names:
             reproduction = REPRODUCTIONS[name]
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)

@@ -471,6 +471,7 @@ def test_bases_by_name(spec: str, base: Any) -> None:
         (lambda: PrivacyProfile([1.0, 0.5], [0.1, 0.1]), "epsilons must be increasing"),
         (lambda: PrivacyProfile([0.0], [1.5]), r"deltas must be in \[0, 1\]"),
         (lambda: RenyiCurve([1.0], [0.1]), "orders must be > 1"),
+        (lambda: RenyiCurve([2.0, 3.0], [0.1, np.inf]), "divergences must be finite"),
         (
             lambda: accounting.GaussianMechanism(1e-300),
             r"mu must be in \[1e-12, 1000\], got 1e-300",

@@ -509,7 +509,7 @@ def test_solved_distributions_have_seven_digits_and_satisfy_the_budget(
         assert repetitions.parse_repetitions(spec).mean > least
 
 
-def test_no_message_has_seventeen_digits() -> None:
+def test_no_message_has_seventeen_digits(capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("x", 0.1 + 0.2), ("x", 1e17 / 3), ("x", -1.0000000000000002)):
         with pytest.raises(ValueError, match="x must be in") as caught:
             checks.interval(name, value, -1.0, 0.0)
@@ -517,6 +517,12 @@ def test_no_message_has_seventeen_digits() -> None:
             assert not re.search(r"\d{8}", str(caught.value))
         else:  # a rounded number would look allowed
             assert "-1.0000000000000002" in str(caught.value)
+    for solve in ("runs", "noise", "distribution"):
+        argv = ["--steps", "10"] if solve == "noise" else ["--mu", "3"]
+        argv += ["--solve", solve, "--target-epsilon", "1.2345678901234567e-9"]
+        code, _, error_line = run(capsys, *argv)
+        assert code == 2
+        assert "got 1.23457e-09" in error_line
 
 
 @pytest.mark.parametrize("command", ["run", "bounds", "compare", "coverage_study", "verify"])

@@ -387,6 +387,7 @@ def test_two_simultaneous_audits_are_never_mixed(tmp_path: Path) -> None:
         (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),
+        (["--preset", "x" * 5000], "preset must be one of adaptive, "),
         (["--preset", "missing.toml"], "preset must be a readable TOML file, got 'missing.toml'"),
         (["--engine", "batched", "--devices", "cuda:7"], "device"),
         (["--model", "resnet"], "model"),

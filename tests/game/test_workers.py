@@ -228,6 +228,13 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
     assert (tmp_path / "audit" / "results.csv").exists()
 
 
+def test_a_local_dask_cluster_ignores_the_address_of_another(tmp_path: Path) -> None:
+    config = pytest.importorskip("dask").config
+    options = ["--trials", "20", "--repeats", "1", "--epsilon", "4", "--backend", "dask"]
+    with config.set(scheduler_address="tcp://127.0.0.1:1"):  # as DASK_SCHEDULER_ADDRESS sets it
+        assert run.main([*options, "--out", str(tmp_path / "audit")]) == 0
+
+
 @pytest.mark.parametrize(
     ("backend", "error"),
     [

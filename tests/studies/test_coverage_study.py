@@ -120,6 +120,9 @@ def test_command_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture
         ["--games", "0"],
     ):
         assert coverage_study.main([*wrong, "--out", str(tmp_path)]) == 2
+    capsys.readouterr()
+    assert coverage_study.main(["--out", "/dev/null"]) == 2
+    assert "error: out must be a writable folder, got '/dev/null'" in capsys.readouterr().err
 
 
 def test_committed_study_is_complete_and_no_valid_estimator_fails() -> None:
