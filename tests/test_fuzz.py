@@ -812,6 +812,9 @@ CAUSES = {
     "workers of a study": "tuning/test_study_workers.py::"
     "test_workers_end_with_the_process_of_the_study",
     "clusters that do not answer": "game/test_workers.py::test_a_missing_cluster_is_one_line",
+    "another Dask cluster's address in the environment": "game/test_workers.py::"
+    "test_a_local_dask_cluster_ignores_the_address_of_another",
+    "infinite divergences": "accounting/test_bases.py::test_invalid_input_is_refused",
     "other servers in place of a cluster": "game/test_workers.py::"
     "test_another_server_is_no_cluster",
     "clusters lost": "game/test_workers.py::test_a_lost_cluster_is_one_line",
