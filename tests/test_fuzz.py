@@ -209,7 +209,7 @@ def test_text_is_read_or_refused(read: Callable[..., Any]) -> None:
 @examples(150)
 @given(THINGS, THINGS, THINGS, st.booleans(), st.booleans())
 @example(np.array([1j]), 0, 1, True, True)
-@example(np.array(0.5 + 1j), 0, 1, True, True)
+@example(np.complex128(0.5 + 1j), 0, 1, True, True)
 def test_checks_give_a_number_or_refuse(
     value: Any, low: Any, high: Any, closed_low: Any, closed_high: Any
 ) -> None:
