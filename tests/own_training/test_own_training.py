@@ -858,6 +858,14 @@ def test_the_command_says_what_was_found(
     assert "no broken premise found" in found["words"]
 
 
+def test_the_command_takes_a_loss(tmp_path: Path) -> None:
+    options = ["--train", f"{__name__}.on_prepared_records", "--records", f"{__name__}.WHOLE"]
+    options += ["--no-premises", "--trials", "6", "--jobs", "1", "--loss"]
+    assert "score" in answer(tmp_path, [*options, f"{__name__}.loss_of_prepared"])["words"]
+    found = answer(tmp_path, [*options, "math.nothing"])
+    assert "loss must be a name that can be imported" in found["error"]
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -1003,11 +1011,12 @@ def test_no_attack_without_any_statistic() -> None:
         attack(on_prepared_records, WHOLE, (WHOLE[0][0], 0), trials=4)
 
 
-def test_a_loss_prepares_the_records() -> None:
-    def loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(model(x.float() / 16), y, reduction="sum")
+def loss_of_prepared(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x.float() / 16), y, reduction="sum")
 
-    result = attack(on_prepared_records, WHOLE, trials=40, loss=loss)
+
+def test_a_loss_prepares_the_records() -> None:
+    result = attack(on_prepared_records, WHOLE, trials=40, loss=loss_of_prepared)
     assert {"lambda_a", "score"} <= set(result.bounds)
     assert not result.unread
 
