@@ -199,7 +199,8 @@ def _coupled_canaries(
         return (
             "the weights differ between seeds although all gradients were forced, so that p.grad "
             "is not all that changes them: noise is added after the step, the learning rate is set "
-            "by a noisy gradient, or a random batch enters the weights"
+            "by a noisy gradient, or a random batch enters the weights (a second moment or another "
+            "state of gradients without noise, which would be a leak)"
         )
     return pool, traces
 

@@ -127,7 +127,8 @@ class CheckResult:
         confidence = f"with {100 * self.confidence:g} % confidence"
         shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks:
-            return f"{claims}; {shown}, and {proven} with {_PROOF} ({self.trials} {self.unit})"
+            trials = f"{self.trials} {self.unit}"
+            return f"{claims}; leak proven: {shown}, and {proven} with {_PROOF} ({trials})"
         if self.claim is None:
             return f"{claims}; {shown}"
         if self.exceeds:

@@ -511,6 +511,40 @@ def test_outputs_counted_in_the_private_labels_are_named() -> None:
     assert "number of steps" not in str(found)
 
 
+def _clamped(state: Any, total: Any) -> Any:
+    return [
+        g + state.noise_multiplier * state.clip * torch.randn_like(g).clamp(-2, 2) for g in total
+    ]
+
+
+def _with_replacement(state: Any, n: int) -> torch.Tensor:
+    return torch.randint(n, (int((torch.rand(n) < state.sampling_rate).sum()),))
+
+
+@pytest.mark.parametrize(
+    ("loop", "cause"),
+    [
+        (Loop(noise=_clamped, sampling_rate=0.4, steps=6), "cut off at a largest size (clamp)"),
+        (
+            Loop(batch=_with_replacement, sampling_rate=0.4, steps=6),
+            "A record is in a batch several times (drawn with replacement",
+        ),
+    ],
+)
+def test_clamped_noise_and_records_drawn_with_replacement_are_named(loop: Any, cause: str) -> None:
+    assert cause in report(loop).findings[0].cause
+
+
+def test_copies_of_the_records_of_one_class_are_found() -> None:
+    def oversampled(state: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        rare = y == y.min()
+        return torch.cat([x, *[x[rare]] * 4]), torch.cat([y, *[y[rare]] * 4])
+
+    # The number of random draws depends on the record, so equal records must be of its class.
+    found = report(Loop(prepare=oversampled, sampling_rate=0.2, steps=6))
+    assert found.broken, found
+
+
 @pytest.mark.slow
 def test_a_small_effect_on_other_records_is_noted() -> None:
     def by_frequency(state: Any, each: list[Any]) -> list[Any]:

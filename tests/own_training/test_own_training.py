@@ -312,7 +312,7 @@ def test_a_broken_training_is_caught(name: str) -> None:
     assert found.leaks, str(found)
     assert not found
     assert found.exit_code == 1
-    with pytest.raises(PrivacyLeak, match=r"claims .*; an attack shows at least"):
+    with pytest.raises(PrivacyLeak, match=r"claims .*; leak proven: an attack shows at least"):
         found.raise_if_leaking()
 
 
