@@ -154,13 +154,10 @@ def _quiet_record(
     candidates = [p for p in pool if p.size == 0.0]
     candidates += [p for p in pool if p.family == "own"]
     candidates += [p for p in pool if math.isnan(p.size)]
-    # A function may copy records of some classes, or leave out records of some sizes. Then a record
-    # of the canary's class or size is needed.
+    # A function may copy the records of some classes: then a record of the canary's is needed.
     canary = canaries.pair[0]
     zeros = replace(canary, features=np.zeros_like(canary.features), size=0.0, family="zeros")
-    label = next((p.label for p in pool if p.label != canary.label), canary.label)
-    alike = [zeros, replace(canary, label=label)]
-    for each in [*candidates[:_MAX_QUIET], *alike]:
+    for each in [*candidates[:_MAX_QUIET], zeros]:
         if any(_same(each, other) for other in tried):
             continue
         data = copies(experiment.records, each, len(experiment.records))

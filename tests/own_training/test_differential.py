@@ -535,13 +535,21 @@ def test_clamped_noise_and_records_drawn_with_replacement_are_named(loop: Any, c
     assert cause in report(loop).findings[0].cause
 
 
+def test_labels_that_the_function_maps_to_others_are_no_error() -> None:
+    # The loss of the gradient ascent raises IndexError for labels that the model does not have.
+    data = TrainingSet(DATA.features, DATA.labels + 1)
+    assert not report(Loop(prepare=lambda state, x, y: (x, y - 1)), data).findings
+
+
 def test_copies_of_the_records_of_one_class_are_found() -> None:
     def oversampled(state: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        rare = y == y.min()
-        return torch.cat([x, *[x[rare]] * 4]), torch.cat([y, *[y[rare]] * 4])
+        rare = y == 3
+        return torch.cat([x, *[x[rare]] * 4]), torch.cat([y, *[y[rare]] * 4]) % 3
 
-    # The number of random draws depends on the record, so equal records must be of its class.
-    found = report(Loop(prepare=oversampled, sampling_rate=0.2, steps=6))
+    # The number of random draws depends on the record, so equal records must be of its class, for
+    # which the pool holds no record of zeros.
+    data = TrainingSet(DATA.features, (np.arange(len(DATA)) + 3) % 5)
+    found = report(Loop(prepare=oversampled, sampling_rate=0.2, steps=6), data)
     assert found.broken, found
 
 
