@@ -499,11 +499,12 @@ def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
 def divided_by_batch(spread: float, others_change: bool) -> Finding:
     """One record's contribution differs between batches."""
     found = explain("divided by the batch", factor=1 + spread)
+    drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
+    cause = drawn if others_change else found.cause
     if abs(spread - round(spread)) < _WHOLE:
         several = "A record is in a batch several times (drawn with replacement, or copied)."
-        found = replace(found, cause=f"{several} Otherwise: {found.cause}")
-    drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
-    return replace(found, cause=drawn) if others_change else found
+        cause = f"{several} Otherwise: {cause}"
+    return replace(found, cause=cause)
 
 
 def books(trace: Trace) -> list[Finding]:

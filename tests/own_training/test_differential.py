@@ -38,9 +38,10 @@ from audit.own_training.batches import (
     even_inclusions,
     poisson_tests,
 )
-from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
+from audit.own_training.canary_pool import PoolRecord, canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
+from audit.own_training.equal_records import _quiet_record
 from audit.own_training.experiment import SHORTFALL, Experiment, detectable_scale, significant
 from audit.own_training.noise import (
     batches_in_noise,
@@ -541,16 +542,25 @@ def test_labels_that_the_function_maps_to_others_are_no_error() -> None:
     assert not report(Loop(prepare=lambda state, x, y: (x, y - 1)), data).findings
 
 
-def test_copies_of_the_records_of_one_class_are_found() -> None:
-    def oversampled(state: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        rare = y == 3
-        return torch.cat([x, *[x[rare]] * 4]), torch.cat([y, *[y[rare]] * 4]) % 3
+def test_equal_records_have_the_class_of_the_canary_if_draws_depend_on_it() -> None:
+    # A function that copies the records of class 1 draws more numbers for them.
+    def coupled(data: TrainingSet, seed: int) -> Any:
+        step = SimpleNamespace(generators=(int(data.labels.sum()),))
+        return SimpleNamespace(steps=[step], gradients=np.zeros((1, 1)))
 
-    # The number of random draws depends on the record, so equal records must be of its class, for
-    # which the pool holds no record of zeros.
-    data = TrainingSet(DATA.features, (np.arange(len(DATA)) + 3) % 5)
-    found = report(Loop(prepare=oversampled, sampling_rate=0.2, steps=6), data)
-    assert found.broken, found
+    canary = PoolRecord(np.ones(2), 1, 1.0, "own")
+    zeros = PoolRecord(np.zeros(2), 0, 0.0, "zeros")
+    experiment: Any = SimpleNamespace(
+        pool=[zeros, canary],
+        records=DATA.first(3),
+        coupled=coupled,
+        seed_of=lambda number: number,
+        ended_early=lambda trace: False,
+        steps=1,
+    )
+    quiet = _quiet_record(experiment, SimpleNamespace(pair=(canary, zeros)), [])  # type: ignore[arg-type]
+    assert quiet is not None
+    assert (quiet.features.tolist(), quiet.label) == ([0.0, 0.0], 1)
 
 
 @pytest.mark.slow
