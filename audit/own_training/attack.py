@@ -139,10 +139,13 @@ class Attack:
             played: an even number of trials that were played before, from the first on.
 
         Returns:
-            All trials, at least two new ones; if the time ran out, an even number of them.
+            All trials, at least two new ones; if the time ran out, an even number of them; if the
+            first give no statistic because the model cannot be read, these alone.
         """
         start = time.perf_counter()
         runs = [*played, *self.play_some(range(len(played), min(len(played) + 2, trials)))]
+        if unread(runs) and not has_statistic(runs):
+            return runs
         each = max((time.perf_counter() - start) / 2, 1e-6)
         if jobs is None:
             jobs = _jobs_that_pay(each * (trials - len(runs)), deadline - time.perf_counter())

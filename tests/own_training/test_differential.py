@@ -1377,3 +1377,15 @@ def test_a_contribution_of_several_tensors_above_c_is_not_that_of_clipped_layers
 
     (found,) = report(Loop(total=weighted)).findings
     assert "clipped to C separately" not in found.cause
+
+
+@pytest.mark.parametrize(("share", "noted"), [(1.0, True), (2.0, False)])
+def test_noise_for_a_removed_record_is_noted_under_replace_one(share: float, noted: bool) -> None:
+    def noise(state: Any, total: Any) -> Any:
+        return [
+            g + share * state.noise_multiplier * state.clip * torch.randn_like(g) for g in total
+        ]
+
+    found = report(Loop(noise=noise), relation="replace-one")
+    assert not found.broken, found
+    assert any("replaces another" in note for note in found.notes) == noted

@@ -46,6 +46,7 @@ from audit.own_training import (
     command,
     readings,
 )
+from audit.own_training.attack import Attack
 from audit.own_training.discriminant import discriminant
 from audit.own_training.readings import model_and_numbers
 from audit.own_training.result import ATTACK_ERROR
@@ -1007,6 +1008,10 @@ def test_no_attack_without_any_statistic() -> None:
     result = check(functools.partial(on_prepared_records, rate=0.5), WHOLE, seconds=20, jobs=1)
     assert result.exit_code == 0, result
     assert result.attack_skipped.startswith("no attack was made: the model does not accept")
+    task = AuditTask(
+        on_prepared_records, TrainingSet(*WHOLE), TrainingSet(*WHOLE).first(1), None, None, 1e-5
+    )
+    assert len(Attack(task, Fixed(1), (None,), 0).play_all(1000, 1)) == 2
     with pytest.raises(InvalidInput, match="the model does not accept the records"):
         attack(on_prepared_records, WHOLE, (WHOLE[0][0], 0), trials=4)
 
