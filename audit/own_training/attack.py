@@ -139,10 +139,13 @@ class Attack:
             played: an even number of trials that were played before, from the first on.
 
         Returns:
-            All trials, at least two new ones; if the time ran out, an even number of them.
+            All trials, at least two new ones; if the time ran out, an even number of them; if the
+            first give no statistic because the model cannot be read, these alone.
         """
         start = time.perf_counter()
         runs = [*played, *self.play_some(range(len(played), min(len(played) + 2, trials)))]
+        if unread(runs) and not has_statistic(runs):
+            return runs
         each = max((time.perf_counter() - start) / 2, 1e-6)
         if jobs is None:
             jobs = _jobs_that_pay(each * (trials - len(runs)), deadline - time.perf_counter())
@@ -327,6 +330,17 @@ def fewest_trials(runs: Sequence[Run | None]) -> int:
     return 2 * _TO_LEARN * _MIN_TO_LEARN if learned else 2
 
 
+def unread(runs: Sequence[Run | None]) -> str:
+    """The reason why the model or the canary's gradient gave no statistic; empty if they did."""
+    return next((run.unread for run in runs if run is not None and run.unread), "")
+
+
+def has_statistic(runs: Sequence[Run | None]) -> bool:
+    """Whether any trial gave a score or a number."""
+    names = (*_SCORES, "details")
+    return any(len(getattr(run, name)) for run in runs if run is not None for name in names)
+
+
 def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     """The scores of trials without and with the record, for every statistic."""
     completed = [run for run in runs if run is not None]
@@ -354,7 +368,8 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
         constant = np.zeros(len(runs))  # the numbers are the same in all trials
         return {"learned": (constant[0::2], constant[1::2])}
     raise InvalidInput(
-        "train must return a model, an estimator or numbers, or call watch, got none of these"
+        unread(runs)
+        or "train must return a model, an estimator or numbers, or call watch, got none of these"
     )
 
 

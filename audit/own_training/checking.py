@@ -18,10 +18,12 @@ from audit.own_training.attack import (
     detectable_chance,
     detectable_noise,
     fewest_trials,
+    has_statistic,
     is_gaussian,
     only_history,
     statistics_of,
     trials_to_prove,
+    unread,
 )
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.findings import PremiseReport
@@ -234,6 +236,9 @@ def check(
             "DiracCanary: its gradient could not be inserted"
         )
     check_steps(runs)
+    if report is not None and asked is None and unread(runs) and not has_statistic(runs):
+        skipped = f"no attack was made: {unread(runs)}"
+        return CheckResult(claim, delta, confidence, premises=report, attack_skipped=skipped)
     if asked is None and len(runs) < fewest_trials(runs):
         skipped = (
             f"no attack was made: {len(runs)} of {planned} trials ended within {seconds:g} s, and "
@@ -342,6 +347,7 @@ def _verdict(
         planned=planned,
         needed=needed,
         premises=premises,
+        unread=unread(runs),
     )
     if result.leaks or result.exceeds:
         return result

@@ -47,6 +47,11 @@ def _parser() -> console.Parser:
         metavar="NAME",
         help="dotted name of (features, labels), or of a function of it",
     )
+    add(
+        "--loss",
+        metavar="NAME",
+        help="dotted name of loss(model, features, labels), summed (default: cross-entropy)",
+    )
     add("--claim", type=float, metavar="EPSILON", help="(default: the function's own claim)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
     add = parser.add_argument_group("size of the audit").add_argument
@@ -172,8 +177,14 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
 
 def _audit(options: argparse.Namespace) -> Any:
     train = import_by_name("train", options.train)
+    loss = import_by_name("loss", options.loss) if options.loss else None
     records, validation, canary = _data(options)
-    shared = {"claim": options.claim, "delta": options.delta, "confidence": options.confidence}
+    shared = {
+        "claim": options.claim,
+        "delta": options.delta,
+        "confidence": options.confidence,
+        "loss": loss,
+    }
     if options.one_run:
         dirac = isinstance(canary, DiracCanary)
         return check_one_run(

@@ -7,7 +7,7 @@ noise.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -154,7 +154,10 @@ def _quiet_record(
     candidates = [p for p in pool if p.size == 0.0]
     candidates += [p for p in pool if p.family == "own"]
     candidates += [p for p in pool if math.isnan(p.size)]
-    for each in candidates[:_MAX_QUIET]:
+    # A function may copy the records of some classes: then a record of the canary's is needed.
+    canary = canaries.pair[0]
+    zeros = replace(canary, features=np.zeros_like(canary.features), size=0.0, family="zeros")
+    for each in [*candidates[:_MAX_QUIET], zeros]:
         if any(_same(each, other) for other in tried):
             continue
         data = copies(experiment.records, each, len(experiment.records))
@@ -323,7 +326,10 @@ def _measured(
         )
     if not noise.silent.all() and least < 1:
         between_steps = accounted is not None
-        experiment.collect(*independence(noise, base.names, base.shapes, between_steps, least))
+        experiment.collect(
+            *independence(noise, base.names, base.shapes, between_steps, least),
+            words=lambda test: explain_test(test, random_gradients and others_change()),
+        )
         if not varying and not random_gradients:
             experiment.collect(
                 *shape_of_noise(noise, experiment.first_step),

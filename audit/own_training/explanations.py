@@ -10,11 +10,13 @@ from audit.own_training.findings import Finding
 from audit.own_training.noise import TestResult
 
 _MAX_NAMES = 4
+# Relative rounding of a contribution that is a whole multiple of another.
+_WHOLE = 1e-3
 OTHERS_CHANGE = "The record changes what other records contribute"
 _ALL_STEPS = (
     "Something that is computed from more records than the batch enters each step without noise: "
-    "a statistic, a label, a weight, a norm, or gradients of an earlier batch (momentum, a stale "
-    "sum, a replay). Otherwise, the record is drawn too often."
+    "a statistic, a label, a weight, a norm, the seed of the noise, or gradients of an earlier "
+    "batch (momentum, a stale sum, a replay). Otherwise, the record is drawn too often."
 )
 _DRAWN_TOO_OFTEN = (
     "The accounted rate is too small, or whether a record is drawn depends on the records (weights "
@@ -215,12 +217,12 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "grain": (
         "noise",
-        "Noise of different runs is equal to the last digit in {seen} of {pairs:,} pairs: it takes "
-        "only a small number of values, so the sum of the gradients remains visible.",
-        "It is drawn in half precision (float16, bfloat16), or rounded, and added to a sum of "
-        "higher precision.",
-        "Draw the noise in the precision of the gradients, or round the sum in the same way before "
-        "the noise is added.",
+        "Noise of different runs is equal to the last digit in {seen} of {pairs:,} pairs: some of "
+        "its values recur, so that the sum of the gradients remains visible.",
+        "It is drawn in half precision (float16, bfloat16), rounded, or cut off at a largest size "
+        "(clamp), and added to a sum of higher precision.",
+        "Draw the noise in the precision of the gradients and do not cut it off, or round the sum "
+        "in the same way before the noise is added.",
     ),
     "distribution": (
         "noise",
@@ -421,9 +423,9 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "inferred classes": (
         "released numbers",
-        "The shape of {names} depends on whether one record is the only one of its class.",
-        "The classes, categories or bounds are inferred from the private records.",
-        "Pass the classes as public constants.",
+        "The shape of {names} depends on one record, which may be the only one of its class.",
+        "The classes, categories, tokens or bounds are inferred from the private records.",
+        "Pass them as public constants.",
     ),
     "scaled by n": (
         "number of records",
@@ -498,7 +500,11 @@ def divided_by_batch(spread: float, others_change: bool) -> Finding:
     """One record's contribution differs between batches."""
     found = explain("divided by the batch", factor=1 + spread)
     drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
-    return replace(found, cause=drawn) if others_change else found
+    cause = drawn if others_change else found.cause
+    if abs(spread - round(spread)) < _WHOLE:
+        several = "A record is in a batch several times (drawn with replacement, or copied)."
+        cause = f"{several} Otherwise: {cause}"
+    return replace(found, cause=cause)
 
 
 def books(trace: Trace) -> list[Finding]:

@@ -114,7 +114,8 @@ def check_one_run(
         del statistics["lambda_c"]  # batches were not sampled
     if not statistics:
         raise InvalidInput(
-            "train must return a model, an estimator or a score per canary, or call watch, "
+            run.unread
+            or "train must return a model, an estimator or a score per canary, or call watch, "
             "got none of these"
         )
     alone = dirac and len(training_set) == 0
@@ -145,6 +146,7 @@ def check_one_run(
         ceiling=max(bound.epsilon for bound in ceiling.values() if _counts(run, bound)),
         trials=count,
         unit="canaries",
+        unread=run.unread,
     )
 
 

@@ -22,7 +22,7 @@ from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import EqualRecords, copies, run_equal_records
-from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.own_training.experiment import FAMILY_ERROR, SHORTFALL, Experiment, replace_one
 from audit.own_training.explanations import (
     books,
     explain,
@@ -160,6 +160,14 @@ def _watched(
     equal = run_equal_records(experiment, canaries)
     _compare_accountant(experiment, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
+    measured = experiment.measured
+    if experiment.relation == "replace-one" and "accounted noise multiplier" in measured:
+        effective = measured["effective noise multiplier"]
+        if effective < 2 * (1 - 2 * SHORTFALL) * measured["accounted noise multiplier"]:
+            experiment.notes.append(
+                "the accountant's epsilon is for a record that is added or removed: a record that "
+                "replaces another changes the sum by up to twice as much, so that epsilon is larger"
+            )
     if equal is not None and experiment.time_left() and equal.others_change():
         experiment.notes.append(
             "the exchanged record changes what other records contribute, so that records that were "
@@ -199,7 +207,8 @@ def _coupled_canaries(
         return (
             "the weights differ between seeds although all gradients were forced, so that p.grad "
             "is not all that changes them: noise is added after the step, the learning rate is set "
-            "by a noisy gradient, or a random batch enters the weights"
+            "by a noisy gradient, or a random batch enters the weights (a second moment or another "
+            "state of gradients without noise, which would be a leak)"
         )
     return pool, traces
 

@@ -16,6 +16,7 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import held_by_function
+from threat_models.user_code import format_error
 
 # Number of other records that are scored too, because the canary may change their scores.
 _OTHERS = 64
@@ -67,6 +68,9 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         return None, np.empty(0)
     if _is_module(result) or any(hasattr(result, name) for name in _PREDICTS):
         return result, np.empty(0)
+    if hasattr(result, "detach"):
+        tensor = result.detach().cpu()
+        result = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
     try:
         is_complex = np.iscomplexobj(result)
         if not is_complex:
@@ -92,6 +96,16 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
     values = result.values() if isinstance(result, Mapping) else result
     return _joined(
         [model_and_numbers(each) for each in values if not isinstance(each, str | bytes)]
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """The reason why a model could not be applied to records, and what to do."""
+    if isinstance(error, InvalidInput):
+        return str(error)
+    return (
+        "the model does not accept the records as train gets them "
+        f"({format_error(error)}): pass loss=, a function that prepares them"
     )
 
 

@@ -43,6 +43,7 @@ class CheckResult:
             with 80 % probability; None if unknown, or if the attack shows more than is claimed.
         detectable_chance: the smallest probability of an output that occurs only with the record,
             which this many trials detect with 80 % probability; None as for `detectable`.
+        unread: the reason why the score, lambda_a and lambda_c are missing; empty if none is.
         attack_skipped: the reason why no trial was played; empty if trials were.
 
     Example:
@@ -71,6 +72,7 @@ class CheckResult:
     premises: PremiseReport | None = None
     detectable: float | None = None
     detectable_chance: float | None = None
+    unread: str = ""
     attack_skipped: str = ""
 
     @property
@@ -97,11 +99,17 @@ class CheckResult:
         elif self.premises is not None and self.premises.watched:
             power = f" ({self.premises.power})" if self.premises.power else ""
             parts.append(f"no broken premise found{power}")
-        parts.append(self.attack_skipped or self._attack_words)
+        parts.append(self._attack_words)
         return "; ".join(parts)
 
     @property
     def _attack_words(self) -> str:
+        if self.attack_skipped or not self.unread:
+            return self.attack_skipped or self._bounds_words
+        return f"{self._bounds_words}; some statistics were not computed: {self.unread}"
+
+    @property
+    def _bounds_words(self) -> str:
         claims = "claims nothing"
         for digits in range(4, 18):  # as many as show a leak
             least, proven = (
@@ -119,7 +127,8 @@ class CheckResult:
         confidence = f"with {100 * self.confidence:g} % confidence"
         shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks:
-            return f"{claims}; {shown}, and {proven} with {_PROOF} ({self.trials} {self.unit})"
+            trials = f"{self.trials} {self.unit}"
+            return f"{claims}; leak proven: {shown}, and {proven} with {_PROOF} ({trials})"
         if self.claim is None:
             return f"{claims}; {shown}"
         if self.exceeds:
@@ -180,7 +189,7 @@ class CheckResult:
     def __str__(self) -> str:
         if self.premises is None:
             return self.words
-        return f"{self.premises}\n{self.attack_skipped or self._attack_words}"
+        return f"{self.premises}\n{self._attack_words}"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""

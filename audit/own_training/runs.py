@@ -19,7 +19,7 @@ from audit.own_training import readings
 from audit.own_training.opacus_objects import History, history_of
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
-from threat_models.user_code import call_user_code, format_error
+from threat_models.user_code import call_user_code
 
 _MASK = 0xFFFFFFFF
 _MAX_NUMBERS = 50_000
@@ -92,6 +92,7 @@ class Run:
         score: [m], scores of the canaries by the returned value; empty if it gives none.
         lambda_a: [m], see `WhiteBoxTrace`; empty if the optimizer was not watched.
         lambda_c: [m], see `WhiteBoxTrace`; empty if the optimizer was not watched.
+        unread: the reason why the score, lambda_a and lambda_c are missing; empty if none is.
         residual: [1], see `audit.own_training.residuals`; empty if it is not computed.
         choice: score by which the best of several runs is chosen; minus infinity without one.
         details: [f], with one canary: all recorded numbers, for a learned statistic; of more than
@@ -107,6 +108,7 @@ class Run:
     details: FloatArray
     claim: float | None
     history: History | None
+    unread: str = ""
     residual: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
@@ -157,22 +159,20 @@ def run_once(
     finally:
         watch.close()
     trace = watch.trace()
-    if task.replaced is not None and trace is not None:
+    unread = watch.failure
+    if task.replaced is not None and (trace is not None or unread):
         raise InvalidInput(
             "premises must be True where train calls watch and relation is 'replace-one', because "
             "the claim of its accountant is for a removed record, got False"
         )
-    try:
-        model, numbers = readings.model_and_numbers(result)
-        score, rest = _read(task, model, numbers, len(included))
-    except Exception as error:
-        if str(error).startswith("train must"):
-            raise
-        raise InvalidInput(
-            "train must return a model that accepts the records, and it raised "
-            f"{format_error(error)}"
-        ) from error
     nothing = np.empty(0)
+    model, numbers = readings.model_and_numbers(result)
+    try:
+        score, rest = _read(task, model, numbers, len(included))
+    except Exception as error:  # of the user's model or loss
+        if task.validation is not None:
+            raise InvalidInput(readings.reason_of(error)) from error
+        score, rest, unread = nothing, _evenly_spaced(numbers), readings.reason_of(error)
     return Run(
         score=score,
         lambda_a=nothing if trace is None else trace.lambda_a,
@@ -181,6 +181,7 @@ def run_once(
         details=rest if trace is None else np.concatenate([rest, trace.details]),
         claim=claim_of(watch, task.delta),
         history=history_of(watch.accountant),
+        unread=unread,
     )
 
 

@@ -338,7 +338,10 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "of the squared thresholds.",
         )
     first = int(np.argmax(case.usable))
-    grown = step > first and not case.equal.varying
+    # Such a state adds a record to every step after the first one whose batch holds it.
+    included = case.equal.batches.included
+    carried = np.array_equal(np.maximum.accumulate(included, axis=1), included)
+    grown = step > first and carried and not case.equal.varying
     if grown and reach > 1.3 * found.largest[first] and ratio > 1.2:
         return (
             "contribution",

@@ -171,6 +171,11 @@ class Watch:
             if each is not None:
                 each.close()
 
+    @property
+    def failure(self) -> str:
+        """The reason why the white box could not compute its statistics; empty if it could."""
+        return "" if self._white_box is None else self._white_box.failure
+
     def trace(self) -> "WhiteBoxTrace | None":
         """The white box's trace of the run; None if no step was watched."""
         return None if self._white_box is None else self._white_box.trace()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training.opacus_objects import StepThreshold, hooks_of_steps
+from audit.own_training.readings import reason_of
 from audit.own_training.records import TrainingSet
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -77,6 +78,7 @@ class WhiteBox:
     Attributes:
         model: found at its first forward pass, or given.
         accountant: the function's own, or None.
+        failure: the reason why the canaries' gradients could not be taken; empty if they were.
 
     Raises:
         InvalidInput: Dirac canaries with an optimizer that is not Opacus's.
@@ -92,6 +94,7 @@ class WhiteBox:
     ) -> None:
         self.model: nn.Module | None = None
         self.accountant: Any = None
+        self.failure = ""
         self._optimizer = optimizer
         self._canaries = canaries
         self._included = included
@@ -126,7 +129,7 @@ class WhiteBox:
 
     def trace(self) -> WhiteBoxTrace | None:
         """The record of the run; None if no step was watched."""
-        if not self._products:
+        if self.failure or not self._products:
             return None
         products, squares = np.array(self._products), np.array(self._squares)
         steps = len(products)
@@ -203,6 +206,8 @@ class WhiteBox:
 
     @torch.no_grad()
     def _before_step(self) -> None:
+        if self.failure:
+            return
         optimizer = self._optimizer
         scale = 1.0
         if getattr(optimizer, "loss_reduction", "sum") == "mean":
@@ -219,7 +224,11 @@ class WhiteBox:
             products, squares = self._dirac_products(scale, unit)
             by_tensor = np.zeros(0)
         else:
-            each, sizes = self._record_products(parameters, released)
+            try:
+                each, sizes = self._record_products(parameters, released)
+            except Exception as error:  # of the user's model or loss
+                self.failure = reason_of(error)
+                return
             products, squares = each.sum(1) / unit, sizes / unit
             by_tensor = each[0] / unit
         self._products.append(products)
@@ -245,9 +254,7 @@ class WhiteBox:
     ) -> tuple[FloatArray, FloatArray]:
         """<z, p> of every canary and tensor, [m, tensors], and |z|^2, [m]."""
         if self.model is None:
-            raise InvalidInput(
-                "watch must know the model before the first step: watch(optimizer, model)"
-            )
+            raise InvalidInput("watch was not given the model: watch(optimizer, model, accountant)")
         assert self._canaries is not None
         like = parameters[0]
         features = torch.from_numpy(self._canaries.features).to(like.device)

@@ -38,9 +38,10 @@ from audit.own_training.batches import (
     even_inclusions,
     poisson_tests,
 )
-from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
+from audit.own_training.canary_pool import PoolRecord, canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
+from audit.own_training.equal_records import _quiet_record
 from audit.own_training.experiment import SHORTFALL, Experiment, detectable_scale, significant
 from audit.own_training.noise import (
     batches_in_noise,
@@ -509,6 +510,57 @@ def test_outputs_counted_in_the_private_labels_are_named() -> None:
     found = report(counted)
     assert "The shape of `weight`, `bias` depends" in found.findings[0].message
     assert "number of steps" not in str(found)
+
+
+def _clamped(state: Any, total: Any) -> Any:
+    return [
+        g + state.noise_multiplier * state.clip * torch.randn_like(g).clamp(-2, 2) for g in total
+    ]
+
+
+def _with_replacement(state: Any, n: int) -> torch.Tensor:
+    return torch.randint(n, (int((torch.rand(n) < state.sampling_rate).sum()),))
+
+
+@pytest.mark.parametrize(
+    ("loop", "cause"),
+    [
+        (Loop(noise=_clamped, sampling_rate=0.4, steps=6), "cut off at a largest size (clamp)"),
+        (
+            Loop(batch=_with_replacement, sampling_rate=0.4, steps=6),
+            "A record is in a batch several times (drawn with replacement",
+        ),
+    ],
+)
+def test_clamped_noise_and_records_drawn_with_replacement_are_named(loop: Any, cause: str) -> None:
+    assert cause in report(loop).findings[0].cause
+
+
+def test_labels_that_the_function_maps_to_others_are_no_error() -> None:
+    # The loss of the gradient ascent raises IndexError for labels that the model does not have.
+    data = TrainingSet(DATA.features, DATA.labels + 1)
+    assert not report(Loop(prepare=lambda state, x, y: (x, y - 1)), data).findings
+
+
+def test_equal_records_have_the_class_of_the_canary_if_draws_depend_on_it() -> None:
+    # A function that copies the records of class 1 draws more numbers for them.
+    def coupled(data: TrainingSet, seed: int) -> Any:
+        step = SimpleNamespace(generators=(int(data.labels.sum()),))
+        return SimpleNamespace(steps=[step], gradients=np.zeros((1, 1)))
+
+    canary = PoolRecord(np.ones(2), 1, 1.0, "own")
+    zeros = PoolRecord(np.zeros(2), 0, 0.0, "zeros")
+    experiment: Any = SimpleNamespace(
+        pool=[zeros, canary],
+        records=DATA.first(3),
+        coupled=coupled,
+        seed_of=lambda number: number,
+        ended_early=lambda trace: False,
+        steps=1,
+    )
+    quiet = _quiet_record(experiment, SimpleNamespace(pair=(canary, zeros)), [])  # type: ignore[arg-type]
+    assert quiet is not None
+    assert (quiet.features.tolist(), quiet.label) == ([0.0, 0.0], 1)
 
 
 @pytest.mark.slow
@@ -1325,3 +1377,15 @@ def test_a_contribution_of_several_tensors_above_c_is_not_that_of_clipped_layers
 
     (found,) = report(Loop(total=weighted)).findings
     assert "clipped to C separately" not in found.cause
+
+
+@pytest.mark.parametrize(("share", "noted"), [(1.0, True), (2.0, False)])
+def test_noise_for_a_removed_record_is_noted_under_replace_one(share: float, noted: bool) -> None:
+    def noise(state: Any, total: Any) -> Any:
+        return [
+            g + share * state.noise_multiplier * state.clip * torch.randn_like(g) for g in total
+        ]
+
+    found = report(Loop(noise=noise), relation="replace-one")
+    assert not found.broken, found
+    assert any("replaces another" in note for note in found.notes) == noted

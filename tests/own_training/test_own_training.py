@@ -46,6 +46,7 @@ from audit.own_training import (
     command,
     readings,
 )
+from audit.own_training.attack import Attack
 from audit.own_training.discriminant import discriminant
 from audit.own_training.readings import model_and_numbers
 from audit.own_training.result import ATTACK_ERROR
@@ -312,7 +313,7 @@ def test_a_broken_training_is_caught(name: str) -> None:
     assert found.leaks, str(found)
     assert not found
     assert found.exit_code == 1
-    with pytest.raises(PrivacyLeak, match=r"claims .*; an attack shows at least"):
+    with pytest.raises(PrivacyLeak, match=r"claims .*; leak proven: an attack shows at least"):
         found.raise_if_leaking()
 
 
@@ -858,6 +859,14 @@ def test_the_command_says_what_was_found(
     assert "no broken premise found" in found["words"]
 
 
+def test_the_command_takes_a_loss(tmp_path: Path) -> None:
+    options = ["--train", f"{__name__}.on_prepared_records", "--records", f"{__name__}.WHOLE"]
+    options += ["--no-premises", "--trials", "6", "--jobs", "1", "--loss"]
+    assert "score" in answer(tmp_path, [*options, f"{__name__}.loss_of_prepared"])["words"]
+    found = answer(tmp_path, [*options, "math.nothing"])
+    assert "loss must be a name that can be imported" in found["error"]
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -949,3 +958,74 @@ def test_a_dictionary_with_a_model_and_numbers_is_attacked() -> None:
 
     found = audit.check(leaky, ([[0.0]], [0]), ([9.0], 0), premises=False, trials=100)
     assert found.exit_code == 1
+
+
+def on_prepared_records(
+    records: Any,
+    candidate: Any,
+    seed: int,
+    watch: Any,
+    shows_model: bool = True,
+    rate: float = 1.0,
+) -> Any:
+    """Records are whole numbers, which the function scales before the model sees them."""
+    x = torch.as_tensor(records.features).float() / 16
+    y = torch.as_tensor(records.labels)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accountant = RDPAccountant()
+    watch(optimizer, accountant, *([model] if shows_model else []))
+    for _ in range(3):
+        logits = functional.linear(x, model.weight, model.bias).detach()
+        each = logits.softmax(1) - functional.one_hot(y, 2)
+        if rate < 1:
+            each = each * (torch.rand(len(y)) < rate)[:, None]
+        sums = {"weight": each[:, :, None] * x[:, None], "bias": each}
+        norms = sum(each.flatten(1).square().sum(1) for each in sums.values()).sqrt()
+        for name, p in model.named_parameters():
+            clipped = torch.tensordot((1 / norms.clamp(min=1e-9)).clamp(max=1), sums[name], 1)
+            p.grad = clipped + 2 * torch.randn_like(p)
+        optimizer.step()
+        accountant.step(noise_multiplier=2.0, sample_rate=rate)
+    return model if shows_model else model.weight
+
+
+WHOLE = np.random.default_rng(0).integers(0, 17, (20, 3)).astype(np.uint8), np.arange(20) % 2
+
+
+@pytest.mark.parametrize("shows_model", [True, False])
+def test_a_model_that_does_not_accept_the_records_as_they_are_is_tested(shows_model: bool) -> None:
+    loop = functools.partial(on_prepared_records, shows_model=shows_model)
+    result = check(loop, WHOLE, seconds=20, jobs=1)
+    assert result.exit_code == 0, result
+    assert "residual" in result.bounds
+    assert "lambda_a" not in result.bounds
+    reason = "the model does not accept the records" if shows_model else "watch was not given"
+    assert f"some statistics were not computed: {reason}" in str(result)
+
+
+def test_no_attack_without_any_statistic() -> None:
+    result = check(functools.partial(on_prepared_records, rate=0.5), WHOLE, seconds=20, jobs=1)
+    assert result.exit_code == 0, result
+    assert result.attack_skipped.startswith("no attack was made: the model does not accept")
+    task = AuditTask(
+        on_prepared_records, TrainingSet(*WHOLE), TrainingSet(*WHOLE).first(1), None, None, 1e-5
+    )
+    assert len(Attack(task, Fixed(1), (None,), 0).play_all(1000, 1)) == 2
+    with pytest.raises(InvalidInput, match="the model does not accept the records"):
+        attack(on_prepared_records, WHOLE, (WHOLE[0][0], 0), trials=4)
+
+
+def loss_of_prepared(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(x.float() / 16), y, reduction="sum")
+
+
+def test_a_loss_prepares_the_records() -> None:
+    result = attack(on_prepared_records, WHOLE, trials=40, loss=loss_of_prepared)
+    assert {"lambda_a", "score"} <= set(result.bounds)
+    assert not result.unread
+
+
+def test_numbers_of_tensors_with_a_gradient_and_of_lower_precision() -> None:
+    weight = nn.Parameter(torch.tensor([0.5], dtype=torch.bfloat16))
+    assert model_and_numbers({"weight": weight, "steps": torch.tensor(3)})[1].tolist() == [0.5, 3.0]
