@@ -8,21 +8,25 @@ may overwrite. Exact counterexamples are reported as they are; statistical tests
 error of `FAMILY_ERROR` per check.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from audit.errors import InvalidInput
+from audit import accounting
+from audit.errors import AuditError, InvalidInput
+from audit.numerics import format_exact, format_rounded
 from audit.own_training import canary_runs
 from audit.own_training.black_box import Pair, compare_released_numbers
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import EqualRecords, copies, run_equal_records
-from audit.own_training.experiment import FAMILY_ERROR, SHORTFALL, Experiment, replace_one
+from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
 from audit.own_training.explanations import (
     books,
     explain,
@@ -160,13 +164,14 @@ def _watched(
     equal = run_equal_records(experiment, canaries)
     _compare_accountant(experiment, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
-    measured = experiment.measured
-    if experiment.relation == "replace-one" and "accounted noise multiplier" in measured:
-        effective = measured["effective noise multiplier"]
-        if effective < 2 * (1 - 2 * SHORTFALL) * measured["accounted noise multiplier"]:
+    if experiment.relation == "replace-one" and first.history:
+        with contextlib.suppress(AuditError):  # of steps without noise
+            recorded = SimpleNamespace(history=first.history)
+            cost = accounting.from_opacus(recorded, neighbours="replace-one").epsilon(delta)
             experiment.notes.append(
-                "the accountant's epsilon is for a record that is added or removed: a record that "
-                "replaces another changes the sum by up to twice as much, so that epsilon is larger"
+                "if a record replaces another, the recorded steps cost "
+                f"({format_rounded(cost, up=True)}, {format_exact(delta)}); an accountant's "
+                "epsilon for a record that is added or removed is smaller"
             )
     if equal is not None and experiment.time_left() and equal.others_change():
         experiment.notes.append(

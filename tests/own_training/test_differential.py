@@ -1379,13 +1379,14 @@ def test_a_contribution_of_several_tensors_above_c_is_not_that_of_clipped_layers
     assert "clipped to C separately" not in found.cause
 
 
-@pytest.mark.parametrize(("share", "noted"), [(1.0, True), (2.0, False)])
-def test_noise_for_a_removed_record_is_noted_under_replace_one(share: float, noted: bool) -> None:
-    def noise(state: Any, total: Any) -> Any:
-        return [
-            g + share * state.noise_multiplier * state.clip * torch.randn_like(g) for g in total
-        ]
-
-    found = report(Loop(noise=noise), relation="replace-one")
+def test_the_cost_for_replaced_records_is_noted() -> None:
+    """Full batches are a Gaussian mechanism: a replaced record moves it twice as far."""
+    loop = Loop()
+    found = report(loop, relation="replace-one")
     assert not found.broken, found
-    assert any("replaces another" in note for note in found.notes) == noted
+    mu = 2.0 * math.sqrt(loop.steps) / loop.noise_multiplier
+    cost = audit.GaussianMechanism(mu).epsilon(1e-5)
+    (note,) = (each for each in found.notes if "replaces another" in each)
+    shown = float(note.partition("(")[2].partition(",")[0])
+    assert cost <= shown == pytest.approx(cost, rel=1e-3)
+    assert not [each for each in report(loop).notes if "replaces another" in each]
