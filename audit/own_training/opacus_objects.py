@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 History = tuple[tuple[float, float, int], ...]
@@ -26,6 +27,34 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
         return [float(clip) for clip in each]
     clip = getattr(optimizer, "max_grad_norm", None)
     return None if clip is None else float(clip)
+
+
+_noise_multipliers: dict[str, float] = {}
+
+
+@contextmanager
+def remembered_calibration() -> Iterator[None]:
+    """Computes the noise multiplier of `make_private_with_epsilon` once for equal arguments.
+
+    It takes Opacus seconds, and an audit calls the training function many times.
+    """
+    engine = sys.modules.get("opacus.privacy_engine")
+    if engine is None:
+        yield
+        return
+    calibrate = engine.get_noise_multiplier
+
+    def remembering(**arguments: Any) -> float:
+        key = repr(sorted(arguments.items()))
+        if key not in _noise_multipliers:
+            _noise_multipliers[key] = calibrate(**arguments)
+        return _noise_multipliers[key]
+
+    engine.get_noise_multiplier = remembering  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        engine.get_noise_multiplier = calibrate  # type: ignore[attr-defined]
 
 
 class StepThreshold:

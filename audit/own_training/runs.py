@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.own_training import readings
-from audit.own_training.opacus_objects import History, history_of
+from audit.own_training.opacus_objects import History, history_of, remembered_calibration
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
 from threat_models.user_code import call_user_code
@@ -248,9 +248,9 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def many_runs() -> Iterator[None]:
-    """As `undisturbed_generators`, without warnings and log lines, which each run would repeat."""
+    """As `undisturbed_generators`, without what each run would repeat: warnings, log lines."""
     disabled = logging.root.manager.disable
-    with undisturbed_generators(), warnings.catch_warnings():
+    with undisturbed_generators(), remembered_calibration(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(max(disabled, logging.WARNING))
         try:

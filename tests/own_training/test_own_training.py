@@ -15,9 +15,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import broken_trainings as trainings
 import numpy as np
+import opacus
 import pytest
 import torch
 from clusters import local_backend
@@ -1029,3 +1031,40 @@ def test_a_loss_prepares_the_records() -> None:
 def test_numbers_of_tensors_with_a_gradient_and_of_lower_precision() -> None:
     weight = nn.Parameter(torch.tensor([0.5], dtype=torch.bfloat16))
     assert model_and_numbers({"weight": weight, "steps": torch.tensor(3)})[1].tolist() == [0.5, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_noise_of_make_private_with_epsilon_is_computed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the runs of the tutorial's loop take too long for the test."""
+    counted = mock.Mock(wraps=opacus.privacy_engine.get_noise_multiplier)
+    monkeypatch.setattr(opacus.privacy_engine, "get_noise_multiplier", counted)
+
+    def train(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        tensors = torch.from_numpy(data.features), torch.from_numpy(data.labels)
+        engine = PrivacyEngine(accountant="rdp")
+        model, optimizer, loader = engine.make_private_with_epsilon(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(*tensors), batch_size=5
+            ),
+            target_epsilon=4.0,
+            target_delta=1e-5,
+            epochs=1,
+            max_grad_norm=1.0,
+        )
+        watch(optimizer, model, engine)
+        for x, y in loader:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return model
+
+    result = check(train, records(20), relation="zero-out", jobs=1)
+    assert result.exit_code == 0, result
+    assert result.premises is not None
+    assert counted.call_count < 10 < result.premises.runs
+    assert opacus.privacy_engine.get_noise_multiplier is counted
