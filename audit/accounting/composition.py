@@ -43,6 +43,8 @@ _GROUP_TILTS, _GROUP_FEW = 4, 512
 _REPEATED = 64
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
+# If even the last stage needs a longer transform, its cells are up to this much wider.
+_COARSEST = 8.0
 _MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one distribution
 
 
@@ -79,9 +81,16 @@ def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPai
 
 
 def _on_one_grid(
-    parts: tuple[tuple[PrivacyLoss, int], ...], cells: int, most_tilts: int, few: int
+    parts: tuple[tuple[PrivacyLoss, int], ...],
+    cells: int,
+    most_tilts: int,
+    few: int,
+    coarser: float = 1.0,
 ) -> LossPair:
-    """Composition on one grid; `few` is the number of losses that locate the window."""
+    """Composition on one grid; `few` is the number of losses that locate the window.
+
+    The cells are `coarser` times as wide as usual.
+    """
     coarse = [(_coarse(loss.atoms(math.inf), few), count) for loss, count in parts]
     if all(len(atoms.loss) == 1 for atoms, _ in coarse):
         return _of_single_losses([(loss.atoms(math.inf), count) for loss, count in parts])
@@ -91,10 +100,13 @@ def _on_one_grid(
     if np.ptp(cumulants.deviations_at(low, high)) > _TILT_WIDTH * _MAX_TILTS:
         raise _unresolved(f"{runs} runs that reveal the data set")
     # Each run adds a variance of at most spacing^2/6. The total must stay a small fraction.
-    finest = math.sqrt(0.3 * cumulants.deviation * min(cumulants.deviation, 1.0) / runs)
+    # The few losses above have a larger variance.
+    variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in parts)
+    finest = math.sqrt(0.3 * min(variance, math.sqrt(variance)) / runs)
     # A rare large loss limits the number of cells. A coarser grid is equally safe.
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
-    spacing = float(max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18))
+    usual = max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18)
+    spacing = float(coarser * usual)
     on_grid = [(loss.atoms(spacing), count) for loss, count in parts]
     grids = [_Grid(*on_lattice(atoms, spacing), count) for atoms, count in on_grid]
     # On the grid, each run can reach one cell beyond its own loss.
@@ -105,9 +117,12 @@ def _on_one_grid(
     longest = max(len(one.log_p) for one in grids)
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
-        if not any(count >= _REPEATED for _, count in parts):
+        if any(count > _REPEATED for _, count in parts):
+            return _on_one_grid(_in_stages(parts), cells, most_tilts, few)
+        coarser *= 1.01 * size / _LARGEST_TRANSFORM
+        if coarser > _COARSEST:
             raise _unresolved(f"{runs} runs on {size} points")
-        return _on_one_grid(_in_stages(parts), cells, most_tilts, few)
+        return _on_one_grid(parts, cells, most_tilts, few, coarser)
     wrapped = (last - size) * spacing, (first + size) * spacing
     tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
     log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, size, tilts)

@@ -172,3 +172,10 @@ def test_the_composition_of_very_many_small_losses_is_accurate(mu: Any) -> None:
     pair = compose([(GaussianPair(mu / math.sqrt(steps)), steps)])
     exact = float(GaussianPair(mu).profile(0.0))
     assert exact <= float(pair.profile(0.0)) <= 1.03 * exact
+
+
+def test_many_steps_at_a_tiny_rate_are_nearly_gaussian() -> None:
+    """The loss of one step has a rare large value, and the skewness of the sum is 0.006."""
+    run = accounting.DpSgd(1.0, 10**6, 1e-6)
+    limit = accounting.GaussianMechanism(1e-6 * math.sqrt(10**6 * math.expm1(1.0))).epsilon(1e-5)
+    assert limit <= run.epsilon(1e-5) < 1.25 * limit
