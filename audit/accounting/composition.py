@@ -42,6 +42,7 @@ _GROUP_TILTS, _GROUP_FEW = 4, 512
 # If one grid would be too fine for all runs, blocks of this many runs are composed first.
 _REPEATED = 64
 _WRAPPED = math.log(1e-8)
+_ROUNDING = 4.0 * float(np.finfo(np.float64).eps)
 _LARGEST_TRANSFORM = 1 << 21
 # If even the last stage needs a longer transform, its cells are up to this much wider.
 _COARSEST = 8.0
@@ -207,7 +208,7 @@ def _sum_of(
     below_p = below_q = above = math.inf
     for tilt in tilts:
         spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
-        log_total = 0.0
+        log_total = magnitude = 0.0
         for chunk in range(0, len(grids), _TOGETHER):
             spectra = []
             for one in grids[chunk : chunk + _TOGETHER]:
@@ -218,7 +219,10 @@ def _sum_of(
                 masses = np.zeros(size)
                 masses[one.index % size] = weights / total
                 spectra.append((fft.rfft(masses), one.count))
-                log_total += one.count * (top + math.log(total))
+                log_run = top + math.log(total)
+                log_total += one.count * log_run
+                typical = abs(tilt) * spacing * float(weights @ np.abs(one.index)) / total
+                magnitude += one.count * (abs(log_run) + typical)
             spectrum *= product_of_powers(spectra)
         sums = fft.irfft(spectrum, size)
         # Negative masses show the size of the rounding error; twice the largest is added to all.
@@ -226,7 +230,9 @@ def _sum_of(
         chernoff = log_total - tilt * spacing * index
         here = chernoff < smallest
         sums = np.maximum(sums[place[here]], 0.0) + rounding
-        log_mass[here] = np.log(sums) + chernoff[here]
+        # With a large tilt, the rounding of the exponents matters; masses may only be too large.
+        exponents = magnitude + abs(tilt) * spacing * np.abs(index[here])
+        log_mass[here] = np.log(sums) + chernoff[here] + _ROUNDING * exponents
         smallest[here] = chernoff[here]
         if tilt > 0:
             above = min(above, chernoff[-1])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import mpmath
@@ -10,7 +11,7 @@ import pytest
 from scipy import special
 
 from audit import accounting
-from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp
+from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp, composition
 from audit.accounting.composition import compose
 from audit.accounting.pairs import GaussianPair
 
@@ -179,3 +180,28 @@ def test_many_steps_at_a_tiny_rate_are_nearly_gaussian() -> None:
     run = accounting.DpSgd(1.0, 10**6, 1e-6)
     limit = accounting.GaussianMechanism(1e-6 * math.sqrt(10**6 * math.expm1(1.0))).epsilon(1e-5)
     assert limit <= run.epsilon(1e-5) < 1.25 * limit
+
+
+@pytest.mark.parametrize("longest", [1 << 11, composition._LARGEST_TRANSFORM])
+def test_no_grid_loses_mass(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small losses and a rare large one, whose sums end where the grid ends."""
+    monkeypatch.setattr(composition, "_LARGEST_TRANSFORM", longest)
+    monkeypatch.setattr(composition, "_MAX_CELLS", longest // 2 - 16)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        loss = np.array([-rng.uniform(0.01, 0.05), rng.uniform(0.01, 0.05), rng.uniform(1.0, 8.0)])
+        rare = 1e-6
+        small = np.stack([np.ones(2), np.exp(-loss[:2])])
+        rest = np.array([1.0 - rare, 1.0 - rare * math.exp(-loss[2])])
+        p = np.append(np.linalg.solve(small, rest), rare)
+        p /= p.sum()
+        q = p * np.exp(-loss)
+        q /= q.sum()
+        for pair, (first, second) in zip(
+            DiscreteMechanism(tuple(p), tuple(q)).pairs, ((p, q), (q, p)), strict=True
+        ):
+            found = compose([(pair, 3)])
+            chances = [np.prod(np.array([*product(each, repeat=3)]), 1) for each in (first, second)]
+            for epsilon in (0.0, 0.05, 0.5):
+                exact = np.maximum(chances[0] - math.exp(epsilon) * chances[1], 0.0).sum()
+                assert float(found.profile(epsilon)) >= exact - 1e-16
