@@ -13,13 +13,13 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from forks import code_of, forked
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -116,25 +116,6 @@ def refusal(folder: Path, seed: int = 0) -> str:
         error_line = str(error)
     assert len(error_line.splitlines()) <= 1
     return error_line
-
-
-def forked(work: Callable[[], None]) -> int:
-    """Starts a process that does some work; its exit code is 0 on success."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of threads, which the work does not need.
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
-def code_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class RunFolderMachine(RuleBasedStateMachine):

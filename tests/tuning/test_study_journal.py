@@ -4,11 +4,13 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import code_of, forked
 from hypothesis import settings, stateful
 from hypothesis import strategies as st
 from light_runs import noisy
@@ -354,13 +356,27 @@ class JournalMachine(stateful.RuleBasedStateMachine):
             assert "\n" not in str(error)  # noqa: PT017
         path.write_bytes(whole)
 
+    @stateful.rule(runs=st.integers(0, 3))
+    def kill(self, runs: Any) -> None:
+        left = [runs]
+
+        def die() -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        assert code_of(forked(lambda: self.run(before=die))) in (0, -signal.SIGKILL)
+
     @stateful.rule()
-    def run_twice_at_once(self) -> None:
+    def run_in_two_processes_at_once(self) -> None:
         def second() -> None:
             with pytest.raises(ValueError, match="not running elsewhere"):
                 self.run()
 
-        assert self.run(before=second) == self.best
+        def compete() -> None:
+            assert code_of(forked(second)) == 0
+
+        assert self.run(before=compete) == self.best
 
     def teardown(self) -> None:
         assert self.run() == self.best
@@ -372,4 +388,6 @@ JournalMachine.TestCase.settings = settings(
 )
 
 
-test_a_journal_survives_whatever_happens = JournalMachine.TestCase
+test_a_journal_survives_whatever_happens = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="no os.fork"
+)(JournalMachine.TestCase)
