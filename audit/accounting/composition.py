@@ -266,8 +266,7 @@ class _Cumulants:
     def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
         # theta = 0 is P and -1 is P'. The scale further out is the loss's standard deviation.
         variance = sum(count * atoms.deviation**2 for atoms, count in parts)
-        self.deviation = max(math.sqrt(variance), 1e-12)
-        outer = np.geomspace(1e-7, 1e7, 561) / self.deviation
+        outer = np.geomspace(1e-7, 1e7, 561) / max(math.sqrt(variance), 1e-12)
         theta = np.concatenate([-1.0 - outer[::-1], np.linspace(-1.0, 0.0, 41), outer])
         self.theta = theta
         self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)

@@ -17,7 +17,14 @@ from audit.errors import InvalidInput, imports_of_game
 from audit.own_training.discriminant import discriminant
 from audit.own_training.opacus_objects import History, has_full_batches
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
-from audit.own_training.runs import AuditTask, Run, many_runs, run_once, run_seed
+from audit.own_training.runs import (
+    AuditTask,
+    Run,
+    many_runs,
+    run_once,
+    run_seed,
+    undisturbed_generators,
+)
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
 
@@ -88,7 +95,7 @@ class Attack:
             total = seconds * (RUNS_PER_TRIAL * fewest / processes + RUNS_TO_PREPARE)
             return time.perf_counter() + total < deadline
 
-        with many_runs():
+        with undisturbed_generators():
             residuals = Residuals.of(
                 task.train,
                 self.candidates[0],
@@ -144,7 +151,7 @@ class Attack:
         """
         start = time.perf_counter()
         runs = [*played, *self.play_some(range(len(played), min(len(played) + 2, trials)))]
-        if unread(runs) and not has_statistic(runs):
+        if why_no_statistic(runs):
             return runs
         each = max((time.perf_counter() - start) / 2, 1e-6)
         if jobs is None:
@@ -335,10 +342,11 @@ def unread(runs: Sequence[Run | None]) -> str:
     return next((run.unread for run in runs if run is not None and run.unread), "")
 
 
-def has_statistic(runs: Sequence[Run | None]) -> bool:
-    """Whether any trial gave a score or a number."""
+def why_no_statistic(runs: Sequence[Run | None]) -> str:
+    """As `unread`, and empty if any trial gave a score or a number."""
     names = (*_SCORES, "details")
-    return any(len(getattr(run, name)) for run in runs if run is not None for name in names)
+    given = any(len(getattr(run, name)) for run in runs if run is not None for name in names)
+    return "" if given else unread(runs)
 
 
 def statistics_of(runs: Sequence[Run | None]) -> Statistics:

@@ -18,12 +18,12 @@ from audit.own_training.attack import (
     detectable_chance,
     detectable_noise,
     fewest_trials,
-    has_statistic,
     is_gaussian,
     only_history,
     statistics_of,
     trials_to_prove,
     unread,
+    why_no_statistic,
 )
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.findings import PremiseReport
@@ -236,8 +236,8 @@ def check(
             "DiracCanary: its gradient could not be inserted"
         )
     check_steps(runs)
-    if report is not None and asked is None and unread(runs) and not has_statistic(runs):
-        skipped = f"no attack was made: {unread(runs)}"
+    if report is not None and asked is None and (reason := why_no_statistic(runs)):
+        skipped = f"no attack was made: {reason}"
         return CheckResult(claim, delta, confidence, premises=report, attack_skipped=skipped)
     if asked is None and len(runs) < fewest_trials(runs):
         skipped = (

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 History = tuple[tuple[float, float, int], ...]
@@ -29,7 +30,18 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
     return None if clip is None else float(clip)
 
 
-_noise_multipliers: dict[str, float] = {}
+@cache
+def _remembering(calibrate: Callable[..., float]) -> Callable[..., float]:
+    """The same function, which computes each answer once."""
+    found: dict[str, float] = {}
+
+    def remembering(**arguments: Any) -> float:
+        key = repr(sorted(arguments.items()))  # an argument may be a list
+        if key not in found:
+            found[key] = calibrate(**arguments)
+        return found[key]
+
+    return remembering
 
 
 @contextmanager
@@ -43,14 +55,7 @@ def remembered_calibration() -> Iterator[None]:
         yield
         return
     calibrate = engine.get_noise_multiplier
-
-    def remembering(**arguments: Any) -> float:
-        key = repr(sorted(arguments.items()))
-        if key not in _noise_multipliers:
-            _noise_multipliers[key] = calibrate(**arguments)
-        return _noise_multipliers[key]
-
-    engine.get_noise_multiplier = remembering  # type: ignore[attr-defined]
+    engine.get_noise_multiplier = _remembering(calibrate)  # type: ignore[attr-defined]
     try:
         yield
     finally:
