@@ -21,7 +21,13 @@ from audit.accounting.combinations import (
     scale_noise,
 )
 from audit.accounting.composition import compose
-from audit.accounting.conversion import Unresolved, reach, renyi_to_epsilon, solve_epsilon
+from audit.accounting.conversion import (
+    Unresolved,
+    largest_epsilon,
+    reach,
+    renyi_to_epsilon,
+    solve_epsilon,
+)
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
@@ -69,6 +75,7 @@ __all__ = [
     "full_batch_noise_multiplier",
     "gdp_limit_mu",
     "group_size",
+    "largest_epsilon",
     "mean_inclusion_mu",
     "mechanism_from_dict",
     "mechanism_to_dict",

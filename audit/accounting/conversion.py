@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -145,6 +145,23 @@ def solve_epsilon(
             f"{checks.one_line(delta)}"
         )
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)
+
+
+def largest_epsilon(profiles: Iterable[Callable[[float], float]], delta: float) -> float:
+    """The largest `solve_epsilon` of several profiles; those that cannot exceed it are not solved.
+
+    Example:
+        >>> import math
+        >>> profiles = [lambda epsilon, rate=rate: math.exp(-rate * epsilon) for rate in (2.0, 3.0)]
+        >>> round(largest_epsilon(profiles, 1e-4), 4)
+        4.6052
+    """
+    delta = checks.interval("delta", delta, 0.0, 1.0)
+    found = 0.0
+    for profile in map(functools.cache, profiles):
+        if profile(found) > delta * (1.0 - PROFILE_ACCURACY):
+            found = solve_epsilon(profile, delta)
+    return found
 
 
 def reach(profile: Callable[[float], float]) -> float:

@@ -106,7 +106,7 @@ def _caption(reports: Sequence[Report], lines: int) -> str:
     """Explanation of the markers, in the given number of lines."""
     confidence = f"{100 * reports[0].config.confidence:g} %"
     parts = [
-        f"Black edge: the bound to report, {confidence} confidence. Other filled markers: "
+        f"Ringed marker: the bound to report, {confidence} confidence. Other filled markers: "
         f"{confidence} each, not jointly.",
         "Hollow markers: not bounds.",
     ]

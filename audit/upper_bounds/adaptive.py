@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.accounting import Mechanism, Mixture, WorstOf, solve_epsilon
+from audit.accounting import Mechanism, Mixture, WorstOf, largest_epsilon
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import memoize
@@ -89,8 +89,8 @@ def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
 def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions."""
     curves = adaptive_curves(base, protocol)
-    epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
-    below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
+    epsilon = largest_epsilon((curve.delta for curve in curves), delta)
+    below = largest_epsilon((curve.lower.delta for curve in curves), delta)
     return BoundValue(epsilon, error=epsilon - min(below, epsilon))
 
 

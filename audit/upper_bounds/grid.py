@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from audit import numerics
-from audit.accounting import Candidates, DominatingPair, Mechanism, solve_epsilon
+from audit.accounting import Candidates, DominatingPair, Mechanism, largest_epsilon
 from audit.accounting.combinations import arrangements, kinds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
@@ -237,9 +237,9 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     sides = _sides(base, protocol)
     for share in _SHARES:
         curves = [GridCurve(*side, inclusion, share * delta) for side in sides]
-        found = max(solve_epsilon(curve.delta, delta) for curve in curves)
+        found = largest_epsilon((curve.delta for curve in curves), delta)
         if found < epsilon:
-            below = max(solve_epsilon(curve.attained_delta, delta) for curve in curves)
+            below = largest_epsilon((curve.attained_delta for curve in curves), delta)
             epsilon, error = found, found - min(below, found)
         if all(curve.cut < 2.0 * curve.least for curve in curves):
             break  # nothing to gain by a larger cut

@@ -9,6 +9,7 @@ right until the loss is stochastically at least as large as before. This only ra
 E[(1 - e^(epsilon - loss))_+], and lowers P', whose lost mass gets the loss -inf.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -244,12 +245,15 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
     best: tuple[float, LossPair] | None = None
     for share in _SHARES:
         one = log_concave_pair(pair, share * delta / runs, tail)
+        region = functools.cache(region_curve(one, repetitions, _REGION_POINTS).delta)
+        if protocol.inclusion == 1.0 and region(least) <= delta:
+            return least
+        if best is not None and region(best[0]) > delta:
+            continue
         try:
-            epsilon = solve_epsilon(region_curve(one, repetitions, _REGION_POINTS).delta, delta)
+            best = solve_epsilon(region, delta), one
         except DeltaUnreachable:
             continue
-        if best is None or epsilon < best[0]:
-            best = epsilon, one
     if best is None:
         raise NotApplicable("the base reveals the data set with a larger probability")
     if protocol.inclusion < 1.0:

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from audit.accounting import LossPair, Mechanism, compose, solve_epsilon
+from audit.accounting import LossPair, Mechanism, compose, largest_epsilon
 from audit.accounting.composition import COARSE_CELLS
 from audit.arrays import FloatArray
 from audit.claims import Assumption
@@ -193,4 +193,4 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
 
 def _by_likelihood(pair: LossPair, repetitions: Repetitions, delta: float) -> float:
     orders = LikelihoodOrder(pair, repetitions), LikelihoodOrder(pair.mirrored, repetitions)
-    return max(solve_epsilon(order.delta, delta) for order in orders)
+    return largest_epsilon((order.delta for order in orders), delta)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from audit import numerics
-from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting import DominatingPair, Mechanism, largest_epsilon, solve_epsilon
 from audit.arrays import FloatArray
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
@@ -277,6 +277,6 @@ def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValu
         1.4491
     """
     curves = [region_curve(pair, repetitions) for pair in base.pairs]
-    epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
-    below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
+    epsilon = largest_epsilon((curve.delta for curve in curves), delta)
+    below = largest_epsilon((curve.lower.delta for curve in curves), delta)
     return BoundValue(epsilon, error=epsilon - min(below, epsilon))

@@ -15,8 +15,8 @@ from audit.accounting import (
     LossPair,
     Mechanism,
     group_size,
+    largest_epsilon,
     relations,
-    solve_epsilon,
 )
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
@@ -107,7 +107,7 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Smallest epsilon of tuning on a subset and a final run, over both directions."""
     check_add_remove(base)
     curves = subset_curves(base, base, protocol)
-    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
 
 
 def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
