@@ -125,8 +125,9 @@ def trials() -> dict[str, list[float]]:
     return found
 
 
+# Lower bounds solve for a parameter and then for epsilon, and exp() differs between processors: 2e-9.
 @pytest.mark.parametrize(
-    ("kind", "rel"), [pytest.param("upper", 1e-9, marks=pytest.mark.slow), ("lower", 1e-9)]
+    ("kind", "rel"), [pytest.param("upper", 1e-9, marks=pytest.mark.slow), ("lower", 1e-8)]
 )
 def test_bounds_are_those_of_the_first_version(kind: str, rel: float) -> None:
     known = json.loads(NUMBERS.read_text())[kind]
