@@ -125,7 +125,7 @@ def trials() -> dict[str, list[float]]:
     return found
 
 
-# Lower bounds solve for a parameter and then for epsilon, and exp() differs between processors: 2e-9.
+# Lower bounds solve twice, and exp() differs between processors: they change by 2e-9.
 @pytest.mark.parametrize(
     ("kind", "rel"), [pytest.param("upper", 1e-9, marks=pytest.mark.slow), ("lower", 1e-8)]
 )
