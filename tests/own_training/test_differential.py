@@ -536,6 +536,17 @@ def test_clamped_noise_and_records_drawn_with_replacement_are_named(loop: Any, c
     assert cause in report(loop).findings[0].cause
 
 
+def _mean_without_clipping(state: Any, each: Any) -> Any:
+    return [8 * g.mean(0) if len(g) else g.sum(0) for g in each]
+
+
+def test_a_mean_gradient_without_clipping_is_named_as_a_cause() -> None:
+    # Ghost clipping without the criterion of make_private: backward() leaves this mean in p.grad.
+    found = report(Loop(total=_mean_without_clipping, sampling_rate=0.4, steps=6)).findings
+    (varies,) = (each for each in found if "differs by a factor of" in each.message)
+    assert "used without clipping (with ghost clipping: the loss is not the crit" in varies.cause
+
+
 def test_labels_that_the_function_maps_to_others_are_no_error() -> None:
     # The loss of the gradient ascent raises IndexError for labels that the model does not have.
     data = TrainingSet(DATA.features, DATA.labels + 1)
