@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -1300,10 +1301,20 @@ def test_a_revealing_output_is_found_as_often_as_stated() -> None:
         (([[1j]], [0]), "features of records must be real numbers, got complex128"),
         (([["a"]], [0]), "records must hold real numbers, got features of type <U1"),
         (([[1.0]], ["a"]), "records must hold real numbers, got labels"),
+        ((["a"], [0]), "records must hold real numbers, got features of type <U1: encode text"),
+        (
+            {"text": ["a"], "label": [0]},
+            "records must be a pair (features, labels) of arrays of numbers, got a dict with the "
+            "keys ['text', 'label']",
+        ),
+        (
+            ({"text": ["a"]}, [0]),
+            "records must be arrays of numbers, got features as a dict with the keys ['text']",
+        ),
     ],
 )
 def test_records_that_are_no_numbers_are_one_line(records: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as raised:
+    with pytest.raises(ValueError, match=re.escape(words)) as raised:
         audit.check(lambda *_: 0.0, records, claim=1.0)
     assert "\n" not in str(raised.value)
 
