@@ -344,6 +344,8 @@ def is_stored_file(path: str | Path) -> bool:
 
 def reason_of(error: Exception) -> str:
     """Why a file cannot be read or written, in words that do not repeat its path."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -236,6 +236,15 @@ def test_the_end_of_a_file_is_not_waited_for(talks: bool, monkeypatch: pytest.Mo
     os.close(terminal)
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    path.write_text("mu\n0.1\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"trials must be a readable .*: it is not text in UTF-8$"):
+        audit.cost_of_trials(path, "grid")
+    with pytest.raises(ValueError, match=r"base renyi must be a .*: it is not text in UTF-8$"):
+        accounting.parse_mechanism(f"renyi:{path}")
+
+
 def test_a_set_is_no_list_because_it_drops_equal_items() -> None:
     run = accounting.GaussianMechanism(0.1)
     with pytest.raises(ValueError, match="trials must be a list of mechanisms, got "):
