@@ -209,6 +209,8 @@ def function(name: str, value: Any, *arguments: str) -> Any:
     """Returns `value` if it can be called with these positional arguments, else raises."""
     if not callable(value):
         raise InvalidInput(f"{name} must be a function, got {one_line(value)}")
+    if inspect.iscoroutinefunction(value):
+        raise InvalidInput(f"{name} must be a function without async, got {one_line(value)}")
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # Some functions in C have no signature.

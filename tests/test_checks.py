@@ -236,6 +236,14 @@ def test_the_end_of_a_file_is_not_waited_for(talks: bool, monkeypatch: pytest.Mo
     os.close(terminal)
 
 
+def test_an_async_function_is_refused() -> None:
+    async def train(*_: object) -> float:
+        return 1.0
+
+    with pytest.raises(ValueError, match="train must be a function without async, got <function"):
+        audit.check(train, ([[0.0]], [0]), claim=1.0)
+
+
 def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text("mu\n0.1\n", encoding="utf-16")
