@@ -10,8 +10,8 @@ import math
 import operator
 import os
 import re
-import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,6 +209,8 @@ def function(name: str, value: Any, *arguments: str) -> Any:
     """Returns `value` if it can be called with these positional arguments, else raises."""
     if not callable(value):
         raise InvalidInput(f"{name} must be a function, got {one_line(value)}")
+    if inspect.iscoroutinefunction(value):
+        raise InvalidInput(f"{name} must be a function without async, got {one_line(value)}")
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # Some functions in C have no signature.
@@ -280,27 +282,31 @@ def without_password(text: str) -> str:
 
 
 _PATIENCE = 10.0
-"""Seconds to wait for the next bytes of a pipe."""
+"""Seconds to wait, in all, for the content of a file."""
 
 
 def read_bytes(path: str | Path, max_bytes: int = 10**8) -> bytes:
     """The content of a file of limited size.
 
     Args:
-        path: the file; it may be endless, such as /dev/zero, or a pipe that no one writes to.
+        path: the file; it may be endless, such as /dev/zero, or wait for a writer, as pipes do.
         max_bytes: largest number of bytes.
 
     Raises:
         InvalidInput: the file has more bytes.
-        OSError: the file cannot be read; a TimeoutError if it is a pipe that no one writes to.
+        OSError: the file cannot be read; a TimeoutError if its end does not come.
     """
     # A number would be a descriptor, which would be closed.
     with open(os.fspath(path), "rb", buffering=0, opener=_without_waiting) as file:
-        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         content = bytearray()
+        patience = _PATIENCE
         while len(content) <= max_bytes:
-            if is_pipe and not _is_readable(file.fileno()):
-                raise TimeoutError(f"nothing was written to it within {_PATIENCE:g} seconds")
+            patience -= _seconds_until_readable(file.fileno(), patience)
+            if patience <= 0.0:
+                raise TimeoutError(
+                    f"its end did not come within {_PATIENCE:g} seconds of waiting: copy its "
+                    "content into an ordinary file"
+                )
             part = file.read(min(max_bytes + 1 - len(content), 1 << 20))
             if not part:
                 return bytes(content)
@@ -317,17 +323,31 @@ def _without_waiting(path: str, flags: int) -> int:
     return descriptor
 
 
-def _is_readable(descriptor: int) -> bool:
-    """Whether bytes, or the end of a pipe, arrive within the patience."""
+def _seconds_until_readable(descriptor: int, limit: float) -> float:
+    """Seconds until a file has bytes or ends; at least `limit` if neither happens before."""
     import select  # other checks work without it
 
+    if not hasattr(select, "poll"):  # on Windows
+        return 0.0
+    start = time.monotonic()
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN | select.POLLHUP)
-    return bool(waiting.poll(1000 * _PATIENCE))
+    return time.monotonic() - start if waiting.poll(1000 * limit) else limit
+
+
+def is_stored_file(path: str | Path) -> bool:
+    """Whether a file is on a disk and not empty; pipes and devices, which may not end, are not.
+
+    Check this before another library opens the file.
+    """
+    # The size of pipes, of devices and of most files in /proc is 0.
+    return Path(path).is_file() and Path(path).stat().st_size > 0
 
 
 def reason_of(error: Exception) -> str:
     """Why a file cannot be read or written, in words that do not repeat its path."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
     return getattr(error, "strerror", None) or str(error)
 
 

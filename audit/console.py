@@ -245,6 +245,8 @@ def with_bar(items: Sequence[int], unit: str) -> Iterator[int]:
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
     """Runs a command as a program, and handles output that is closed, full or no longer read."""
     _open_closed_streams()
+    # Commands write figures to files; a backend for windows or notebooks may not be installed.
+    os.environ["MPLBACKEND"] = "agg"
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of folders may be invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -265,6 +267,12 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0], "game")
         wanted = f'pip install "dp-tuning-audit[{extra}]" installs it'
         return report_error(f"{error.name} must be installed for this command: {wanted}")
+    except ImportError as error:
+        return report_error(
+            f"packages must be complete and fit into memory, but one cannot be loaded: {error}"
+        )
+    except MemoryError:
+        return report_error("memory must suffice for this command, but it ran out")
     except OSError as error:
         _discard_output()
         return report_error(f"output must be writable: {error}")

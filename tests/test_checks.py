@@ -1,6 +1,7 @@
 """Validation of user input: names in any case, numbers in range, one-line errors."""
 
 import ast
+import concurrent.futures
 import os
 import threading
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from audit import accounting, certificate, checks, errors, protocols, repetition
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
+from audit.integrations.optuna import cost_of_study
+from threat_models.datasets.idx import read_idx_pair
 
 
 def test_names_are_accepted_in_any_case() -> None:
@@ -197,15 +200,57 @@ def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     pipe = tmp_path / "trials.csv"
     os.mkfifo(pipe)
     monkeypatch.setattr(checks, "_PATIENCE", 0.1)
-    with pytest.raises(ValueError, match=r"trials must be a readable csv .* nothing was written"):
+    with pytest.raises(ValueError, match=r"trials must be a readable csv .*: its end did not come"):
         audit.cost_of_trials(pipe, "grid")
     with pytest.raises(ValueError, match=r"certificate must be a readable json file.* within"):
         certificate.verify(pipe)
+    assert not checks.is_stored_file(pipe)
+    with pytest.raises(ValueError, match=r"optuna must be the address .* no file with content"):
+        cost_of_study(str(pipe))
+    with pytest.raises(ValueError, match="signature must be a file with content"):
+        certificate.check_signature(b"", pipe, pipe)
+    with pytest.raises(ValueError, match=r"file .* it is missing, empty or not an ordinary file"):
+        read_idx_pair([pipe, pipe])
     monkeypatch.setattr(checks, "_PATIENCE", 20.0)
     writer = threading.Thread(target=lambda: pipe.write_text("mu\r\n0.1\r\n"))
     writer.start()
     assert audit.cost_of_trials(pipe, "grid").trials == 1
     writer.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals")
+@pytest.mark.parametrize("talks", [False, True], ids=["silent", "talking"])
+def test_the_end_of_a_file_is_not_waited_for(talks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, terminal = os.openpty()
+    monkeypatch.setattr(checks, "_PATIENCE", 0.3)
+    reader = concurrent.futures.ThreadPoolExecutor(1).submit(
+        audit.cost_of_trials, os.ttyname(terminal), "grid"
+    )
+    for _ in range(30):
+        if not reader.done() and talks:
+            os.write(device, b"mu\n")
+        concurrent.futures.wait([reader], 0.1)
+    os.close(device)  # ends a reader that still waits
+    with pytest.raises(ValueError, match=r"trials must be a readable csv .*: its end did not come"):
+        reader.result(5.0)
+    os.close(terminal)
+
+
+def test_an_async_function_is_refused() -> None:
+    async def train(*_: object) -> float:
+        return 1.0
+
+    with pytest.raises(ValueError, match="train must be a function without async, got <function"):
+        audit.check(train, ([[0.0]], [0]), claim=1.0)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    path.write_text("mu\n0.1\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"trials must be a readable .*: it is not text in UTF-8$"):
+        audit.cost_of_trials(path, "grid")
+    with pytest.raises(ValueError, match=r"base renyi must be a .*: it is not text in UTF-8$"):
+        accounting.parse_mechanism(f"renyi:{path}")
 
 
 def test_a_set_is_no_list_because_it_drops_equal_items() -> None:

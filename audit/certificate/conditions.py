@@ -57,7 +57,8 @@ _SCORE_OF_PUBLIC = "scores are computed from the output of a run and public reco
 
 _REPRESENTATIVE = (
     "the training function treats the private records, and every candidate, as it treated the "
-    "records and the candidate of the test"
+    "records and the candidate of the test; since the test, no function of another file that it "
+    "calls, and no object that it holds or refers to, has changed"
 )
 
 TESTED_ON = {

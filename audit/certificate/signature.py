@@ -25,7 +25,7 @@ def sign(content: bytes, key: str | Path) -> bytes:
         ...     sign(b"{}", "no/such/key")
         ... except ValueError as error:
         ...     print(error)
-        key must be a file, got 'no/such/key'
+        key must be a file with content, got 'no/such/key'
     """
     done = _ssh_keygen("sign", ["-f", _file("key", key)], content, seconds=None)
     if done.returncode != 0 or not done.stdout:
@@ -54,7 +54,7 @@ def check_signature(
         ...     check_signature(b"{}", "certificate.json.sig", "signers")
         ... except ValueError as error:
         ...     print(error)
-        signature must be a file, got 'certificate.json.sig'
+        signature must be a file with content, got 'certificate.json.sig'
     """
     files = ["-s", _file("signature", signature), "-f", _file("allowed_signers", allowed_signers)]
     found = _ssh_keygen("find-principals", files, b"")
@@ -88,8 +88,8 @@ def _ssh_keygen(
 
 
 def _file(name: str, path: str | Path) -> str:
-    if not Path(path).is_file():
-        raise InvalidInput(f"{name} must be a file, got {checks.one_line(str(path))}")
+    if not checks.is_stored_file(path):
+        raise InvalidInput(f"{name} must be a file with content, got {checks.one_line(str(path))}")
     return str(Path(path).resolve())
 
 

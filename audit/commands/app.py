@@ -307,8 +307,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     import panel
 
     panel.extension(throttled=True)
-    panel.serve(
-        _page, port=port, address="127.0.0.1", show=not arguments.no_browser,
-        title="The privacy cost of tuning",
-    )  # fmt: skip
+    try:
+        panel.serve(
+            _page, port=port, address="127.0.0.1", show=not arguments.no_browser,
+            title="The privacy cost of tuning",
+        )  # fmt: skip
+    except OSError as error:  # another program uses the port
+        return console.report_error(f"port must be free, got {port}: {checks.reason_of(error)}")
     return console.OK

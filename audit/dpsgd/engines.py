@@ -5,7 +5,7 @@ from audit.dpsgd.base import Engine
 from audit.dpsgd.precision import check_precision
 from audit.dpsgd.reduced import ReducedEngine, why_not_reduced
 from audit.dpsgd.reductions import collapse, project
-from audit.dpsgd.settings import DpSgdSettings
+from audit.dpsgd.settings import MODELS, DpSgdSettings
 from audit.errors import InvalidInput
 from canaries import DiracCanary
 from threat_models import ThreatModel
@@ -50,7 +50,8 @@ def make_engine(
     """
     name = checks.one_of("engine", name, ENGINES)
     formats = check_precision(precision)
-    if name == "reduced":
+    # No result of the reduced engine depends on the model, but a wrong name must not be accepted.
+    if name == "reduced" and settings.model in MODELS:
         return ReducedEngine(threat_model, settings)
     # Importing torch takes seconds, so only engines that train import it.
     import torch
@@ -65,6 +66,8 @@ def make_engine(
         threat_model.classes,
         getattr(torch, formats.dtype),
     )
+    if name == "reduced":
+        return ReducedEngine(threat_model, settings)
     if name == "opacus":
         from audit.dpsgd.reference import OpacusEngine
 

@@ -140,7 +140,7 @@ class AuditConfig:
         "loky", "loky (this machine), dask or ray", _name("loky", "dask", "ray"), incidental=True
     )
     scheduler: str = _setting(
-        "", "address of a dask or ray cluster (default: a local one)", incidental=True
+        "", "address of a dask or ray cluster, or auto (default: a local one)", incidental=True
     )
     out: str = _setting(
         "", "folder of the results (default: runs/THREAT-CANARY-SCORE)", incidental=True

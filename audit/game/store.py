@@ -98,9 +98,10 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     path = folder / _CONFIG
     try:
         stored = json.loads(checks.read_text(path))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        reason = checks.reason_of(error)
         raise InvalidInput(
-            f"out holds a {_CONFIG} that is not json, got {str(folder)!r}: {error}"
+            f"out holds a {_CONFIG} that is not json, got {str(folder)!r}: {reason}"
         ) from error
     if not isinstance(stored, dict) or not isinstance(stored.get(_BOUND_TO, {}), dict):
         raise InvalidInput(
@@ -203,6 +204,8 @@ _WORDS = {
 def _read(path: Path, audit: str) -> Trials:
     try:
         stored = path.stat().st_size
+        if not checks.is_stored_file(path):
+            raise DamagedShard(f"{path}: it is empty or not an ordinary file")
         with open(path, "rb") as raw, zipfile.ZipFile(raw) as members:
             unpacked = sum(member.file_size for member in members.infolist())
         if unpacked > stored:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 import joblib
 from joblib.externals.loky import get_reusable_executor
 
-from audit import console
+from audit import checks, console
 from audit.errors import (
     AuditError,
     ClusterLost,
@@ -42,6 +44,9 @@ _CONNECT = {
     "dask": "from distributed import Client; Client(sys.argv[1], timeout=10).close()",
     "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)",
 }
+_EXAMPLES = {"dask": "tcp://HOST:8786", "ray": "HOST:6379"}
+# Variables of the environment that name a cluster to the libraries.
+_VARIABLES = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}
 _RESUME = "run the same command again to resume from the finished blocks"
 # Number of deaths in a row, without a finished block, after which an audit gives up.
 _DEATHS_WITHOUT_PROGRESS = 3
@@ -142,6 +147,16 @@ def _played(
 def _cluster(place: Place) -> Iterator[None]:
     """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
     connect = _dask if place.backend == "dask" else _ray
+    variable = _VARIABLES[place.backend]
+    if address := os.environ.get(variable):
+        if not place.scheduler:
+            console.note(
+                f"{variable} is not used, and the audit starts a local {place.backend} cluster; "
+                f"--scheduler {checks.without_password(address)} uses that cluster"
+            )
+        elif (place.backend, place.scheduler) == ("ray", "auto"):
+            # Ray itself would take the address from there, unchecked.
+            place = replace(place, scheduler=address)
     try:
         with connect(place):
             yield
@@ -258,13 +273,19 @@ def _check_answers(place: Place) -> None:
         raise _no_answer(place, TimeoutError(silent)) from error
     except subprocess.CalledProcessError as error:
         words = error.stderr.decode(errors="replace").strip() or f"exit code {error.returncode}"
-        raise _no_answer(place, RuntimeError(words.splitlines()[-1])) from error
+        errors = [
+            line for line in words.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)
+        ]
+        reason = (errors or words.splitlines())[-1]
+        if "MemoryError" in reason:  # The first bytes of the answer were taken for its length.
+            reason = "another kind of server, such as a web server, answers there"
+        raise _no_answer(place, RuntimeError(reason)) from error
 
 
 def _no_answer(place: Place, error: Exception) -> InvalidInput:
     return InvalidInput(
-        f"scheduler must be the address of a running {place.backend} cluster, got "
-        f"{place.scheduler!r}: {error}"
+        f"scheduler must be the address of a running {place.backend} cluster, such as "
+        f"{_EXAMPLES[place.backend]}, got {place.scheduler!r}: {error}"
     )
 
 

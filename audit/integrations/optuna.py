@@ -323,7 +323,7 @@ def _reason(error: Exception, name: str | None) -> str:
     """Why a storage cannot be read."""
     said = str(error).lower()
     if isinstance(error, FileNotFoundError):
-        return "where there is no file"
+        return "where there is no file with content"
     if "locked" in said:
         return "which is locked: wait for the other process, or copy the file"
     if "no such table" in said or "not a database" in said:
@@ -342,7 +342,7 @@ _TABLES = {"studies", "trials", "version_info"}
 def _journal(file: str) -> Any:
     import optuna
 
-    if not Path(file).is_file():
+    if not checks.is_stored_file(file):
         raise FileNotFoundError
     return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(file))
 
@@ -356,7 +356,7 @@ def _database(storage: str) -> Any:
     options: dict[str, Any] = {}
     if address.get_backend_name() == "sqlite":
         file = Path(address.database or "")
-        if not file.is_file():
+        if not checks.is_stored_file(file):
             raise FileNotFoundError
         # Otherwise, Optuna would add its tables to the file.
         options["creator"] = lambda: sqlite3.connect(

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, imports_of_game
 from audit.own_training.discriminant import discriminant
-from audit.own_training.opacus_objects import History, has_full_batches
+from audit.own_training.opacus_objects import History, has_full_batches, run_of
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import (
     AuditTask,
@@ -449,5 +448,4 @@ def _cost(
 ) -> float | None:
     if distribution == Fixed(1) or not history:
         return claim
-    base = accounting.from_opacus(SimpleNamespace(history=history))
-    return upper_bounds.tuning_cost(base, distribution, delta).epsilon
+    return upper_bounds.tuning_cost(run_of(history), distribution, delta).epsilon

@@ -170,6 +170,8 @@ def check(
     if claim is not None:
         claim = checks.interval("claim", claim, 0.0, closed_low=True)
     checks.function("train", train, "records", "candidate", "seed", "watch")
+    if loss is not None:
+        checks.function("loss", loss, "model", "features", "labels")
     if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
         raise InvalidInput(
             f"candidates must be a sequence of at least one, got {checks.one_line(candidates)}"

@@ -30,6 +30,11 @@ _EXAMPLES = {
     "python -m audit.run --train mine.train --records mine.DATA": "test of your own loop",
     "python -m audit.run --train mine.train --one-run --canaries 1000": "one training alone",
 }
+_OF_TRIALS = (
+    *("trials", "seconds", "no_premises", "jobs", "max_runs"),
+    *("relation", "repetitions", "candidates"),
+)
+"""The options of several trainings."""
 _NOTES = "exit code: 0 nothing found, 1 a broken premise or a proven leak, 2 not testable"
 
 
@@ -121,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):  # also where --train has no name yet
         arguments = ["--help"]
-    _parser().parse_args(arguments)
+    _check_used(_parser(), arguments)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path),
@@ -154,6 +159,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.report_error(given["error"])
     print(given["words"])
     return int(given["exit_code"])
+
+
+def _check_used(parser: console.Parser, arguments: Sequence[str]) -> None:
+    """Ends the command with an error line if it would ignore an option."""
+    options = parser.parse_args(arguments)
+    ignored = _OF_TRIALS if options.one_run else ("canaries",)
+    given = [name for name in ignored if getattr(options, name) != parser.get_default(name)]
+    if given:
+        which = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        kind = "without" if not options.one_run else "with"
+        parser.error(f"{which} must not be given {kind} --one-run, which would ignore it")
 
 
 def _answer(path: str, arguments: Sequence[str]) -> None:

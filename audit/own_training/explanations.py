@@ -243,8 +243,11 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "same step with equal earlier outputs; the accountant assumes that only noise and the "
         "choice of the batch are random.",
         "The noisy sum, or each gradient before it is clipped (loss_reduction), is divided by the "
-        "size of the batch that was drawn, or a record is in a batch several times.",
-        "Divide by a constant, the expected batch size, and draw every record at most once.",
+        "size of the batch that was drawn; the mean gradient of the batch is used without clipping "
+        "(with ghost clipping: the loss is not the criterion that make_private returns); or a "
+        "record is in a batch several times.",
+        "Divide by a constant, the expected batch size, clip the gradient of every record, and "
+        "draw every record at most once.",
     ),
     "size of the batch": (
         "contribution",

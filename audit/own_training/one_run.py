@@ -89,6 +89,8 @@ def check_one_run(
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
     checks.function("train", train, "records", "candidate", "seed", "watch")
+    if loss is not None:
+        checks.function("loss", loss, "model", "features", "labels")
     dirac = checks.flag("dirac", dirac)
     training_set = TrainingSet.of(records)
     inserted: TrainingSet | None

@@ -5,7 +5,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
+
+from audit.accounting import Mechanism, from_opacus
 
 History = tuple[tuple[float, float, int], ...]
 
@@ -14,6 +17,11 @@ def history_of(accountant: Any) -> History | None:
     """The phases (noise multiplier, sampling rate, steps) of an accountant; None without one."""
     history = getattr(accountant, "history", None)
     return None if history is None else tuple((float(s), float(q), int(n)) for s, q, n in history)
+
+
+def run_of(history: History, neighbours: str = "zero-out") -> Mechanism:
+    """The mechanism of a run with this history."""
+    return from_opacus(SimpleNamespace(history=history), neighbours)
 
 
 def has_full_batches(history: History | None) -> bool:

@@ -12,12 +12,10 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from audit import accounting
 from audit.errors import AuditError, InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.own_training import canary_runs
@@ -36,6 +34,7 @@ from audit.own_training.explanations import (
 )
 from audit.own_training.findings import PremiseReport
 from audit.own_training.number_of_records import compare_numbers_of_records
+from audit.own_training.opacus_objects import run_of
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import differences
 from audit.own_training.runs import Train, run_seed
@@ -166,8 +165,7 @@ def _watched(
     short = compare_size(experiment, canaries, equal, claim, delta)
     if experiment.relation == "replace-one" and first.history:
         with contextlib.suppress(AuditError):  # of steps without noise
-            recorded = SimpleNamespace(history=first.history)
-            cost = accounting.from_opacus(recorded, neighbours="replace-one").epsilon(delta)
+            cost = run_of(first.history, neighbours="replace-one").epsilon(delta)
             experiment.notes.append(
                 "if a record replaces another, the recorded steps cost "
                 f"({format_rounded(cost, up=True)}, {format_exact(delta)}); an accountant's "

@@ -1,6 +1,6 @@
 """The records that a user's training function trains on, and the canary."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,10 @@ class TrainingSet:
                 features, labels = records.features, records.labels
             except AttributeError:
                 raise InvalidInput(
-                    f"{name} must be a pair (features, labels), got {type(records).__name__}"
+                    f"{name} must be a pair (features, labels) of arrays of numbers, got "
+                    f"{_kind_and_keys(records)}"
                 ) from None
-        parts = _array(name, features), _array(name, labels)
+        parts = _array(name, "features", features), _array(name, "labels", labels)
         _check_shapes(name, *parts)
         return _real_numbers(name, cls(*parts))
 
@@ -102,25 +103,40 @@ def _check_shapes(parameter: str, features: NDArray[Any], labels: NDArray[Any]) 
         )
 
 
-def _array(parameter: str, values: Any) -> NDArray[Any]:
+def _array(parameter: str, name: str, values: Any) -> NDArray[Any]:
     if isinstance(values, np.ma.MaskedArray):
         raise InvalidInput(f"{parameter} must be arrays of numbers, got a masked array")
+    if isinstance(values, Mapping):
+        raise InvalidInput(
+            f"{parameter} must be arrays of numbers, got {name} as {_kind_and_keys(values)}"
+        )
     try:
-        return np.asarray(checks.detached(values))
+        array = np.asarray(checks.detached(values))
     except (ValueError, TypeError) as error:
         raise InvalidInput(
             f"{parameter} must be arrays of numbers, got {type(values).__name__}: {error}"
         ) from None
+    _check_type(parameter, name, array)
+    return array
+
+
+def _kind_and_keys(value: Any) -> str:
+    keys = f" with the keys {checks.one_line([*value])}" if isinstance(value, Mapping) else ""
+    return f"{checks.kind_of(value)}{keys}"
+
+
+def _check_type(parameter: str, name: str, values: NDArray[Any]) -> None:
+    if values.dtype.kind not in "fiubc":  # complex numbers have an error of their own
+        raise InvalidInput(
+            f"{parameter} must hold real numbers, got {name} of type {values.dtype}: encode "
+            "text and categories as whole numbers"
+        )
 
 
 def _real_numbers(parameter: str, records: TrainingSet) -> TrainingSet:
     """The records, if all of their numbers are real and finite."""
     for name, values in (("features", records.features), ("labels", records.labels)):
-        if values.dtype.kind not in "fiub":
-            raise InvalidInput(
-                f"{parameter} must hold real numbers, got {name} of type {values.dtype}: encode "
-                "text and categories as whole numbers"
-            )
+        _check_type(parameter, name, values)
         if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
             bad = int(np.size(values) - np.isfinite(values).sum())
             raise InvalidInput(
@@ -147,7 +163,10 @@ def one_record(record: Any) -> TrainingSet:
     if isinstance(record, InputCanary):
         return TrainingSet(record.features[None], np.array([record.label]))
     if isinstance(record, Sequence) and len(record) == 2:
-        features, label = (_array("canary", part) for part in record)
+        features, label = (
+            _array("canary", "features", record[0]),
+            _array("canary", "label", record[1]),
+        )
         return _real_numbers("canary", TrainingSet(features[None], label[None]))
     raise InvalidInput(
         "canary must be an InputCanary, a DiracCanary or a pair (features, label), "

@@ -3,6 +3,7 @@
 import csv
 import difflib
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,6 +141,8 @@ def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
     ]
     if not identifies or (near and "noise_multiplier" in heading):
         hint = f"; {', '.join(near)}" if near else ""
+        if len(heading) == 1 and re.search("[;\t]", heading[0]):
+            hint = ": separate columns by commas, and write decimals with a point"
         raise InvalidInput(
             f"{name} must have columns noise_multiplier, steps and sampling_rate, or mu, or rho, "
             f"got {', '.join(map(repr, heading))} in {str(path)!r}{hint}"

@@ -1,8 +1,11 @@
 """Tests of the calculator: its numbers, and the page in a real browser."""
 
 import asyncio
+import errno
 import itertools
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +23,7 @@ from audit.commands import app
 from audit.errors import InvalidInput
 from audit.numerics import format_rounded
 
+IN_USE = os.strerror(errno.EADDRINUSE)
 RUN = audit.DpSgd(noise_multiplier=70.0, steps=300)
 
 
@@ -68,6 +72,18 @@ def test_quantiles_are_those_of_the_best_of_independent_draws() -> None:
     for title in ("random search, fixed K", "grid, every point once"):
         assert app.compute(RUN, title, 20, 1e-5).quantile == pytest.approx(20 / 21)
     assert app.compute(RUN, "repeat until one is accepted", 20, 1e-5).quantile == 1 - 0.05 / 2
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    pytest.importorskip("panel")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        command = [sys.executable, "-m", "audit.app", "--port", str(port), "--no-browser"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: port must be free, got {port}: {IN_USE}\n",
+    )
 
 
 def test_an_unknown_protocol_and_a_wrong_port_are_one_line(

@@ -530,6 +530,31 @@ def test_an_error_that_cannot_be_written_has_its_exit_code() -> None:
         assert subprocess.run([sys.executable, "-c", script], stderr=full, cwd=ROOT).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("bytearray(1 << 60)", "error: memory must suffice for this command, but it ran out\n"),
+        (
+            "exec('raise ImportError(chr(120))')",
+            "error: packages must be complete and fit into memory, but one cannot be loaded: x\n",
+        ),
+        ("__import__('matplotlib') and 2", ""),  # with MPLBACKEND=nonsense, this raises
+    ],
+    ids=["memory", "library", "backend"],
+)
+def test_what_the_machine_lacks_is_one_line(work: str, words: str) -> None:
+    script = f"import sys; from audit import console; sys.exit(console.run(lambda argv: {work}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "MPLBACKEND": "nonsense"},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, words)
+
+
 def test_text_that_is_not_unicode_is_printed() -> None:
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print('runs/\\udcff\\u00e9') or 0))"

@@ -185,6 +185,14 @@ def test_inapplicable_settings_are_rejected_with_the_reason() -> None:
         make_engine("reducd", digits, settings)
 
 
+def test_a_name_of_no_model_is_rejected_although_no_model_is_trained() -> None:
+    for name, reason in (("os.getcwd", "must return a torch"), ("os.system", "cannot be created")):
+        with pytest.raises(ValueError, match=f"model {name} {reason}"):
+            make_engine("reduced", dirac(), DpSgdSettings(3, 1.0, 1.0, (0.1,), model=name))
+    own = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="audit.dpsgd.models.logistic")
+    assert make_engine("reduced", dirac(), own).name == "reduced"
+
+
 def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"noise_multiplier must be in \(0, inf\), got -1"):
         DpSgdSettings(3, -1, 1.0, (0.1,))

@@ -138,8 +138,9 @@ def test_a_missing_cluster_is_one_line(
     assert time.monotonic() - begin < 30
     error_line = capsys.readouterr().err
     assert error_line.startswith(
-        f"error: scheduler must be the address of a running {backend} cluster, got '{address}': "
+        f"error: scheduler must be the address of a running {backend} cluster, such as "
     )
+    assert f"HOST:{8786 if backend == 'dask' else 6379}, got '{address}': " in error_line
     assert error_line.count("\n") == 1
 
 
@@ -178,7 +179,9 @@ def test_another_server_is_no_cluster(
     answer: bytes,
 ) -> None:
     pytest.importorskip("distributed" if backend == "dask" else "ray")
-    monkeypatch.setattr(workers, "_SECONDS_TO_CONNECT", 1.5)
+    answers_to_dask = backend == "dask" and bool(answer)
+    if not answers_to_dask:
+        monkeypatch.setattr(workers, "_SECONDS_TO_CONNECT", 1.5)
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -201,6 +204,8 @@ def test_another_server_is_no_cluster(
     error_line = capsys.readouterr().err
     assert error_line.startswith(f"error: scheduler must be the address of a running {backend}")
     assert error_line.count("\n") == 1
+    assert f"got '{address}'" in error_line
+    assert ("another kind of server, such as a web server" in error_line) == answers_to_dask
 
 
 def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
@@ -226,6 +231,30 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
     assert len(waited) == 1
     assert logging.getLogger("distributed.client").level != logging.CRITICAL
     assert (tmp_path / "audit" / "results.csv").exists()
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_the_address_of_a_cluster_in_the_environment(
+    backend: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    @contextlib.contextmanager
+    def connect(place: Place) -> Iterator[None]:
+        seen.append(place.scheduler)
+        yield
+
+    monkeypatch.setattr(workers, f"_{backend}", connect)
+    variable = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}[backend]
+    monkeypatch.setenv(variable, "127.0.0.1:1")
+    for scheduler in ("", "host:2", "auto"):
+        with workers._cluster(AuditConfig(backend=backend, scheduler=scheduler).place):
+            pass
+    assert seen == ["", "host:2", {"dask": "auto", "ray": "127.0.0.1:1"}[backend]]
+    assert capsys.readouterr().out == (
+        f"{variable} is not used, and the audit starts a local {backend} cluster; "
+        "--scheduler 127.0.0.1:1 uses that cluster\n"
+    )
 
 
 def test_a_local_dask_cluster_ignores_the_address_of_another(tmp_path: Path) -> None:

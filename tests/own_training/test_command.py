@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from audit import run
+
 LOOP = """
 import os, time
 
@@ -84,3 +86,21 @@ def test_training_ends_with_the_command(
     if still_training:
         os.killpg(command.pid, signal.SIGKILL)
     assert not still_training
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--one-run", "--trials", "9", "--no-premises"], "--trials, --no-premises must not be"),
+        (["--one-run", "--relation", "zero-out"], "--relation must not be given with --one-run"),
+        (["--canaries", "9"], "--canaries must not be given without --one-run"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--train", "loop.train", *options])
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {words}")
+    assert error.count("\n") == 1

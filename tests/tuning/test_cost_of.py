@@ -250,6 +250,7 @@ def test_csv_is_read_by_its_heading(tmp_path: Path) -> None:
     [
         ("lr\n0.1\n", "trials must have columns noise_multiplier.* got 'lr' in"),
         ("Noise Multiplier,steps\n1,2\n", "'Noise Multiplier' may be 'noise_multiplier'"),
+        ("mu;rho\n0,2;\n", r"got 'mu;rho' in '.*': separate columns by commas"),
         ("sigma,step\n1,2\n", "'sigma' may be 'noise_multiplier', 'step' may be 'steps'"),
         ("mu,mu\n0.1,0.9\n", "trials must name column mu once, got it 2 times"),
         ("mu,rho\n0.1,0.9\n", "line 2: row must have one of .* got mu and rho"),

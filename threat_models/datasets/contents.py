@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from audit.errors import InvalidInput
 
 Bytes = NDArray[np.uint8]
@@ -20,6 +21,8 @@ MAX_BYTES = 1 << 28
 def reading(path: Path) -> Iterator[None]:
     """Context that adds the file's name to every error while it is read."""
     try:
+        if not checks.is_stored_file(path):
+            raise InvalidInput("it is missing, empty or not an ordinary file")
         yield
     except Exception as error:  # a damaged file can cause almost any exception
         lines = str(error).splitlines() or [type(error).__name__]
