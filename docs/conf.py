@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from sphinx.util.typing import stringify_annotation
 import audit
 from audit import console
 from audit.__main__ import COMMANDS, main_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from formulas import find_formulas
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the notebooks' kernels inherit it
 
@@ -244,6 +248,19 @@ def _link_figures(app: Any, tree: nodes.document, name: str) -> None:
             link.append(image)
 
 
+def _typeset_docstrings(app: Any, tree: nodes.document) -> None:
+    """Typesets the formulas of docstrings, which are plain text."""
+    if not app.env.docname.startswith("reference/"):
+        return
+    for text in list(tree.findall(nodes.Text)):
+        if isinstance(text.parent, nodes.paragraph | nodes.term | nodes.emphasis):
+            parts, done = [], 0
+            for start, end, latex in find_formulas(text):
+                parts += [nodes.Text(text[done:start]), nodes.math(latex, latex)]
+                done = end
+            text.parent.replace(text, [*parts, nodes.Text(text[done:])])
+
+
 def _shorten_diffs(app: Any, tree: nodes.document) -> None:
     """Removes the names of the compared files, which are paths of this machine, from diffs."""
     for block in tree.findall(nodes.literal_block):
@@ -271,6 +288,7 @@ def setup(app: Any) -> None:
     app.connect("html-page-context", _full_address_of_card)
     app.connect("env-before-read-docs", _interleave)
     app.connect("doctree-read", _shorten_diffs)
+    app.connect("doctree-read", _typeset_docstrings)
     app.connect("doctree-resolved", _link_terms)
     app.connect("doctree-resolved", _link_figures)
     app.connect("doctree-resolved", _keep_together)

@@ -292,3 +292,22 @@ def test_the_picture_of_a_social_card_has_a_full_address(site: str, expected: st
     add_address(app, "index", "", context, None)
     add_address(app, "genindex", "", {}, None)
     assert f'content="{expected}_images/overview.png"' in context["metatags"]
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        ("An (epsilon_0, delta_0)-DP base is a base.", [r"(\varepsilon_{0}, \delta_{0})"]),
+        ("P[K = 0] = phi(0)", [r"P[K = 0] = \varphi(0)"]),
+        ("for 1 - phi(1 - s) <= y.", [r"1 - \varphi(1 - s) \le y"]),
+        ("x_i = <p_i^z, p_i> / C^2", [r"x_{i} = \langle p_{i}^{z}, p_{i}\rangle / C^{2}"]),
+        ("log(e^(alpha-1) / sqrt(N))", [r"\log(e^{\alpha-1} / \sqrt{N})"]),
+        ("the mean of e^-loss", [r"e^{-\mathrm{loss}}"]),
+        ("a run, mu or A (see [1], noise_std^2) at most 1e-5", []),
+        ("epsilon_hat - D_alpha(P || P')", [r"\hat{\varepsilon} - D_{\alpha}(P \,\|\, P')"]),
+    ],
+)  # fmt: skip
+def test_formulas_of_docstrings_become_latex(text: str, formulas: list[str]) -> None:
+    found = module("formulas").find_formulas(text)
+    assert [latex for _, _, latex in found] == formulas
+    assert all(text[start:end].strip() == text[start:end] for start, end, _ in found)

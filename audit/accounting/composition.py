@@ -50,7 +50,7 @@ _MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one distribution
 
 
 def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> LossPair:
-    """A pair that dominates the composition (P1^n1 x P2^n2 x ..., P1'^n1 x P2'^n2 x ...).
+    """A pair that dominates the composition of several pairs, each with its number of runs.
 
     Args:
         parts: the privacy loss of one run of each mechanism, and the number of its runs.
