@@ -268,7 +268,12 @@ class _Cumulants:
     def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
         # theta = 0 is P and -1 is P'. The scale further out is the loss's standard deviation.
         variance = sum(count * atoms.deviation**2 for atoms, count in parts)
-        outer = np.geomspace(1e-7, 1e7, 561) / max(math.sqrt(variance), 1e-12)
+        scale = max(math.sqrt(variance), 1e-12)
+        # Large losses may be so rare that they hardly change the standard deviation.
+        largest = max(max(float(np.abs(atoms.loss).max()) for atoms, _ in parts), 1e-12)
+        outer = np.geomspace(
+            min(1e-7 / scale, 1e-2 / largest), min(1e7 / scale, 1e13 / largest), 561
+        )
         theta = np.concatenate([-1.0 - outer[::-1], np.linspace(-1.0, 0.0, 41), outer])
         self.theta = theta
         self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)
@@ -328,6 +333,8 @@ class _Cumulants:
         of both exponents are equal. Exponents that are even in z are too far apart if the loss has
         several modes, such as that of a Laplace mechanism and a small Gaussian one together.
         """
+        if low == high:
+            return None
         at_low, at_high = np.interp([low, high], self.theta, self.value)
         loss = (at_high - at_low) / (high - low)
         heights = self.value - self.theta * loss

@@ -779,3 +779,13 @@ def test_laplace_with_a_small_gaussian_is_composed(scale: float, mu: float) -> N
     )
     # The Laplace mechanism alone costs at most 1 / scale, and the Gaussian adds a few mu.
     assert 0.9 / scale < both.epsilon(1e-5) < 1.0 / scale + 5.0 * mu
+
+
+@pytest.mark.parametrize("rarest", [1e-20, 1e-100, 1e-300])
+def test_composition_of_large_losses_that_nearly_never_occur(rarest: float) -> None:
+    one = accounting.DiscreteMechanism([0.5, 0.5, rarest], [0.5, 0.5, 1e-10 * rarest])
+    for runs in (2, 3, 10):
+        composed = accounting.Composition((one,) * runs)
+        assert composed.epsilon(1e-5) == 0.0
+        # P[the rare output at least once], up to the rounding of the transform.
+        assert rarest <= float(composed.delta(1.0)) <= 11.0 * rarest + 1e-12
