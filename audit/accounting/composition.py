@@ -33,6 +33,8 @@ COARSE_CELLS = 1 << 16
 _TILTS = 8
 # Standard deviations between two tilts: halfway, a mass is e^-10 of the largest one.
 _TILT_WIDTH, _MAX_TILTS = 9.0, 256
+# If a mass between two tilts is less than e^-18 of its Chernoff bounds, a tilt is added there.
+_MAX_GAP = 18.0
 _FEW = 2048
 _TOGETHER = 16  # spectra in memory at the same time
 # More than _MANY distributions are first composed in groups, each on a small grid of its own:
@@ -266,7 +268,12 @@ class _Cumulants:
     def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
         # theta = 0 is P and -1 is P'. The scale further out is the loss's standard deviation.
         variance = sum(count * atoms.deviation**2 for atoms, count in parts)
-        outer = np.geomspace(1e-7, 1e7, 561) / max(math.sqrt(variance), 1e-12)
+        scale = max(math.sqrt(variance), 1e-12)
+        # Large losses may be so rare that they hardly change the standard deviation.
+        largest = max(max(float(np.abs(atoms.loss).max()) for atoms, _ in parts), 1e-12)
+        outer = np.geomspace(
+            min(1e-7 / scale, 1e-2 / largest), min(1e7 / scale, 1e13 / largest), 561
+        )
         theta = np.concatenate([-1.0 - outer[::-1], np.linspace(-1.0, 0.0, 41), outer])
         self.theta = theta
         self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)
@@ -310,7 +317,30 @@ class _Cumulants:
             least, most = max(least, z[usable].min()), min(most, z[usable].max())
         count = max(count, math.ceil((most - least) / _TILT_WIDTH))
         tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
+        place = 0
+        while place + 1 < len(tilts):
+            between = self._between(*tilts[place : place + 2])
+            if between is None:
+                place += 1
+            else:
+                tilts.insert(place + 1, between)
         return tilts
+
+    def _between(self, low: float, high: float) -> float | None:
+        """An exponent between two others that are too far apart; None if they are not.
+
+        The masses are the smallest share of their Chernoff bounds at the loss at which the bounds
+        of both exponents are equal. Exponents that are even in z are too far apart if the loss has
+        several modes, such as that of a Laplace mechanism and a small Gaussian one together.
+        """
+        if low == high:
+            return None
+        at_low, at_high = np.interp([low, high], self.theta, self.value)
+        loss = (at_high - at_low) / (high - low)
+        heights = self.value - self.theta * loss
+        best = int(np.argmin(heights))
+        apart = at_low - low * loss - heights[best] > _MAX_GAP
+        return float(self.theta[best]) if apart and low < self.theta[best] < high else None
 
     @cached_property
     def _deviations(self) -> FloatArray:

@@ -39,6 +39,13 @@ def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
     tiny = (count > 0) & (count < _MIN_POSITIVE_COUNT)
     count = np.where(tiny, _MIN_POSITIVE_COUNT, count)
     below = count < trials
+    first, second = count[below] + 1.0, trials - count[below]
+    found = special.betainccinv(first, second, alpha) * (1.0 + QUANTILE_ACCURACY)
+    # For more than 1e5 trials, the relative error of the quantile reaches 1e-10. Its tail is
+    # accurate, and -log(tail) is a convex function of the limit that starts at 0.
+    tail = special.betaincc(first, second, np.minimum(found, 1.0))
+    short = tail > alpha
+    found[short] *= np.log(alpha) / np.log(tail[short]) * (1.0 + QUANTILE_ACCURACY)
     limit = np.ones_like(count)
-    limit[below] = special.betainccinv(count[below] + 1.0, trials - count[below], alpha)
-    return np.minimum(limit * (1.0 + QUANTILE_ACCURACY), 1.0)
+    limit[below] = np.minimum(found, 1.0)
+    return limit

@@ -18,10 +18,12 @@ from audit.lower_bounds.scores import Scores
 
 # Longer sums are computed in blocks. Each block counts as its value with the largest probability.
 _MAX_BLOCKS, _MAX_CERTAIN_BLOCKS = 64, 16
-# The sum covers this many standard deviations of a binomial. The rest, at most _TAIL, is added to
-# the error, and _ROUNDING covers the rounding of the sum.
-_DEVIATIONS = 6.0
-_TAIL, _ROUNDING = 1e-8, 1e-9
+# The sum covers this many standard deviations of a binomial. The rest, at most the second number,
+# is added to the error. For an alpha below _SMALL_ALPHA, 1e-8 would be too much.
+_DEVIATIONS, _TAIL = 6.0, 1e-8
+_SMALL_ALPHA, _MORE_DEVIATIONS, _SMALL_TAIL = 1e-7, 9.0, 1e-17
+# Relative rounding error of short sums, and of the logarithms of factorials.
+_ROUNDING, _FACTORIAL_ROUNDING = 1e-9, 2.0 * float(np.finfo(np.float64).eps)
 # If the scores that are correct at every threshold are at most this share, one block is enough.
 _MIN_CERTAIN_SHARE = 0.02
 # P[more of them than the block holds] is added to the error: at most this, and this share of it.
@@ -65,19 +67,27 @@ def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int, alp
     """P[M <= errors] in the worst case at epsilon, rounded up by much less than alpha."""
     tail = min(_CERTAIN_TAIL, _CERTAIN_TAIL_SHARE * alpha)
     wrong = (1.0 - delta) * float(special.expit(-epsilon))
-    late, late_mass = _binomial(n0, wrong)
-    early, early_mass = _binomial(n1, wrong)
+    deviations, rest = _DEVIATIONS, _TAIL
+    if alpha < _SMALL_ALPHA:
+        deviations, rest = _MORE_DEVIATIONS, _SMALL_TAIL
+    late, late_mass = _binomial(n0, wrong, deviations)
+    early, early_mass = _binomial(n1, wrong, deviations)
     climb = late[:, None] + early[None, :] - errors
     # Given the errors at the corner, the walks below and above it are independent.
     below = _climb_probability(n0, delta, wrong, late[:, None], early[None, :], climb, tail)
     above = _climb_probability(n1, delta, wrong, early[None, :], late[:, None], climb, tail)
     reached = float(late_mass @ (below + above - below * above) @ early_mass)
-    return min(reached * (1.0 + _ROUNDING) + 2.0 * _TAIL, 1.0)
+    return min(reached * (1.0 + _rounding(n0, n1)) + 2.0 * rest, 1.0)
 
 
-def _binomial(n: int, p: float) -> tuple[FloatArray, FloatArray]:
+def _rounding(n0: int, n1: int) -> float:
+    """Relative rounding error of the sum."""
+    return max(_ROUNDING, _FACTORIAL_ROUNDING * math.lgamma(n0 + n1 + 1.0))
+
+
+def _binomial(n: int, p: float, deviations: float) -> tuple[FloatArray, FloatArray]:
     """Binomial(n, p) in blocks: the smallest value of each [m], and its probability [m]."""
-    edges = _block_edges(n, p)
+    edges = _block_edges(n, p, deviations)
     below = _cdf(edges - 1.0, np.full(len(edges), float(n)), p)
     below[0], below[-1] = 0.0, 1.0
     return edges[:-1], np.diff(below)
@@ -90,11 +100,14 @@ def _cdf(k: ArrayLike, n: FloatArray, p: float) -> FloatArray:
     return np.asarray(np.where(k >= n, 1.0, inside), dtype=np.float64)
 
 
-def _block_edges(n: int, p: float) -> FloatArray:
-    """Starts of the blocks of Binomial(n, p), and the end; P[outside] is below 1e-8."""
+def _block_edges(n: int, p: float, deviations: float = _DEVIATIONS) -> FloatArray:
+    """Starts of the blocks of Binomial(n, p), and the end; the tails below and above are left out.
+
+    For p <= 1/2 the tail below is at most exp(-deviations^2 / 2) (Okamoto 1959).
+    """
     spread = math.sqrt(n * p * (1.0 - p))
-    low = max(math.floor(n * p - _DEVIATIONS * spread), 0)
-    high = min(math.ceil(n * p + _DEVIATIONS * spread + 12.0), n)
+    low = max(math.floor(n * p - deviations * spread), 0)
+    high = min(math.ceil(n * p + deviations * spread + 12.0), n)
     blocks = min(_MAX_BLOCKS, high + 1 - low)
     return np.unique(np.rint(np.linspace(low, high + 1.0, blocks + 1)))
 

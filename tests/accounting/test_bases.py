@@ -31,7 +31,13 @@ from audit.accounting import (
 )
 from audit.accounting.composition import compose
 from audit.accounting.dpsgd import SampledStep
-from audit.accounting.pairs import GaussianPair, LaplacePair, LossPair, PrivacyLossPmf
+from audit.accounting.pairs import (
+    GaussianPair,
+    LaplacePair,
+    LossPair,
+    PrivacyLossPmf,
+    gaussian_profile,
+)
 from audit.integrations.opacus import tuning_epsilon
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -749,3 +755,37 @@ def test_orders_and_epsilons_must_be_numbers(name: str) -> None:
                 base.renyi(wrong)
         with pytest.raises(ValueError, match=r"epsilon must be numbers, got 'x'"):
             base.delta("x")
+
+
+@pytest.mark.parametrize("mu", [0.0005, 0.013, 0.05])
+def test_composition_of_a_loss_with_two_modes(mu: float) -> None:
+    """The delta of a pair with finitely many losses and a Gaussian is a mean of Gaussian deltas."""
+    p, q = np.array([0.7, 0.1, 0.2]), np.array([0.1, 0.8, 0.1])
+    loss, epsilons = np.log(p / q), np.array([0.0, 0.3, 0.69, 1.0, 1.94, 1.95])
+    known = accounting.DiscreteMechanism(p, q, directed=True)
+    found = accounting.Composition((known, accounting.GaussianMechanism(mu))).delta(epsilons)
+    exact = [
+        max(p @ gaussian_profile(e - loss, mu), q @ gaussian_profile(e + loss, mu))
+        for e in epsilons
+    ]
+    assert np.all(found >= np.array(exact) * (1.0 - 1e-9))
+    np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize(("scale", "mu"), [(1.0, 0.0132), (1.25, 0.027), (3.3, 0.0124)])
+def test_laplace_with_a_small_gaussian_is_composed(scale: float, mu: float) -> None:
+    both = accounting.Composition(
+        (accounting.LaplaceMechanism(scale), accounting.GaussianMechanism(mu))
+    )
+    # The Laplace mechanism alone costs at most 1 / scale, and the Gaussian adds a few mu.
+    assert 0.9 / scale < both.epsilon(1e-5) < 1.0 / scale + 5.0 * mu
+
+
+@pytest.mark.parametrize("rarest", [1e-20, 1e-100, 1e-300])
+def test_composition_of_large_losses_that_nearly_never_occur(rarest: float) -> None:
+    one = accounting.DiscreteMechanism([0.5, 0.5, rarest], [0.5, 0.5, 1e-10 * rarest])
+    for runs in (2, 3, 10):
+        composed = accounting.Composition((one,) * runs)
+        assert composed.epsilon(1e-5) == 0.0
+        # P[the rare output at least once], up to the rounding of the transform.
+        assert rarest <= float(composed.delta(1.0)) <= 11.0 * rarest + 1e-12

@@ -73,7 +73,7 @@ def test_no_audit_exceeds_max_detectable_epsilon_and_trials_needed_inverts_it() 
         lower_bounds.trials_needed(-1.0)
 
 
-@pytest.mark.parametrize("error", [4e-5, 1e-5])
+@pytest.mark.parametrize("error", [4e-5, 1e-5, 1e-7, 2e-9])
 def test_trials_grow_with_the_logarithm_of_the_error(error: float) -> None:
     usual = lower_bounds.trials_needed(3.0, 1e-5, 0.95)
     found = lower_bounds.trials_needed(3.0, 1e-5, 1.0 - error)

@@ -141,6 +141,18 @@ def test_two_tails_probability_equals_simulation() -> None:
         assert at_epsilon == sorted(at_epsilon)
 
 
+def test_two_tails_rounding_covers_factorials_of_many_trials() -> None:
+    """P[a random order of steps climbs by c] = prod_{j < c} (up - j) / (down + 1 + j)."""
+    rng = np.random.default_rng(23)
+    for trials in (10**5, 10**7, 10**8):
+        ups = rng.integers(10**3, trials // 10, 200).astype(np.float64)
+        j = np.arange(3.0)
+        exact = np.log((ups[:, None] - j) / (trials + 1.0 + j)).sum(axis=1)
+        found = two_tails._reflection(ups, np.full(200, float(trials)), np.full(200, 3.0))
+        allowed = two_tails._rounding(trials, trials)
+        assert np.all(np.abs(np.log(found) - exact) < allowed)
+
+
 def test_two_tails_bound_for_separated_scores_and_large_delta() -> None:
     apart = bound_of([0.0] * 1000, [1.0] * 1000)
     assert apart.epsilon == pytest.approx(6.07, abs=0.005)
