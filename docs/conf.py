@@ -205,8 +205,8 @@ def _link_terms(app: Any, tree: nodes.document, name: str) -> None:
             text.parent.replace(text, parts)
 
 
-_BEFORE = re.compile(r"[^ \n]{1,12}$")
-_AFTER = re.compile(r"^[^ \n]{1,12}(?=[ \n]|$)")
+_BEFORE = re.compile(r"[^ \n]{1,12}\Z")
+_AFTER = re.compile(r"[^ \n]{1,12}(?=[ \n]|\Z)")
 
 
 def _keep_together(app: Any, tree: nodes.document, name: str) -> None:
@@ -221,7 +221,7 @@ def _keep_together(app: Any, tree: nodes.document, name: str) -> None:
         index = parent.index(formula)
         around = parent[index - 1] if index else None, parent[index + 1 : index + 2]
         before = _BEFORE.search(around[0]) if isinstance(around[0], nodes.Text) else None
-        after = next((_AFTER.search(one) for one in around[1] if isinstance(one, nodes.Text)), None)
+        after = next((_AFTER.match(one) for one in around[1] if isinstance(one, nodes.Text)), None)
         if before is None and after is None:
             continue
         line = nodes.inline("", "", classes=["one-line"])
@@ -253,12 +253,13 @@ def _typeset_docstrings(app: Any, tree: nodes.document) -> None:
     if not app.env.docname.startswith("reference/"):
         return
     for text in list(tree.findall(nodes.Text)):
-        if isinstance(text.parent, nodes.paragraph | nodes.term | nodes.emphasis):
+        if type(text.parent) in (nodes.paragraph, nodes.inline, nodes.emphasis):
+            sentence = text.replace("\0", "")  # Sphinx marks escaped characters
             parts, done = [], 0
-            for start, end, latex in find_formulas(text):
-                parts += [nodes.Text(text[done:start]), nodes.math(latex, latex)]
+            for start, end, latex in find_formulas(sentence):
+                parts += [nodes.Text(sentence[done:start]), nodes.math(latex, latex)]
                 done = end
-            text.parent.replace(text, [*parts, nodes.Text(text[done:])])
+            text.parent.replace(text, [*parts, nodes.Text(sentence[done:])])
 
 
 def _shorten_diffs(app: Any, tree: nodes.document) -> None:

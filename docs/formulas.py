@@ -29,7 +29,9 @@ _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?(?![A-Za-z_])"
 _POWER = r"\^-?(?:[A-Za-z]+(?:_[A-Za-z0-9]|\d)?|\d+|(?=\())"
 _TOKEN = re.compile(rf"{_SYMBOL}|{_NUMBER}|{_POWER}|<=|>=|\|\||[-+*/=<>|()\[\],'\u2019]")
 _PART = re.compile(rf"(?:{_TOKEN.pattern})+")
-_IS_FORMULA = re.compile(r"[A-Za-z]_|\^|<=|>=|\b(?:phi|[A-Z])\(|\bP\[|sqrt|[\w)\]] = [\w(]")
+_IS_FORMULA = re.compile(
+    r"[A-Za-z]_|\^|<=|>=|\b(?:phi|[A-Z])['\u2019]?\(|\bP\[|sqrt|[\w)\]] = [\w(]"
+)
 
 
 def _depths(text: str) -> list[int]:
@@ -57,7 +59,7 @@ def _series(text: str) -> list[list[tuple[int, int]]]:
     """Neighbouring parts that may belong to one formula, each as (start, end)."""
     series: list[list[tuple[int, int]]] = [[]]
     for word in re.finditer(r"\S+", text):
-        part = re.sub(r"(?:-z?C?DP)?[.;:,]*$", "", word[0])
+        part = re.sub(r"(?:(?<=[\w)])-(?:z?C?DP)?)?[.;:,]*$", "", word[0])
         after = word[0][len(part) :]
         if _PART.fullmatch(part) is None or part in ("a", "A", "I"):
             series.append([])

@@ -85,7 +85,7 @@ def ntnv(training_set: Records, validation_set: Records, canary: Canary) -> Thre
     Args:
         training_set: X, with X' = X plus z.
         validation_set: the validation records.
-        canary: z.
+        canary: z, the inserted record or gradient.
 
     Example:
         >>> from canaries import DiracCanary
@@ -108,7 +108,7 @@ def ntcv(
     Args:
         training_set: X, with X' = X plus z.
         validation_set: validation records, for scores that use them.
-        canary: z.
+        canary: z, the inserted record or gradient.
         score: g, which the adversary chooses.
 
     Example:
@@ -131,7 +131,7 @@ def etcv(canary: Canary, score: Score, record_shape: tuple[int, ...], classes: i
     canary's.
 
     Args:
-        canary: z.
+        canary: z, the inserted record or gradient.
         score: g, which the adversary chooses.
         record_shape: shape of one record as the model sees it.
         classes: number of classes.

@@ -55,7 +55,7 @@ class DpSgdSettings:
     number is equivalent to a tuple of one.
 
     Attributes:
-        steps: N.
+        steps: N, the number of steps.
         noise_multiplier: sigma.
         max_grad_norm: values of C.
         learning_rates: values of lr.

@@ -58,7 +58,7 @@ class AuditTask:
 
     Attributes:
         train: the training function.
-        records: X.
+        records: X, the data set.
         canaries: [m] records that may be included, or None for Dirac canaries.
         validation: records by which the best of several runs is chosen; None chooses by the canary.
         loss: summed loss of a torch module on records; None takes the cross-entropy for gradients
