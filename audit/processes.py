@@ -26,8 +26,12 @@ def end_with_parent(pid: int | None = None) -> None:
     """Makes this process end within a second of its parent.
 
     A parent that is killed cannot stop its workers, so each worker watches its parent. `pid` is
-    that of the parent; None in a worker that multiprocessing or joblib started.
+    that of the parent; None in a worker that multiprocessing or joblib started. Does nothing on
+    Windows, where the number of the parent never changes, and is that of a launcher in a virtual
+    environment.
     """
+    if sys.platform == "win32":
+        return
     if pid is None:
         parent = multiprocessing.parent_process()
         assert parent is not None

@@ -247,7 +247,9 @@ def _signals_as_exceptions() -> Iterator[None]:
 
     before = {}
     with contextlib.suppress(ValueError):  # Only the main thread can set handlers.
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        # Windows has no SIGHUP.
+        names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        for number in [signal.Signals[name] for name in names]:
             if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, stop)
     try:

@@ -59,7 +59,7 @@ def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
     try:
         with _writable(path.parent):
             yield temporary
-            with open(temporary, "rb") as file:
+            with open(temporary, "r+b") as file:  # Windows syncs only files opened for writing.
                 os.fsync(file.fileno())
             if new:
                 _move_if_absent(temporary, path)

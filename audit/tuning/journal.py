@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -274,6 +275,8 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+    if sys.platform == "win32":  # Folders cannot be opened there.
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
