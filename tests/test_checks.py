@@ -205,8 +205,6 @@ def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     with pytest.raises(ValueError, match=r"certificate must be a readable json file.* within"):
         certificate.verify(pipe)
     assert not checks.is_stored_file(pipe)
-    with pytest.raises(ValueError, match=r"optuna must be the address .* no file with content"):
-        cost_of_study(str(pipe))
     with pytest.raises(ValueError, match="signature must be a file with content"):
         certificate.check_signature(b"", pipe, pipe)
     with pytest.raises(ValueError, match=r"file .* it is missing, empty or not an ordinary file"):
@@ -216,6 +214,15 @@ def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     writer.start()
     assert audit.cost_of_trials(pipe, "grid").trials == 1
     writer.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_database_of_a_study(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    pipe = tmp_path / "study.db"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=r"optuna must be the address .* no file with content"):
+        cost_of_study(str(pipe))
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals")
