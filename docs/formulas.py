@@ -103,6 +103,23 @@ def _symbol(token: str) -> str:
     return f"{base}_{{{_latex(subscript.strip('{}'))}}}" if subscript else base
 
 
+def _argument(text: str, at: int) -> tuple[str, int]:
+    """What a root or a power applies to, without its brackets, and where it ends."""
+    start = at + (text[at] == " ")
+    if text[start] == "(":
+        end = start + _depths(text[start:]).index(0, 1)
+        return text[start + 1 : end - 1], end
+    token = _TOKEN.match(text, start)
+    assert token is not None
+    return token[0], token.end()
+
+
+def _exponent(power: str) -> str:
+    if re.fullmatch(_SYMBOL, power):
+        return _symbol(power)
+    return rf"\mathrm{{{power}}}" if power.isalpha() else power
+
+
 def _latex(text: str) -> str:
     pieces, at = [], 0
     while at < len(text):
@@ -112,22 +129,15 @@ def _latex(text: str) -> str:
             at += 1
             continue
         word, at = token[0], token.end()
-        if word[0] == "^" or word == "sqrt":
-            sign, power = ("-" if word[1:2] == "-" else ""), word.lstrip("^-")
-            if word == "sqrt" or not power:  # its argument follows
-                end = at + 1
-                if text[at] == "(":
-                    depths = _depths(text[at:])
-                    end = at + next(i for i, depth in enumerate(depths) if i and depth == 0)
-                else:
-                    end = _TOKEN.match(text, at + 1).end()  # type: ignore[union-attr]
-                argument, at = text[at:end].strip().removeprefix("("), end
-                power = _latex(argument.removesuffix(")") if text[end - 1] == ")" else argument)
-            elif re.fullmatch(_SYMBOL, power):
-                power = _symbol(power)
-            elif power.isalpha():
-                power = rf"\mathrm{{{power}}}"
-            pieces.append(rf"\sqrt{{{power}}}" if word == "sqrt" else f"^{{{sign}{power}}}")
+        if word == "sqrt":
+            argument, at = _argument(text, at)
+            pieces.append(rf"\sqrt{{{_latex(argument)}}}")
+        elif word in ("^", "^-"):
+            argument, at = _argument(text, at)
+            pieces.append(f"^{{{word[1:]}{_latex(argument)}}}")
+        elif word[0] == "^":
+            power = word.lstrip("^-")
+            pieces.append(f"^{{{word[1 : -len(power)]}{_exponent(power)}}}")
         elif re.fullmatch(_SYMBOL, word):
             symbol = _symbol(word)
             pieces.append(

@@ -247,9 +247,10 @@ def _signals_as_exceptions() -> Iterator[None]:
 
     before = {}
     with contextlib.suppress(ValueError):  # Only the main thread can set handlers.
-        # Windows has no SIGHUP.
-        names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        for number in [signal.Signals[name] for name in names]:
+        numbers = [signal.SIGTERM]
+        if hasattr(signal, "SIGHUP"):  # Windows has none.
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, stop)
     try:
