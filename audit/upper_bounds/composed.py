@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from audit.accounting import (
     Candidates,
@@ -33,11 +34,14 @@ from audit.protocols import (
 )
 from audit.repetitions import Repetitions
 from audit.upper_bounds.adaptive import any_fixed
+from audit.upper_bounds.cells import scale
 from audit.upper_bounds.grid import kinds_of_candidates
-from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.registry import BoundValue, Exceeds, bound
 
 _MAX_RUNS = 1 << 20
 _MAX_MU = 1e3  # of a Gaussian mechanism
+# Runs, events of one run and numbers of such events that `_exceeds` counts at most.
+_MAX_COUNTED, _EVENTS, _COUNTS = 1 << 14, 512, 16
 _FEW, _MANY = 6, 400
 # Cells of the privacy loss of all runs: with four times as many, epsilon falls by a relative 1e-5,
 # and by 1e-3 for thousands of runs.
@@ -172,6 +176,20 @@ def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
     return Composition(tuple(by_chance(part) for part, count in several for _ in range(count)))
 
 
+def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> bool:
+    """Whether the number of runs with a large loss alone costs more than epsilon."""
+    runs = protocol.candidates
+    if protocol.inclusion < 1.0 or isinstance(base, Candidates) or runs > _MAX_COUNTED:
+        return False
+    pair = base.pairs[0]
+    large, large_with = np.exp(pair.events(np.linspace(*pair.event_range, _EVENTS)))[..., None]
+    least = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
+    chance, chance_with = (special.bdtrc(least, runs, one) for one in (large, large_with))
+    scaled = scale(np.asarray(chance_with, np.float64), epsilon)
+    gains = np.where(chance_with > 0.0, chance - scaled, 0.0)  # no underflow
+    return bool(np.any(gains > delta))
+
+
 def _noisy_values(base: Mechanism, protocol: NoisyMax, delta: float) -> Mechanism:
     runs = protocol.candidates * protocol.rounds
     _check_few(runs)
@@ -188,6 +206,7 @@ def _register(
     released: str,
     about: str,
     all_runs: Callable[[Mechanism, Any, float], Mechanism | AllRuns],
+    exceeds: Exceeds | None = None,
 ) -> None:
     """Registers the composition of all runs of a protocol."""
 
@@ -198,6 +217,7 @@ def _register(
         about=(about,),
         protocol=protocol,
         title="" if protocol is NoisyMax else r"$\varepsilon_U$ composition (any score)",
+        exceeds=exceeds,
     )
     def composition(base: Mechanism, protocol: Protocol, delta: float) -> BoundValue:
         """The cost of releasing all runs."""
@@ -205,7 +225,11 @@ def _register(
 
 
 _register(
-    Grid, "runs, each released", "any base, possibly different for each candidate", _candidates
+    Grid,
+    "runs, each released",
+    "any base, possibly different for each candidate",
+    _candidates,
+    _exceeds,
 )
 _register(NoisyMax, "noisy values, each released", "any noise", _noisy_values)
 _register(

@@ -22,7 +22,7 @@ from audit.protocols import Grid
 from audit.upper_bounds.region import ShiftedProfiles, corner_events, dense_events, mixture
 from audit.upper_bounds.registry import BoundValue, bound
 
-_MAX_POINTS = 1 << 16
+_MAX_POINTS, _FEW_POINTS = 1 << 16, 1 << 12
 _SHARES = (1e-6, 1e-2, 0.3)
 # Change of log(b/a) beyond which a piece of the curve of products is divided, and its largest
 # number of parts.
@@ -39,6 +39,7 @@ class GridCurve:
         counts: number of candidates of every kind.
         inclusion: probability that a candidate is trained.
         negligible: a delta; rarer events count as a full leak.
+        points: largest number of points of the curve.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -51,6 +52,7 @@ class GridCurve:
     counts: tuple[int, ...]
     inclusion: float
     negligible: float
+    points: int = _MAX_POINTS
 
     @cached_property
     def upper(self) -> tuple[ShiftedProfiles, ...]:
@@ -118,7 +120,7 @@ class GridCurve:
             logs = np.maximum(self._log_h(np.stack([log_left, log_left_with])), 2.0 * floor)
             return np.exp(0.125 * others * logs), np.maximum(logs, [[floor], [2.0 * floor]])
 
-        t = dense_events(pair, heights, min(_MAX_POINTS // len(self.pairs), _MAX_POINTS // 4))
+        t = dense_events(pair, heights, min(self.points // len(self.pairs), self.points // 4))
         end = self._last_event(pair)
         t = np.append(t[t < end], [end] if end < t[-1] else t[-1:])
         logs = np.stack(pair.events(t))
@@ -220,6 +222,14 @@ def _sides(
     ]
 
 
+def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> bool:
+    """Whether few points of the curve show that the grid bound is above epsilon."""
+    return any(
+        GridCurve(*side, protocol.inclusion, delta, _FEW_POINTS).attained_delta(epsilon) > delta
+        for side in _sides(base, protocol)
+    )
+
+
 @bound(
     "grid",
     100,
@@ -227,6 +237,7 @@ def _sides(
     about=("any base, possibly different for each candidate",),
     protocol=Grid,
     title=r"$\varepsilon_U$ grid (any score)",
+    exceeds=_exceeds,
 )
 def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the grid bound gives at delta, over both directions."""

@@ -38,6 +38,7 @@ class BoundValue:
 
 
 Body = Callable[[Mechanism, Any, float], BoundValue]
+Exceeds = Callable[[Mechanism, Any, float, float], bool]
 Bound = Callable[[Mechanism, ProtocolLike, float], UpperBound]
 """The type of every bound: a function of (base, protocol, delta)."""
 
@@ -55,6 +56,16 @@ class Entry:
     place: float  # position of its row in tables; the loosest bounds come first
     is_special: bool  # whether tables omit its row if it does not apply
     title: str  # its name in figures; empty if figures leave it out
+    # a quick test that is true only if the value is above an epsilon
+    exceeds: Exceeds | None = None
+
+    def is_above(self, epsilon: float, base: Mechanism, protocol: Protocol, delta: float) -> bool:
+        """Whether a quick test shows that the bound is above epsilon, for parsed arguments."""
+        try:
+            with np.errstate(all="ignore"):
+                return self.exceeds is not None and self.exceeds(base, protocol, delta, epsilon)
+        except (NotApplicable, DeltaUnreachable, *_FAILURES):
+            return False
 
     def evaluate(self, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
         """The bound for parsed arguments; it has a reason if it does not apply."""
@@ -80,6 +91,7 @@ class Entry:
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
 _FAILED = "its computation failed numerically"
+_FAILURES = (ArithmeticError, MemoryError, ValueError, IndexError)
 
 # Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6
@@ -98,6 +110,7 @@ def bound(
     protocol: type[Protocol] = RandomSearch,
     is_special: bool = False,
     title: str = "",
+    exceeds: Exceeds | None = None,
 ) -> Callable[[Body], Bound]:
     """Registers a bound.
 
@@ -117,7 +130,7 @@ def bound(
         if (protocol, name) in _ENTRIES:
             raise InvalidInput(f"bound names must be used once, got {name!r} again")
         function.__doc__ = _with_arguments(body.__doc__ or "", protocol)
-        entry = Entry(name, body, function, claim, protocol, place, is_special, title)
+        entry = Entry(name, body, function, claim, protocol, place, is_special, title, exceeds)
         _ENTRIES[protocol, name] = entry
         return function
 
@@ -216,7 +229,7 @@ def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> Upper
             return answer()
     except DeltaUnreachable as error:
         reason = str(error)
-    except (ArithmeticError, MemoryError, ValueError, IndexError) as error:
+    except _FAILURES as error:
         reason = f"{_FAILED}: {' '.join(str(error).split()) or type(error).__name__}"
     return UpperBound(name, math.inf, claim, reason=reason)
 
@@ -261,6 +274,9 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     valid = [entry for entry in bounds if entry.claim.any_score]
     rows: list[UpperBound] = []
     for entry in reversed(valid):  # sharpest first
+        so_far = smallest(without_contradictions(rows))
+        if so_far is not None and entry.is_above(so_far.epsilon, base, protocol, delta):
+            continue
         rows.insert(0, row(entry, base, protocol, delta))
         is_exact = rows[0].epsilon <= (1.0 + _EXACT) * rows[0].attains
         if is_exact and not isinstance(protocol, RandomSearch):  # whose simplest equal is named

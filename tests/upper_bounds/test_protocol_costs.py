@@ -27,7 +27,7 @@ from audit.accounting import (
     WorstOf,
     solve_epsilon,
 )
-from audit.upper_bounds import GridCurve, SubsetCurve, tuning_cost
+from audit.upper_bounds import GridCurve, SubsetCurve, registry, tuning_cost
 from audit.upper_bounds.adaptive import adaptive
 from audit.upper_bounds.conditional import Chance, TwoEvents
 from audit.upper_bounds.published import papernot_steinke
@@ -692,6 +692,33 @@ def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -
     # One data set accepts the worst outputs too rarely.
     rare = DiscreteMechanism([0.145, 0.0005, 0.8545], [0.01, 0.626, 0.364])
     assert tuning_cost(rare, "until:0.6856", 0.76).attains == 0.0
+
+
+@pytest.mark.parametrize(("inclusion", "cases"), [(1.0, 6), (0.4, 2)])
+def test_no_bound_of_a_grid_is_left_out_that_would_be_the_smallest(
+    inclusion: float, cases: int
+) -> None:
+    rng = np.random.default_rng(7)
+    left_out = 0
+    for _ in range(cases):
+        bases = [
+            GaussianMechanism(math.exp(rng.uniform(-3.0, 1.0))),
+            DiscreteMechanism(random_law(rng, 3), random_law(rng, 3)),
+            DpSgd(math.exp(rng.uniform(-0.3, 1.0)), int(rng.integers(2, 40)), 0.1),
+        ]
+        base = bases[rng.integers(3)]
+        protocol = protocols.Grid(int(rng.integers(1, 30)), inclusion=inclusion)
+        delta = math.exp(rng.uniform(-16.0, -1.0))
+        every = upper_bounds.all_upper_bounds(base, protocol, delta)
+        least = min(row.epsilon for row in every)
+        assert tuning_cost(base, protocol, delta).epsilon == least
+        for row in every:  # the quick test is never wrong, whatever it is compared with
+            entry = registry.find(row.name, protocols.Grid)
+            for factor in (0.1, 0.5, 0.9, 1.0):
+                above = entry.is_above(factor * row.epsilon, base, protocol, delta)
+                assert not (above and factor == 1.0)
+                left_out += above
+    assert left_out > cases
 
 
 @pytest.mark.parametrize(
