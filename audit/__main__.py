@@ -45,7 +45,7 @@ class _PrintCompletion(argparse.Action):
         import shtab
 
         shell = checks.one_of("print-completion", given[1], shtab.SUPPORTED_SHELLS)
-        program = argparse.ArgumentParser(prog=parser.prog)
+        program = argparse.ArgumentParser(prog="dp-tuning-audit")
         commands = program.add_subparsers()
         for name, purpose in COMMANDS.items():
             module = _module_of(name)
@@ -67,15 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return main_of(name)(arguments[1:])
     width = max(map(len, COMMANDS))
     listed = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
+    started = console.started_as().rstrip(" .")
     parser = console.Parser(
-        prog="dp-tuning-audit",
+        prog=started,
         description="Audits of differentially private hyperparameter tuning.",
         notes="\n".join(
             [
                 "commands, as `dp-tuning-audit NAME` or `python -m audit.NAME`:",
                 *listed,
                 "",
-                "dp-tuning-audit NAME --help shows the options of a command",
+                f"{started} NAME --help shows the options of a command",
             ]
         ),
     )

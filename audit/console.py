@@ -42,6 +42,9 @@ WIDTH = 100
 RARE = "rarely changed"
 """Title of the group of options that only `--help-all` shows."""
 
+MODULES = "python -m audit."
+"""How help texts name commands; a parser replaces it where the program was started otherwise."""
+
 Option = tuple[type, str | tuple[str, ...], str]
 """Type of an option's value (bool: a flag without one), its placeholders, and its meaning."""
 
@@ -65,6 +68,14 @@ READERS: Mapping[type, Callable[[str], Any]] = {int: _whole_number, float: _numb
 """Functions that read options of these types; they raise `argparse.ArgumentTypeError`."""
 
 
+def started_as() -> str:
+    """The words before the name of a command, as in the command line of this program."""
+    program = Path(sys.argv[0])
+    if program.stem == "dp-tuning-audit":  # `.exe` on Windows
+        return "dp-tuning-audit "
+    return "python -m audit " if program == Path(__file__).with_name("__main__.py") else MODULES
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of options with one-line errors, and a short help that ends with examples."""
 
@@ -75,8 +86,11 @@ class Parser(argparse.ArgumentParser):
         examples: Mapping[str, str] | None = None,
         notes: str = "",
     ) -> None:
-        width = max(map(len, examples or [""]))
-        shown = [f"  {command:{width}}  {what}" for command, what in (examples or {}).items()]
+        program = started_as()
+        prog = prog.replace(MODULES, program)
+        examples = {one.replace(MODULES, program): what for one, what in (examples or {}).items()}
+        width = max(map(len, examples), default=0)
+        shown = [f"  {command:{width}}  {what}" for command, what in examples.items()]
         epilog = "\n".join([*(["examples:"] if shown else []), *shown, *([notes] if notes else [])])
         super().__init__(
             prog=prog,

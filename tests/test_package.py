@@ -294,6 +294,39 @@ def test_help_fits_a_screen_and_shows_examples(
     assert "examples:" in lines
 
 
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        ("/usr/bin/dp-tuning-audit", "dp-tuning-audit "),
+        ("dp-tuning-audit.exe", "dp-tuning-audit "),
+        (str(ROOT / "audit" / "__main__.py"), "python -m audit "),
+        (str(ROOT / "audit" / "run.py"), "python -m audit."),
+        (str(ROOT / "audit" / "report" / "__main__.py"), "python -m audit."),
+    ],
+)
+def test_help_and_errors_name_the_command_as_it_was_started(
+    started: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+    for command in (*commands.COMMANDS, "run --train x.y"):
+        name, *options = command.split()
+        with pytest.raises(SystemExit):
+            commands.main_of(name)([*options, "--help"])
+        text = capsys.readouterr().out
+        title = f"{words}{name}{' --train' * bool(options)}"
+        assert text.startswith(f"usage: {title} [options]\n")
+        (example, *_) = text.partition("examples:\n")[2].splitlines()
+        assert example.startswith(f"  {words}{name} ")
+        with pytest.raises(SystemExit):
+            commands.main_of(name)([*options, "--unknown"])
+        assert f"(see {title} --help)" in capsys.readouterr().err
+    assert commands.main([]) == 0
+    program = words.rstrip(" .")
+    listed = capsys.readouterr().out
+    assert listed.startswith(f"usage: {program} [options]\n")
+    assert f"\n{program} NAME --help shows" in listed
+
+
 def test_a_missing_extra_is_one_line(bare: Any) -> None:
     command = [str(bare), "-I", "-m", "audit.bounds", "--mu", "1", "--plot", "x.png"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -65,8 +65,8 @@ PROTOCOLS = {
 RUNS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 _CURVE_RUNS = (2, 5, 20, 100, 500)
 _EXAMPLES = {
-    "dp-tuning-audit app": "opens the calculator in the browser",
-    "dp-tuning-audit app --port 8000 --no-browser": "serves it at http://127.0.0.1:8000",
+    "python -m audit.app": "opens the calculator in the browser",
+    "python -m audit.app --port 8000 --no-browser": "serves it at http://127.0.0.1:8000",
 }
 # Without the viewport, a phone shows the page as if its screen had 980 pixels.
 _TEMPLATE = """{% extends base %}
