@@ -1,5 +1,7 @@
 """Engines by name, and the choice of the fastest exact engine."""
 
+from typing import TYPE_CHECKING
+
 from audit import checks
 from audit.dpsgd.base import Engine
 from audit.dpsgd.precision import check_precision
@@ -9,6 +11,9 @@ from audit.dpsgd.settings import MODELS, DpSgdSettings
 from audit.errors import InvalidInput
 from canaries import DiracCanary
 from threat_models import ThreatModel
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ENGINES = ("reduced", "collapsed", "projected", "batched", "opacus")
 
@@ -50,24 +55,13 @@ def make_engine(
     """
     name = checks.one_of("engine", name, ENGINES)
     formats = check_precision(precision)
-    # No result of the reduced engine depends on the model, but a wrong name must not be accepted.
-    if name == "reduced" and settings.model in MODELS:
-        return ReducedEngine(threat_model, settings)
-    # Importing torch takes seconds, so only engines that train import it.
-    import torch
-
-    from audit.dpsgd.batched import BatchedEngine
-    from audit.dpsgd.models import make_model
-
-    model = make_model(
-        settings.model,
-        settings.model_seed,
-        threat_model.record_shape,
-        threat_model.classes,
-        getattr(torch, formats.dtype),
-    )
     if name == "reduced":
+        if settings.model not in MODELS:  # a wrong name is refused, although no model is trained
+            _make_model(threat_model, settings, formats.dtype)
         return ReducedEngine(threat_model, settings)
+    model = _make_model(threat_model, settings, formats.dtype)
+    from audit.dpsgd.batched import BatchedEngine
+
     if name == "opacus":
         from audit.dpsgd.reference import OpacusEngine
 
@@ -119,15 +113,22 @@ def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[s
             "weights, one draw of all steps per run"
         )
     if threat_model.training_set is None and not isinstance(threat_model.canary, DiracCanary):
-        import torch
-
-        from audit.dpsgd.models import make_model
-
-        shape, classes = threat_model.record_shape, threat_model.classes
-        model = make_model(settings.model, settings.model_seed, shape, classes, torch.float32)
+        model = _make_model(threat_model, settings)
         if not isinstance(project(threat_model, model), str):
             return "projected", (
                 "only the first layer's weights in the direction of the canary affect the outcome: "
                 "an equivalent model with one input is trained"
             )
     return "batched", f"no distribution in closed form, because of {obstacle}: every run is trained"
+
+
+def _make_model(
+    threat_model: ThreatModel, settings: DpSgdSettings, dtype: str = "float32"
+) -> "nn.Module":
+    # Importing torch takes seconds, so only engines that train import it.
+    import torch
+
+    from audit.dpsgd.models import make_model
+
+    shape, classes = threat_model.record_shape, threat_model.classes
+    return make_model(settings.model, settings.model_seed, shape, classes, getattr(torch, dtype))
