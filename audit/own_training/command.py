@@ -32,7 +32,7 @@ _EXAMPLES = {
 }
 _OF_TRIALS = (
     *("trials", "seconds", "no_premises", "jobs", "max_runs"),
-    *("relation", "repetitions", "candidates"),
+    *("relation", "repetitions", "candidates", "canary_index", "validation_size"),
 )
 """The options of several trainings."""
 _NOTES = "exit code: 0 nothing found, 1 a broken premise or a proven leak, 2 not testable"
@@ -68,7 +68,11 @@ def _parser() -> console.Parser:
     )
     add("--seconds", type=float, default=SECONDS, metavar="S", help="time limit (default: 60)")
     add("--no-premises", action="store_true", help="attack only, without the differential test")
-    add("--one-run", action="store_true", help="train once, with many canaries")
+    add(
+        "--one-run",
+        action="store_true",
+        help="train once, with many canaries: crafted, or --canary dirac",
+    )
     add(
         "--canaries",
         type=int,
@@ -85,7 +89,12 @@ def _parser() -> console.Parser:
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add = parser.add_argument_group("threat model").add_argument
     add("--relation", default="add-remove", metavar="NAME", help=", ".join(RELATIONS))
-    add("--threat", default="NTCV", metavar="NAME", help="NTNV, NTCV (default) or ETCV")
+    add(
+        "--threat",
+        default="NTCV",
+        metavar="NAME",
+        help="NTNV (not with --one-run), NTCV (default) or ETCV",
+    )
     add(
         "--canary",
         default="",
@@ -170,6 +179,14 @@ def _check_used(parser: console.Parser, arguments: Sequence[str]) -> None:
         which = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         kind = "without" if not options.one_run else "with"
         parser.error(f"{which} must not be given {kind} --one-run, which would ignore it")
+    if options.one_run:
+        for name, used in (("threat", ("NTCV", "ETCV")), ("canary", ("dirac", ""))):
+            value = getattr(options, name)
+            if value.casefold() not in map(str.casefold, used):
+                parser.error(
+                    f"--{name} must be {used[0]} or {used[1] or 'left out'} with --one-run, got "
+                    f"{checks.one_line(value)}"
+                )
 
 
 def _answer(path: str, arguments: Sequence[str]) -> None:

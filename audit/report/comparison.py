@@ -91,10 +91,10 @@ def _rank(name: str, order: Sequence[str]) -> int:
 def read(folders: Sequence[str | Path]) -> list[Audit]:
     """Reads finished audits, in the order of table 2, from folders of `audit.run`.
 
-    The folder of shared runs includes all of its views, which may also be given one by one. Files
-    are ignored, because a shell pattern such as `runs/ntnv1*` also matches the preset
-    `runs/ntnv1.toml`. Folders without a finished audit, and audits that cannot share a table, are
-    refused.
+    The folder of shared runs includes all of its views, which may also be given one by one. A
+    folder that is given several times, also by other paths, counts once. Files are ignored, because
+    a shell pattern such as `runs/ntnv1*` also matches the preset `runs/ntnv1.toml`. Folders without
+    a finished audit, and audits that cannot share a table, are refused.
     """
     paths = list(map(Path, folders))
     for path in paths:
@@ -104,7 +104,10 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
                 f"folder, {one_line(str(path.parent))}"
             )
     try:
-        found = {one.folder: one for path in paths if not path.is_file() for one in _audits(path)}
+        found: dict[Path, Audit] = {}
+        for path in paths:
+            for one in () if path.is_file() else _audits(path):
+                found.setdefault(one.folder.resolve(), one)
     except OSError as error:  # of a name that is too long
         raise InvalidInput(
             f"folders must hold finished audits, got one that cannot be read: {reason_of(error)}"

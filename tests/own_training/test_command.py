@@ -93,6 +93,10 @@ def test_training_ends_with_the_command(
     [
         (["--one-run", "--trials", "9", "--no-premises"], "--trials, --no-premises must not be"),
         (["--one-run", "--relation", "zero-out"], "--relation must not be given with --one-run"),
+        (["--one-run", "--canary-index", "3"], "--canary-index must not be given with --one-run"),
+        (["--one-run", "--threat", "ntnv"], "--threat must be NTCV or ETCV with --one-run, got 'n"),
+        (["--one-run", "--canary", "input"], "--canary must be dirac or left out with --one-run"),
+        (["--one-run", "--canary", "a.b"], "--canary must be dirac or left out with --one-run"),
         (["--canaries", "9"], "--canaries must not be given without --one-run"),
     ],
 )

@@ -105,6 +105,16 @@ def test_shared_runs_stand_for_their_views_and_are_correlated(finished: Path) ->
     assert "Correlated" not in compare.to_text(compare.read([finished / "etcv"]))
 
 
+def test_an_audit_given_by_several_paths_is_shown_once(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(finished / "etcv")
+    monkeypatch.chdir(finished)
+    paths = ["etcv", "etcv/", "./etcv", "nt/../etcv", finished / "etcv", tmp_path / "link"]
+    assert compare.read(paths) == compare.read(["etcv"])
+    assert compare.read([finished / "nt", "nt/ntcv"]) == compare.read([finished / "nt"])
+
+
 def test_each_audit_has_a_panel(finished: Path) -> None:
     figure = compare.draw(compare.read([finished / "etcv", finished / "nt"]))
     panels = [axes for axes in figure.axes if axes.axison]
