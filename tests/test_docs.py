@@ -222,6 +222,21 @@ def test_every_public_name_has_an_example_that_runs(package: str) -> None:
     assert without == []
 
 
+def test_the_fields_of_named_tuples_are_documented() -> None:
+    # Otherwise, their pages describe a field as "Alias for field number 0".
+    pycode = pytest.importorskip("sphinx.pycode")
+    fields = {
+        (value, field)
+        for package in PUBLIC
+        for value in public(package).values()
+        for field in getattr(value, "_fields", ())
+    }
+    assert fields
+    for value, field in fields:
+        documented = pycode.ModuleAnalyzer.for_module(value.__module__).find_attr_docs()
+        assert (value.__name__, field) in documented
+
+
 @pytest.mark.parametrize("package", PUBLIC)
 def test_every_public_name_is_in_the_reference(package: str) -> None:
     text = (DOCS / "reference" / f"{PUBLIC[package]}.md").read_text()

@@ -26,8 +26,11 @@ class Candidate(NamedTuple):
     """
 
     learning_rate: float
+    """Factor lr of the noisy sum in each step."""
     max_grad_norm: float
+    """Clipping threshold C of the gradient of one record."""
     momentum: float
+    """Factor m of the earlier steps; 0 for none."""
 
 
 def several_numbers(
