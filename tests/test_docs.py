@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import math
 import re
+import statistics
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +98,35 @@ def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
         for row in csv.DictReader(path.read_text().splitlines()):
             for value in row.values():
                 assert value in numbers or (not value[:1].isdigit() and value in text), row
+
+
+def test_the_numbers_of_the_controls_agree() -> None:
+    page = (DOCS / "controls.md").read_text()
+    apart, correct, mistakes = (
+        [
+            [cell.strip() for cell in row.split(" | ")]
+            for row in re.findall(r"^\| (.*) \|$", part, re.M)
+        ]
+        for part in re.split(r"^## (?:Loops written|Correct|Every)", page, flags=re.M)[1:]
+    )
+    found = [float(seconds) for _, how, seconds in mistakes[1:] if how != "**not found**"]
+    result = f"{len(found)} of the {len(mistakes) - 1} loops"
+    assert f"\n{result} of the [last table](#every-mistake) are found" in page
+    assert f"in at most {math.ceil(max(found))} seconds" in page
+    assert f"(median\n{statistics.median(found) + 1e-9:.1f};" in page
+    accused = sum(int(row[-1].split(" of ")[0]) for row in apart[1:])
+    assert (
+        f"Of the {['seven', 'eight', 'nine'][accused - 7]} correct loops that were accused" in page
+    )
+    for _, checks, _, accused, limit in correct[1:]:
+        upper = 1 - 0.05 ** (1 / int(checks.replace(",", "")))
+        assert accused == "0"
+        assert upper <= float(limit) < 1.1 * upper
+    guide = " ".join((DOCS / "audit_your_training.md").read_text().split())
+    _, written, at_first, wrongly = apart[-1]
+    assert f"finds {result.replace('the ', '')[:-6]} training loops with a known mistake" in guide
+    assert f"of the latest {written} mistakes, it found {at_first} at first" in guide
+    assert f"it accused {wrongly} correct loops" in guide
 
 
 PUBLISHED = {"profile", "renyi", "lemma-7", "corollary-4", "liu-talwar", "approximate"}
