@@ -110,21 +110,19 @@ def test_the_numbers_of_the_controls_agree() -> None:
         for part in re.split(r"^## (?:Loops written|Correct|Every)", page, flags=re.M)[1:]
     )
     found = [float(seconds) for _, how, seconds in mistakes[1:] if how != "**not found**"]
-    result = f"{len(found)} of the {len(mistakes) - 1} loops"
-    assert f"\n{result} of the [last table](#every-mistake) are found" in page
+    count, total = len(found), len(mistakes) - 1
+    assert f"\n{count} of the {total} loops of the [last table](#every-mistake) are found" in page
     assert f"in at most {math.ceil(max(found))} seconds" in page
     assert f"(median\n{statistics.median(found) + 1e-9:.1f};" in page
-    accused = sum(int(row[-1].split(" of ")[0]) for row in apart[1:])
-    assert (
-        f"Of the {['seven', 'eight', 'nine'][accused - 7]} correct loops that were accused" in page
-    )
+    assert sum(int(row[-1].split(" of ")[0]) for row in apart[1:]) == 8
+    assert "Of the eight correct loops that were accused" in page
     for _, checks, _, accused, limit in correct[1:]:
         upper = 1 - 0.05 ** (1 / int(checks.replace(",", "")))
         assert accused == "0"
         assert upper <= float(limit) < 1.1 * upper
     guide = " ".join((DOCS / "audit_your_training.md").read_text().split())
     _, written, at_first, wrongly = apart[-1]
-    assert f"finds {result.replace('the ', '')[:-6]} training loops with a known mistake" in guide
+    assert f"finds {count} of {total} training loops with a known mistake" in guide
     assert f"of the latest {written} mistakes, it found {at_first} at first" in guide
     assert f"it accused {wrongly} correct loops" in guide
 
