@@ -19,6 +19,7 @@ import pytest
 import audit
 from audit import accounting, upper_bounds
 from audit.repetitions import TruncatedNegativeBinomial
+from benchmarks import studies
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -185,6 +186,18 @@ def test_the_costs_of_groups_in_what_to_report() -> None:
         ]
         cells = [str(records), *map(rounded_up, (run.epsilon(1e-5), *costs))]
         assert f"| {' | '.join(cells)} |\n" in page
+
+
+@pytest.mark.slow
+def test_the_certified_costs_of_complete_studies() -> None:
+    rows = re.findall(r"^\| `(.*)\| \w+ \|$", (DOCS / "studies.md").read_text(), re.M)
+    found = [*studies.honest(5000), *studies.broken(2000)]
+    assert len(rows) == len(found)
+    for row, one in zip(rows, found, strict=True):
+        protocol, claimed, name, _, certified = (cell.strip(" `") for cell in row.split(" | "))
+        assert (protocol, name) == (one.protocol, one.name)
+        assert claimed == (one.claimed or one.protocol)
+        assert certified == rounded_up(one.cost)
 
 
 @pytest.mark.slow
