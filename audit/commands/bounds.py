@@ -48,7 +48,8 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
         return []
     if not isinstance(protocol, RandomSearch):
         raise InvalidInput(
-            f"tunings and final-run must come with protocol search, got {protocol.spec}"
+            f"tunings and final-run must come with protocol search, got {protocol.spec}: add the "
+            "epsilons and the deltas of its releases"
         )
     tuned: Mechanism = TunedMechanism(base, protocol.repetitions)
     parts: tuple[Mechanism, ...] = (tuned,) * times

@@ -278,7 +278,7 @@ def test_costs_of_protocols_with_the_same_number_of_runs(
         (["--protocol", "gird:3"], "did you mean 'grid'?"),
         (["--protocol", "grid:3", "--repetitions", "tnb:0,0.1"], "repetitions must not be given"),
         (["--protocol", "until:2"], "acceptance must be in (0, 1], got 2\n"),
-        (["--protocol", "until:0.5", "--final-run"], "must come with protocol search"),
+        (["--protocol", "until:0.5", "--final-run"], "add the epsilons and the deltas"),
         (["--compare", "1"], "compare must be in [2, 1e+06], got 1.0"),
         (["--plot", "/no/such/folder/x.png"], "plot must be a file"),
         (["--plot", "/proc/x.png"], "plot must be a file in a"),
@@ -366,6 +366,8 @@ def test_an_epsilon_of_one_run_is_not_taken_for_a_gaussian_mechanism(
     assert one.epsilon(1e-5) == pytest.approx(0.304, abs=5e-4)
     # As a Gaussian mechanism it would cost less than its leakage: only that option assumes it.
     assert cost_of(capsys, "--gaussian-epsilon", "0.304", *law) == pytest.approx(0.4257, abs=1e-4)
+    exact = cost_of(capsys, "--gaussian-epsilon", "0.304", "--accounting", "exact", *law)
+    assert exact == pytest.approx(0.4687, abs=1e-4)  # of the same exact epsilon
     # (epsilon, delta)-DP of one run with the tuning's delta has no bound for several runs.
     code, out, err = run(capsys, "--epsilon-base", "0.304", *law)
     assert (code, out) == (2, "")
