@@ -24,6 +24,8 @@ from torch import nn
 import audit
 from audit import tuning, verify
 from audit.accounting import DpSgd
+from audit.own_training import TrainingSet
+from audit.own_training.premises import check_premises
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -31,6 +33,17 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_the_example_of_cost_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "what_did_it_cost.py"), run_name="__main__")
     assert capsys.readouterr().out.count("only the best is released") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_the_guide_quotes_the_first_finding_of_its_example() -> None:
+    example = runpy.run_path(str(EXAMPLES / "audit_training.py"))
+    found = check_premises(example["broken"], TrainingSet.of(example["DATA"])).report
+    assert len(found.findings) == 2
+    guide = (EXAMPLES.parent / "docs" / "audit_your_training.md").read_text()
+    (quoted,) = re.findall(r"^```\n(1\. .*?)^```", guide, re.M | re.S)
+    assert " ".join(str(found).split()).startswith(" ".join(quoted.split()))
 
 
 @pytest.mark.usefixtures("cached_bounds", "region_alone")  # quick certificates

@@ -37,7 +37,7 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "records": (int, "N", "number of records of the data set; also checks delta"),
         "epochs": (float, "E", "epochs of one run, instead of --steps (rounded up)"),
         "mu": (float, "MU", "mu of Gaussian DP, such as training on full batches"),
-        "gaussian-epsilon": (float, "E", "Renyi epsilon of a Gaussian mechanism: full batches only"),
+        "gaussian-epsilon": (float, "E", "Renyi epsilon of a Gaussian mechanism: full batches"),
         "base": (
             str,
             "SPEC",
