@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 import audit
-from audit import accounting, upper_bounds
+from audit import accounting, attacks, upper_bounds
 from audit.repetitions import TruncatedNegativeBinomial
 from benchmarks import studies
 
@@ -186,6 +186,17 @@ def test_the_costs_of_groups_in_what_to_report() -> None:
         ]
         cells = [str(records), *map(rounded_up, (run.epsilon(1e-5), *costs))]
         assert f"| {' | '.join(cells)} |\n" in page
+
+
+@pytest.mark.slow
+def test_the_split_orders_of_the_theory() -> None:
+    page = (DOCS / "theory.md").read_text()
+    assert "*Split* is the\nbest order that puts outputs above a threshold first" in page
+    rows = re.findall(r"^\| (\S+) \| ([a-z]\S+)((?: \| [\d.]+){5}) \|$", page, re.M)
+    assert len(rows) == 11
+    for mu, distribution, cells in rows[::5]:
+        _, epsilon = attacks.worst_case_split_order(float(mu), distribution, 1e-5)
+        assert float(cells.split(" | ")[2]) == pytest.approx(epsilon, rel=4e-5)
 
 
 @pytest.mark.slow
