@@ -319,7 +319,7 @@ def test_the_paper_names_its_title_and_its_authors(
     monkeypatch.setattr(typst, "compile", compiled)
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     source = compiled.call_args.args[0].decode()
-    assert "abs(x - c)" in source
+    assert "abs(x + 1.25)" in source
     assert "The page" not in source
     assert "evidence of the earlier runs attains 1.950, draws" in " ".join(source.split())
     assert "square.stroked.tiny" not in source
