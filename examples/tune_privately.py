@@ -58,14 +58,14 @@ def train(trial, records):
 
 if __name__ == "__main__":
     study = tuning.Study(
-        space={"learning_rate": tuning.LogUniform(1.0, 4.0), "momentum": [0.0, 0.5]},
+        space={"learning_rate": tuning.LogUniform(2.0, 8.0), "momentum": [0.0, 0.5]},
         protocol="geometric:0.2",  # a secret number of runs, five on average
         epsilon=3.0,
         delta=1e-5,
-        steps=60,
-        sampling_rate=0.2,
+        steps=30,
+        sampling_rate=0.1,
         # Both constants above and this one are chosen here, not computed from the records.
-        expected_batch_size=240,
+        expected_batch_size=120,
         neighbours="add-remove",
         scored_on="public",
     )

@@ -26,12 +26,12 @@ def train(candidate):
         optimizer=torch.optim.SGD(model.parameters(), lr=candidate["learning_rate"]),
         data_loader=torch.utils.data.DataLoader(
             torch.utils.data.TensorDataset(IMAGES[PRIVATE], LABELS[PRIVATE]),
-            batch_size=240,
+            batch_size=120,
         ),
-        noise_multiplier=3.0,
+        noise_multiplier=1.4,
         max_grad_norm=1.0,
     )
-    for _epoch in range(12):
+    for _epoch in range(3):
         for images, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
@@ -42,7 +42,7 @@ def train(candidate):
 
 
 if __name__ == "__main__":
-    rates = (0.5, 1.0, 2.0, 3.0, 4.0)
+    rates = (1.0, 2.0, 3.0, 4.0, 6.0)
     runs = [train({"learning_rate": rate}) for rate in rates]
     best, engine = max(runs, key=lambda run: run[0].score)
     cost = audit.tuning_cost(audit.from_opacus(engine), "grid:5", delta=1e-5)

@@ -48,12 +48,12 @@ def train(trial, records):
 
 if __name__ == "__main__":
     study = tuning.Study(
-        space={"learning_rate": tuning.LogUniform(1.0, 4.0)},
+        space={"learning_rate": tuning.LogUniform(2.0, 8.0)},
         protocol="geometric:0.2",  # a secret number of runs, five on average
         epsilon=3.0,
         delta=1e-5,
-        steps=60,
-        sampling_rate=0.2,
+        steps=30,
+        sampling_rate=0.1,
         scored_on="public",
     )
     best = study.run(train, records=(IMAGES[PRIVATE], LABELS[PRIVATE]))
