@@ -65,7 +65,7 @@ class Entry:
             found = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
-        if not math.isfinite(found.epsilon):
+        if not found.epsilon <= _LARGEST_EPSILON:
             reason = _FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
             return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
@@ -80,6 +80,9 @@ class Entry:
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
 _FAILED = "its computation failed numerically"
+
+# A larger epsilon means that an event reveals the data set.
+_LARGEST_EPSILON = 1e12
 
 # Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6
