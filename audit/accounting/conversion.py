@@ -140,9 +140,10 @@ def solve_epsilon(
         low, high = double_until(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
         unreachable = math.isinf(high)
     if unreachable:
+        left = min(profile(low), 1.0)
+        reason = "which no epsilon removes" if left > _LEFT_OVER else "where its computation ends"
         raise DeltaUnreachable(
-            f"delta must be above {min(profile(low), 1.0):.3g}, which no epsilon removes, got "
-            f"{checks.one_line(delta)}"
+            f"delta must be above {left:.3g}, {reason}, got {checks.one_line(delta)}"
         )
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)
 

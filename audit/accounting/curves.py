@@ -53,8 +53,23 @@ class PrivacyProfile(Mechanism):
         return f"a privacy profile of {len(self.epsilons)} points; {GIVEN}"
 
 
+class _KnownByRenyi(Mechanism):
+    """A mechanism of which only bounds on its Renyi divergences are known."""
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (_pair_of_renyi(self.renyi),)
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon at delta, by the divergences or by the pair, rounded up."""
+        by_divergences = self.renyi_epsilon(delta)
+        if delta < 2.0 * SMALLEST_DELTA:
+            return by_divergences  # The profile of the pair ends there.
+        return min(super().epsilon(delta), by_divergences)
+
+
 @dataclass(frozen=True, eq=False)
-class RenyiCurve(Mechanism):
+class RenyiCurve(_KnownByRenyi):
     """Any mechanism whose Renyi divergences are bounded at some orders, in both directions.
 
     (alpha - 1) D_alpha is convex in alpha and 0 at order 1, so chords between the given orders
@@ -90,17 +105,13 @@ class RenyiCurve(Mechanism):
         log_moments = np.append(0.0, self.divergences) * known
         return np.interp(rest, known, log_moments, right=np.inf) / rest
 
-    @cached_property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        return (_pair_of_renyi(self.renyi),)
-
     @property
     def description(self) -> str:
         return f"Renyi divergences at {len(self.orders)} orders; {GIVEN}"
 
 
 @dataclass(frozen=True)
-class ZeroConcentratedDp(Mechanism):
+class ZeroConcentratedDp(_KnownByRenyi):
     r"""Any rho-zCDP mechanism (Bun & Steinke 2016).
 
     Its Renyi divergences satisfy :math:`D_\alpha \le \rho \alpha` for every order :math:`\alpha`.
@@ -124,10 +135,6 @@ class ZeroConcentratedDp(Mechanism):
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         return self.rho * checks.numbers("alpha", alpha, 1.0)
-
-    @cached_property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        return (_pair_of_renyi(self.renyi),)
 
 
 def _checked(

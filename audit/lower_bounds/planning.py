@@ -14,6 +14,8 @@ from audit.numerics import last_integer, memoize
 
 # Beyond this number of trials per side, the required number grows in proportion to e^epsilon.
 _MAX_COUNTED_TRIALS = 10**8
+# With at most this number of trials, one tail alone may prove more than both together.
+_FEW_TRIALS = 20
 # Simulating a perfect attack with more trials would need gigabytes.
 _MAX_TRIALS = 10**7
 
@@ -75,6 +77,8 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
     alpha = TWO_TAILS_SHARE * (1.0 - confidence)
 
     def provable(trials: int) -> float:
+        if trials <= _FEW_TRIALS:
+            return max_detectable_epsilon(trials, trials, delta, confidence)
         # For separated scores and equal numbers of trials, the statistic of both tails proves more
         # than either tail alone.
         return two_tails.epsilon_lower_limit(trials, trials, delta, alpha, 0)

@@ -32,7 +32,7 @@ from audit.protocols import (
     ParetoFront,
     Protocol,
 )
-from audit.repetitions import Repetitions
+from audit.repetitions import Fixed, Repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.cells import scale
 from audit.upper_bounds.grid import kinds_of_candidates
@@ -136,6 +136,9 @@ class AllRuns:
 
     @property
     def _beyond(self) -> float:
+        """The probability of more runs, rounded up."""
+        if isinstance(self.repetitions, Fixed):
+            return 0.0
         return max(1.0 - float(self._chances[1].sum()), 0.0) + 1e-15
 
     @cached_property

@@ -125,14 +125,12 @@ class _Search:
 
 
 def _only(entry: Entry) -> Bound:
-    """The function of a bound that raises DeltaUnreachable if the bound does not apply."""
+    """The function of a bound; where it cannot be computed, that of the smallest other bound."""
 
     def bound(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
         assert isinstance(protocol, Protocol)
         found = row(entry, base, protocol, delta)
-        if not found.applies:
-            raise DeltaUnreachable(found.reason)
-        return found
+        return found if found.applies else tuning_cost(base, protocol, delta)
 
     return bound
 
@@ -178,8 +176,14 @@ def calibrate_mu_for_tuning(
     return _largest_mu(parse_protocol(protocol), target, delta, bound)
 
 
-def _largest_mu(protocol: Protocol, target: float, delta: float, bound: Bound | None) -> float:
-    search = _search_of_mu(protocol, target, delta)
+def _largest_mu(
+    protocol: Protocol,
+    target: float,
+    delta: float,
+    bound: Bound | None,
+    base_of: Callable[[float], Mechanism] = GaussianMechanism,
+) -> float:
+    search = _search_of_mu(protocol, target, delta, base_of)
     guess = 0.0
     if isinstance(protocol, RandomSearch | Adaptive):
         # The region bound's answer is near the others and costs little.
@@ -191,10 +195,15 @@ def _largest_mu(protocol: Protocol, target: float, delta: float, bound: Bound | 
     return math.exp(found)
 
 
-def _search_of_mu(protocol: Protocol, target: float, delta: float) -> _Search:
-    """The search for the logarithm of the mu of a Gaussian base."""
+def _search_of_mu(
+    protocol: Protocol,
+    target: float,
+    delta: float,
+    base_of: Callable[[float], Mechanism] = GaussianMechanism,
+) -> _Search:
+    """The search for the logarithm of the mu of a Gaussian base; `base_of` maps mu to the base."""
     return _Search(
-        lambda x: (GaussianMechanism(math.exp(x)), protocol),
+        lambda x: (base_of(math.exp(x)), protocol),
         start=math.log(_MIN_MU),
         end=math.log(_MAX_MU),
         target=target,
@@ -248,13 +257,17 @@ def calibrate_noise(
     distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
     root = distance * math.sqrt(checks.integer("steps", steps, 1))
     if rate == 1.0:
-        return root / _largest_mu(protocol, target, delta, bound)
+        # The bounds of some protocols depend on the neighbours and the group, not only on mu.
+        def full_batch(mu: float) -> DpSgd:
+            return DpSgd(root / mu, steps, 1.0, neighbours, group_size)
+
+        return root / _largest_mu(protocol, target, delta, bound, full_batch)
 
     # Many small steps resemble one Gaussian mechanism of mu = q sqrt(T (e^(1/sigma^2) - 1)).
-    full_batch = protocol
+    alike = protocol
     if isinstance(protocol, RandomSearch | Adaptive):
-        full_batch = RandomSearch(protocol.repetitions)
-    mu = math.exp(_search_of_mu(full_batch, target, delta).by(None, 0.0))
+        alike = RandomSearch(protocol.repetitions)
+    mu = math.exp(_search_of_mu(alike, target, delta).by(None, 0.0))
     ratio = mu / (rate * root)
     noise = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
     search = _Search(

@@ -76,7 +76,7 @@ class Entry:
             found = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
-        if not math.isfinite(found.epsilon):
+        if not found.epsilon <= _LARGEST_EPSILON:
             reason = _FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
             return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
@@ -92,6 +92,9 @@ _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
 _FAILED = "its computation failed numerically"
 _FAILURES = (ArithmeticError, MemoryError, ValueError, IndexError)
+
+# A larger epsilon means that an event reveals the data set.
+_LARGEST_EPSILON = 1e12
 
 # Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6

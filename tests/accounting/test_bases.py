@@ -39,6 +39,7 @@ from audit.accounting.pairs import (
     gaussian_profile,
 )
 from audit.integrations.opacus import tuning_epsilon
+from audit.upper_bounds import TunedMechanism
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
@@ -388,8 +389,11 @@ def test_a_renyi_curve_between_its_orders() -> None:
     assert fine.renyi_epsilon(1e-5) == pytest.approx(4.7284, rel=1e-3)
     assert fine.epsilon(1e-5) == pytest.approx(fine.renyi_epsilon(1e-5), rel=1e-3)
     concentrated = ZeroConcentratedDp(0.5)
-    assert concentrated.epsilon(1e-5) >= concentrated.renyi_epsilon(1e-5) * (1 - 1e-9)
-    assert concentrated.epsilon(1e-5) == pytest.approx(concentrated.renyi_epsilon(1e-5), rel=1e-4)
+    for one in (concentrated, fine):
+        for delta in (1e-80, 1e-40, 1e-5):
+            assert one.epsilon(delta) == one.renyi_epsilon(delta)
+    # For a large delta, the pair also uses the mirror images of the points of the profile.
+    assert concentrated.epsilon(0.5) < 0.95 * concentrated.renyi_epsilon(0.5)
 
 
 def test_any_of_several_is_the_worst_of_them() -> None:
@@ -789,3 +793,10 @@ def test_composition_of_large_losses_that_nearly_never_occur(rarest: float) -> N
         assert composed.epsilon(1e-5) == 0.0
         # P[the rare output at least once], up to the rounding of the transform.
         assert rarest <= float(composed.delta(1.0)) <= 11.0 * rarest + 1e-12
+
+
+def test_errors_name_unreachable_deltas_and_the_end_of_the_computation() -> None:
+    with pytest.raises(ValueError, match=r"above 0\.001, which no epsilon removes"):
+        ApproximateDp(1.0, 1e-3).epsilon(1e-4)
+    with pytest.raises(ValueError, match=r"e-4., where its computation ends, got 1e-50"):
+        TunedMechanism(GaussianMechanism(1.0), "poisson:3").epsilon(1e-50)

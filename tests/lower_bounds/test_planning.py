@@ -52,7 +52,7 @@ def test_any_analysis_of_a_plan_is_valid() -> None:
 
 def test_no_audit_exceeds_max_detectable_epsilon_and_trials_needed_inverts_it() -> None:
     rng = np.random.default_rng(24)
-    for trials in (7, 50, 1000):
+    for trials in (4, 7, 50, 1000):
         most = lower_bounds.max_detectable_epsilon(trials, trials)
         assert lower_bounds.trials_needed(most) == trials
         for mu in (1.0, 4.0, 8.0):

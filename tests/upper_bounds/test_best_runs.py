@@ -163,3 +163,12 @@ def test_the_cost_is_the_smaller_bound_and_gaps_have_reasons() -> None:
         protocols.parse_protocol("best:0/fixed:3")
     with pytest.raises(ValueError, match="RELEASED"):
         protocols.parse_protocol("best/fixed:3")
+
+
+def test_fixed_numbers_of_runs_are_composed_at_every_delta() -> None:
+    # Three runs of 0.25 are one Gaussian mechanism of 0.25 sqrt(3).
+    for delta in (1e-13, 1e-18, 1e-30):
+        known = GaussianMechanism(0.25 * math.sqrt(3.0)).epsilon(delta)
+        for spec in ("adaptive:0.5,2/fixed:3", "best:3/fixed:3"):
+            found = upper_bounds.tuning_cost(GaussianMechanism(0.25), spec, delta).epsilon
+            assert found == pytest.approx(known, rel=1e-8)

@@ -182,6 +182,36 @@ def test_an_unreachable_budget_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("changed", [{"neighbours": "replace-one"}, {"group_size": 3}])
+def test_full_batches_are_refused_if_no_bound_covers_the_neighbours(changed: Any) -> None:
+    spec = "subset:0.1/tnb:0,0.1"
+    with pytest.raises(ValueError, match=r"neighbours must be add-remove|groups must be of one"):
+        upper_bounds.calibrate_noise(
+            spec, target_epsilon=2.0, target_delta=DELTA, steps=100, **changed
+        )
+
+
+def test_a_target_is_met_although_the_smallest_bound_ends_within_the_search() -> None:
+    # `first-accepted` requires that every mu of the schedule is at least 1e-4.
+    spec, delta = "schedule:4,2,1", 5e-7
+    mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=0.01, target_delta=delta)
+    spent, more = (
+        upper_bounds.tuning_cost(GaussianMechanism(one), spec, delta).epsilon
+        for one in (mu, 1.0001 * mu)
+    )
+    assert 0.01 * (1 - 1e-6) < spent <= 0.01 < more
+
+
+def test_the_noise_of_full_batches_meets_the_target_to_the_last_digit() -> None:
+    spec, delta = "schedule:4,2,1", 3.3074750017128655e-09
+    noise = upper_bounds.calibrate_noise(
+        spec, target_epsilon=10.0, target_delta=delta, steps=3000, neighbours="replace-one"
+    )
+    assert (
+        upper_bounds.tuning_cost(DpSgd(noise, 3000, 1.0, "replace-one"), spec, delta).epsilon <= 10
+    )
+
+
 def test_the_search_for_runs_stays_near_its_guess() -> None:
     # The cost of a fixed K is not monotone for Laplace noise: 13 runs cost 2.53, 1,000 runs 2.05.
     base = LaplaceMechanism(5.0)

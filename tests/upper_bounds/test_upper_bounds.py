@@ -316,6 +316,14 @@ def test_extreme_settings_are_finite_and_in_order(mu: float, delta: float, spec:
     assert_in_order(by_name(GaussianMechanism(mu), spec, delta).values())
 
 
+def test_a_delta_below_the_end_of_every_computation_is_refused() -> None:
+    # The profile of composed steps ends at about 1e-36, which counts as a full leak.
+    base = accounting.DpSgd(1.0, 100, 0.01)
+    assert upper_bounds.tuning_cost(base, "fixed:3", 1e-30).epsilon < 10.0
+    with pytest.raises(ValueError, match="where its computation ends, got 1e-50"):
+        upper_bounds.tuning_cost(base, "fixed:3", 1e-50)
+
+
 def test_bounds_that_do_not_apply_have_a_reason() -> None:
     bounds = by_name(GaussianMechanism(0.5), "two-point:0.1,10", 1e-5)
     for name in ("liu-talwar", "renyi", "profile"):
