@@ -37,7 +37,7 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "records": (int, "N", "number of records of the data set; also checks delta"),
         "epochs": (float, "E", "epochs of one run, instead of --steps (rounded up)"),
         "mu": (float, "MU", "mu of Gaussian DP, such as training on full batches"),
-        "gaussian-epsilon": (float, "E", "Renyi epsilon of a Gaussian mechanism: full batches"),
+        "gaussian-epsilon": (float, "E", "epsilon of a Gaussian mechanism: full batches only"),
         "base": (
             str,
             "SPEC",
@@ -121,7 +121,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "accounting": (
             str,
             "NAME",
-            "accounting of eps_B: rdp, as in the papers (default), or exact",
+            "accounting of eps_B: rdp, as in the papers (default), or exact (default for "
+            "--gaussian-epsilon)",
         ),
         "tunings": (int, "N", "number of tunings, whose costs are composed"),
         "final-run": (bool, "", "add the cost of a final run that is released as well"),
@@ -237,6 +238,8 @@ def checked_options(arguments: argparse.Namespace) -> str:
         _refuse_rest(given & (_ONE_RUN - BASES), {"neighbours", "records"}, "--optuna alone")
     if arguments.batch_size is not None and arguments.neighbours is None:
         arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
+    if arguments.accounting is None and arguments.gaussian_epsilon is not None:
+        arguments.accounting = "exact"  # read as a Renyi epsilon, it would cost less
     for name, value in _DEFAULTS.items():
         if getattr(arguments, name) is None and name != "sampling_rate":
             setattr(arguments, name, value)
