@@ -171,7 +171,8 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
             "epsilon-base states only that one run is (epsilon, delta-base)-DP, so delta-base "
             f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
             f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
-            "--steps, or --gaussian-epsilon for full batches"
+            "--steps, or for full batches --gaussian-epsilon (with --accounting exact if it is "
+            "exact)"
         )
     rows += total
     compared: list[upper_bounds.ComparedProtocol] = []

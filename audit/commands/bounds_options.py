@@ -37,7 +37,12 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "records": (int, "N", "number of records of the data set; also checks delta"),
         "epochs": (float, "E", "epochs of one run, instead of --steps (rounded up)"),
         "mu": (float, "MU", "mu of Gaussian DP, such as training on full batches"),
-        "gaussian-epsilon": (float, "E", "Renyi epsilon of a Gaussian mechanism: full batches"),
+        "gaussian-epsilon": (
+            float,
+            "E",
+            "epsilon of one run on full batches, by Renyi accounting; for an exact one, such as "
+            "that of Opacus's default accountant, add --accounting exact",
+        ),
         "base": (
             str,
             "SPEC",
@@ -121,7 +126,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "accounting": (
             str,
             "NAME",
-            "accounting of eps_B: rdp, as in the papers (default), or exact",
+            "accounting of --gaussian-epsilon and of eps_B: rdp, as in the papers (default), or "
+            "exact",
         ),
         "tunings": (int, "N", "number of tunings, whose costs are composed"),
         "final-run": (bool, "", "add the cost of a final run that is released as well"),
