@@ -21,7 +21,7 @@ from scipy import stats
 
 from audit import attacks, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, Mechanism
-from audit.report.text import rounded_up
+from audit.report.text import rounded_down, rounded_up
 from audit.tuning import Best, Outcome, Trial
 from audit.tuning.journal import Memory
 from audit.tuning.plan import Plan
@@ -228,8 +228,8 @@ def table(attacks: list[Attack], studies: int) -> list[str]:
         result = "consistent" if leaked <= cost else "refuted"
         claimed = one.claimed or one.protocol
         rows.append(
-            f"| `{one.protocol}` | `{claimed}` | {one.name} | {leaked:.3f} | {rounded_up(cost)} | "
-            f"{result} |"
+            f"| `{one.protocol}` | `{claimed}` | {one.name} | {rounded_down(leaked)} | "
+            f"{rounded_up(cost)} | {result} |"
         )
     return rows
 

@@ -54,7 +54,10 @@ def leak(epsilon: float, k: int, outside: int, sigma: float) -> float:
 
 
 def attained(candidates: int, sigma: float, delta: float) -> tuple[float, int]:
-    """The largest epsilon at delta of any event, and the number of values in this event."""
+    """The largest epsilon at delta of an event, and the number of values in this event.
+
+    The numbers of values that are tried are 1 and the multiples of a tenth of all.
+    """
     sizes = {max(1, round(share * candidates)) for share in np.linspace(0.1, 0.9, 9)}
 
     def epsilon_of(k: int) -> float:

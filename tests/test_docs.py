@@ -211,6 +211,31 @@ def test_the_certified_costs_of_complete_studies() -> None:
         assert certified == rounded_up(one.cost)
 
 
+def test_the_values_that_trials_cannot_prove() -> None:
+    page = " ".join((DOCS / "theory.md").read_text().split())
+    exact = [accounting.GaussianMechanism(mu).epsilon(1e-5) for mu in (0.5, 1.5)]
+    assert f"do not prove the exact values {exact[0]:.3f}, {exact[1]:.3f} and 1.000." in page
+
+
+def test_a_grid_of_two_costs_less_by_its_exact_bound() -> None:
+    base = accounting.GaussianMechanism(1.0)
+    costs = {
+        one.name: one.epsilon for one in upper_bounds.all_upper_bounds(base, "grid:2,0.5", 0.01)
+    }
+    exact, product = f"{costs['grid-tight']:.3f}", f"{costs['grid']:.3f}"
+    page = " ".join((DOCS / "theory.md").read_text().split())
+    assert f"`grid:2,0.5` costs {exact} at $\\delta = 0.01$ ({product} by proposition 3)" in page
+    changes = " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    assert f"({exact} instead of {product} for grid:2,0.5 at mu 1 and delta 0.01)" in changes
+
+
+def test_lower_bounds_of_complete_studies_are_rounded_down() -> None:
+    one = SimpleNamespace(protocol="fixed:3", claimed="", name="order", cost=2.0001)
+    one.leaked = lambda count: 1.2349
+    *_, row = studies.table([one], 10)  # type: ignore[list-item]
+    assert row == "| `fixed:3` | `fixed:3` | order | 1.234 | 2.001 | consistent |"
+
+
 @pytest.mark.slow
 def test_the_page_on_bounds_names_every_row() -> None:
     page = (DOCS / "which_bound.md").read_text()

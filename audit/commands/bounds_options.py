@@ -37,7 +37,12 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "records": (int, "N", "number of records of the data set; also checks delta"),
         "epochs": (float, "E", "epochs of one run, instead of --steps (rounded up)"),
         "mu": (float, "MU", "mu of Gaussian DP, such as training on full batches"),
-        "gaussian-epsilon": (float, "E", "epsilon of a Gaussian mechanism: full batches only"),
+        "gaussian-epsilon": (
+            float,
+            "E",
+            "exact epsilon of one run on full batches; for that of a Renyi accountant, add "
+            "--accounting rdp",
+        ),
         "base": (
             str,
             "SPEC",

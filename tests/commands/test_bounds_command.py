@@ -15,6 +15,7 @@ import pytest
 from audit import checks, console, repetitions, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
 from audit.commands import bounds
+from audit.commands.bounds_options import make_parser
 from audit.protocols import RandomSearch, parse_protocol
 from audit.repetitions import Fixed
 from audit.report.cost import draw_cost
@@ -374,6 +375,8 @@ def test_an_epsilon_of_one_run_is_not_taken_for_a_gaussian_mechanism(
     assert (code, out) == (2, "")
     assert "delta-base must be far below delta = 1e-05" in err
     assert "--noise-multiplier" in err
+    # `--help` leaves out --accounting, so the option itself names it.
+    assert "add --accounting rdp" in " ".join(make_parser().format_help().split())
     assert err.count("\n") == 1
     # Where its delta is known: it equals --base approximate:, and is at least the exact cost.
     at = one.epsilon(1e-8)
