@@ -61,7 +61,7 @@ def test_bounds_that_do_not_apply_are_null_with_a_reason(
 def test_ways_to_name_the_base_agree(capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for base in (
-        ["--gaussian-epsilon", "1", "--steps", "100"],
+        ["--gaussian-epsilon", "1", "--accounting", "rdp", "--steps", "100"],
         ["--noise-multiplier", str(10 / 0.24721082), "--steps", "100"],
         ["--mu", "0.24721082"],
     ):
