@@ -27,6 +27,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
   border-bottom: 1px solid #e3e6ea; overflow-wrap: break-word; }
 .key td { overflow-wrap: anywhere; }
 figure img { width: 100%; height: auto; }
+@media screen and (max-width: 46em) { figure { overflow-x: auto; } figure img { width: 40rem; } }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .key th { width: 13rem; font-weight: 600; }
 .ground { white-space: nowrap; font-size: .85rem; padding: .05rem .4rem; border-radius: .3rem;
