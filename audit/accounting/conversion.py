@@ -32,7 +32,9 @@ class Unresolved(DeltaUnreachable):
 SMALLEST_DELTA = 1e-40
 """A sampled profile ends where delta is below this value."""
 
-_LARGEST_EPSILON = 1e12
+LARGEST_EPSILON = 1e12
+"""Where the search for an epsilon ends: a larger one means that an event reveals the data set."""
+
 _LEFT_OVER = 1e-30
 # A tenth of the relative accuracy of profiles.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY
@@ -130,14 +132,14 @@ def solve_epsilon(
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
     if guess is not None and guess > 0.0:
-        high, low = bracket_near(missed, guess, 1e-3 * guess, _LARGEST_EPSILON, 0.0)
+        high, low = bracket_near(missed, guess, 1e-3 * guess, LARGEST_EPSILON, 0.0)
         if high == 0.0:
             return 0.0
         unreachable = high == low
     elif profile(0.0) <= target:
         return 0.0
     else:
-        low, high = double_until(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
+        low, high = double_until(lambda epsilon: profile(epsilon) <= target, 1.0, LARGEST_EPSILON)
         unreachable = math.isinf(high)
     if unreachable:
         left = min(profile(low), 1.0)
@@ -173,14 +175,14 @@ def reach(profile: Callable[[float], float]) -> float:
         >>> round(reach(lambda epsilon: math.exp(-epsilon)), 1)
         92.3
     """
-    enough = max(SMALLEST_DELTA, 1.001 * profile(_LARGEST_EPSILON))
+    enough = max(SMALLEST_DELTA, 1.001 * profile(LARGEST_EPSILON))
 
     def is_reached(epsilon: float) -> bool:
         value = profile(epsilon)
         # A profile below 1e-30 that no longer falls consists of discretisation residue.
         return value <= enough or (value <= _LEFT_OVER and profile(2.0 * epsilon) > 0.99 * value)
 
-    low, high = double_until(is_reached, 1e-6, _LARGEST_EPSILON)
+    low, high = double_until(is_reached, 1e-6, LARGEST_EPSILON)
     if math.isinf(high):
         return 2.0 * low
     return safe_root(lambda epsilon: not is_reached(epsilon), high, low, (high - low) / 16.0)

@@ -29,8 +29,8 @@ from audit.upper_bounds.tight import TightCurve
 
 # Shares of delta for runs that reveal the data set. The best is mostly the first or close to it;
 # each list ends where the bound grows.
-_SHARES = ((1e-3, 1e-5, 1e-8), (0.02, 0.1, 0.5))
 _SMALLEST_SHARE = 1e-8
+_SHARES = ((1e-3, 1e-5, _SMALLEST_SHARE), (0.02, 0.1, 0.5))
 # Left tails that may be cut off. Once one loses this much more than a shorter one, longer ones do.
 _LEFT_TAILS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 _TOO_MUCH = 1.2

@@ -15,6 +15,7 @@ import numpy as np
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism, parse_mechanism
+from audit.accounting.conversion import LARGEST_EPSILON
 from audit.claims import Claim, Kind
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import format_rounded
@@ -76,7 +77,7 @@ class Entry:
             found = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
-        if not found.epsilon <= _LARGEST_EPSILON:
+        if not found.epsilon <= LARGEST_EPSILON:
             reason = _FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
             return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
@@ -92,9 +93,6 @@ _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
 _FAILED = "its computation failed numerically"
 _FAILURES = (ArithmeticError, MemoryError, ValueError, IndexError)
-
-# A larger epsilon means that an event reveals the data set.
-_LARGEST_EPSILON = 1e12
 
 # Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6
