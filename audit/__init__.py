@@ -15,7 +15,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from audit import _deprecated
 from audit.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
         from_opacus,
     )
     from audit.errors import AuditError
+    from audit.finished import cost_of_trials
+    from audit.loop import check, check_one_run
     from audit.lower_bounds import all_lower_bounds, lower_bound
-    from audit.own_training import check, check_one_run
     from audit.protocols import Grid, RandomSearch
     from audit.tuning import Budget, Outcome, Study, Trial
-    from audit.tuning.cost_of_trials import cost_of_trials
     from audit.upper_bounds import (
         all_upper_bounds,
         calibrate_noise,
@@ -72,10 +71,11 @@ _HOMES = {
         "from_opacus",
     ),
     "audit.errors": ("AuditError",),
+    "audit.finished": ("cost_of_trials",),
     "audit.lower_bounds": ("all_lower_bounds", "lower_bound"),
-    "audit.own_training": ("check", "check_one_run"),
+    "audit.loop": ("check", "check_one_run"),
     "audit.protocols": ("Grid", "RandomSearch"),
-    "audit.tuning": ("Budget", "Outcome", "Study", "Trial", "cost_of_trials"),
+    "audit.tuning": ("Budget", "Outcome", "Study", "Trial"),
     "audit.upper_bounds": (
         "all_upper_bounds",
         "calibrate_noise",
@@ -84,8 +84,6 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-_deprecated.install()
 
 
 def __getattr__(name: str) -> Any:

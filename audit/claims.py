@@ -8,14 +8,10 @@ audit. `Claim.validity` compares the two. No other module decides whether a numb
 from dataclasses import dataclass
 from enum import Enum
 
-from audit import _deprecated
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Fixed
 
 __all__ = ["Assumption", "Claim", "Facts", "Kind", "Validity", "facts_of_game", "facts_of_tuning"]
-
-
-__getattr__ = _deprecated.renamed(__name__)
 
 
 class Kind(Enum):

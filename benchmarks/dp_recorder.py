@@ -27,7 +27,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 import audit
-from audit.own_training.records import TrainingSet
+from audit.loop.runs.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.loops import Loop

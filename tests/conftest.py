@@ -28,7 +28,7 @@ settings.load_profile("same examples")
 _FIRST = (
     "test_differential.py",
     "test_examples.py",
-    "test_own_training.py",
+    "test_check.py",
     "test_run_command.py",
     "test_table3.py",
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import audit
-from audit import accounting, certificate, checks, errors, protocols, repetitions, tuning
+from audit import accounting, certificate, checks, errors, finished, protocols, repetitions
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
@@ -263,7 +263,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
 def test_a_set_is_no_list_because_it_drops_equal_items() -> None:
     run = accounting.GaussianMechanism(0.1)
     with pytest.raises(ValueError, match="trials must be a list of mechanisms, got "):
-        tuning.cost_of_trials({run, run}, "grid")
+        finished.cost_of_trials({run, run}, "grid")
 
 
 def test_a_value_is_printed_on_one_line() -> None:

@@ -24,8 +24,8 @@ from torch import nn
 import audit
 from audit import tuning, verify
 from audit.accounting import DpSgd
-from audit.own_training import TrainingSet
-from audit.own_training.premises import check_premises
+from audit.loop import TrainingSet
+from audit.loop.premises.check_premises import check_premises
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

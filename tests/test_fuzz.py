@@ -37,6 +37,7 @@ from audit import (
     bounds,
     checks,
     compare,
+    finished,
     lower_bounds,
     protocols,
     repetitions,
@@ -590,7 +591,7 @@ def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(
     noise: Any, rate: Any, ten: Any, times: Any
 ) -> None:
     one = accounting.DpSgd(noise, 10**ten, rate)
-    all_of_them = tuning.cost_of_trials([one] * times, "grid").all_released
+    all_of_them = finished.cost_of_trials([one] * times, "grid").all_released
     assert one.epsilon(1e-5) <= all_of_them * (1 + 1e-6)
     assert all_of_them <= times * one.epsilon(1e-5 / times) * (1 + 1e-6)
 
@@ -613,7 +614,7 @@ def test_large_files_of_trials_take_seconds(
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
         file.write("\n".join([heading, *cells * times]))
         file.flush()
-        found = tuning.cost_of_trials(file.name, chosen)
+        found = finished.cost_of_trials(file.name, chosen)
     assert found.trials == distinct * times
     assert time.process_time() - start < 20.0
 
@@ -626,7 +627,7 @@ def test_ten_thousand_different_runs_take_seconds(largest_rate: float) -> None:
         [0.9, largest_rate / 4, 5], [4.0, largest_rate, 5e4 * largest_rate], (10**4, 3)
     )
     start = time.process_time()
-    found = tuning.cost_of_trials(
+    found = finished.cost_of_trials(
         [accounting.DpSgd(noise, int(steps), rate) for noise, rate, steps in drawn], "grid"
     )
     assert found.best_only <= found.all_released
@@ -767,7 +768,7 @@ def test_the_cost_of_trials_is_a_number_or_refused(
     trials: Any, chosen: Any, delta: Any, law: Any, cap: Any
 ) -> None:
     for one in (trials, [accounting.GaussianMechanism(0.1)]):
-        found = asked(lambda one=one: tuning.cost_of_trials(one, chosen, delta, law, cap=cap))
+        found = asked(lambda one=one: finished.cost_of_trials(one, chosen, delta, law, cap=cap))
         if found is not None and found.best_only is not None:
             assert found.best_only >= 0.0
 
@@ -776,7 +777,7 @@ def test_the_cost_of_trials_is_a_number_or_refused(
 @given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
 def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, times: Any) -> None:
     one = accounting.DpSgd(noise, steps, rate)
-    found = tuning.cost_of_trials([one] * times, "grid")
+    found = finished.cost_of_trials([one] * times, "grid")
     assert one.epsilon(1e-5) <= found.all_released * (1 + 1e-6)
     assert found.best_only <= found.all_released
 
@@ -807,11 +808,10 @@ CAUSES = {
     "headings without their names": "tuning/test_cost_of.py::test_bad_files_are_one_line",
     "true read as 1, a scheduler without a backend": "commands/test_run_command.py::"
     "test_preset_settings_of_the_wrong_type_are_refused",
-    "complex records": "own_training/test_own_training.py::test_complex_records_are_refused",
+    "complex records": "loop/test_check.py::test_complex_records_are_refused",
     "workers of an audit that outlive it": "game/test_workers.py::"
     "test_workers_end_with_their_parent",
-    "workers of a trained function": "own_training/test_command.py::"
-    "test_training_ends_with_the_command",
+    "workers of a trained function": "loop/test_command.py::test_training_ends_with_the_command",
     "workers of a study": "tuning/test_study_workers.py::"
     "test_workers_end_with_the_process_of_the_study",
     "clusters that do not answer": "game/test_workers.py::test_a_missing_cluster_is_one_line",
@@ -855,10 +855,9 @@ CAUSES = {
     "changed working directories": "tuning/test_study_journal.py::"
     "test_a_run_that_changes_the_working_directory_does_not_move_the_study",
     "names that are not UTF-8": "report/test_compare.py::test_folder_names_may_be_invalid_utf_8",
-    "records that are NaN": "own_training/test_differential.py::"
+    "records that are NaN": "loop/test_differential.py::"
     "test_records_that_are_no_numbers_are_one_line",
-    "no candidates, constant numbers": "own_training/test_own_training.py::"
-    "test_what_is_wrong_is_one_line",
+    "no candidates, constant numbers": "loop/test_check.py::test_what_is_wrong_is_one_line",
     "locked and damaged storages": "tuning/test_cost_of.py::"
     "test_locked_and_damaged_storages_have_their_own_line",
     "numbers of 17 digits": "commands/test_bounds_command.py::test_no_message_has_seventeen_digits",

@@ -1,4 +1,4 @@
-"""The names that `import audit` offers, and the old names that still work."""
+"""The names that `import audit` offers."""
 
 import importlib
 import inspect
@@ -15,12 +15,12 @@ import pytest
 
 import audit
 from audit import (
-    _deprecated,
     accounting,
     certificate,
     checks,
     lower_bounds,
     protocols,
+    simulation,
     tuning,
     upper_bounds,
 )
@@ -52,56 +52,6 @@ def test_importing_the_package_imports_nothing_else() -> None:
     script = "import sys, audit; print('numpy' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     assert done.stdout.split() == [b"False", b"False"]
-
-
-_MOVED = {
-    f"audit.upper_bounds.{name}": f"{home}.{name}"
-    for home, names in {
-        "audit.attacks": "AcceptedTails AdaptiveAttack SubsetAttack TunedOrder adaptive_attack "
-        "attack_order attack_tails subset_attack",
-        "audit.upper_bounds.published": "approximate approximate_to_delta conditional_curve "
-        "corollary_4 corollary_4_curve corollary_6_2 corollary_21 hypo hypo_curve "
-        "lemma_7 lemma_7_curve lemma_22 lemma_22_curve liu_talwar profile project_density "
-        "reduced_gdp_limit reduced_mean_inclusion reduced_renyi renyi renyi_curve "
-        "subset_divergences",
-    }.items()
-    for name in names.split()
-}
-
-
-@pytest.mark.parametrize("old", sorted(_deprecated.NAMES | _MOVED))
-def test_old_names_work_and_warn(old: str) -> None:
-    package, _, name = old.rpartition(".")
-    new_package, _, new_name = (_deprecated.NAMES | _MOVED)[old].rpartition(".")
-    with pytest.warns(DeprecationWarning, match="is now"):
-        found = getattr(importlib.import_module(package), name)
-    new = getattr(importlib.import_module(new_package), new_name)
-    assert found is new or inspect.unwrap(found) is new
-
-
-def test_old_signatures_work() -> None:
-    with pytest.warns(DeprecationWarning, match="is now"):
-        solve = upper_bounds.solve_noise_multiplier
-    new = upper_bounds.calibrate_noise("fixed:1", target_epsilon=2.0, target_delta=1e-5, steps=10)
-    assert solve(2.0, "fixed:1", 1e-5, 10) == new
-    assert solve(2.0, law="fixed:1", delta=1e-5, steps=10) == new
-    with pytest.warns(DeprecationWarning, match="is now"):
-        cost_of = tuning.cost_of
-    trials = [GaussianMechanism(0.5)]
-    assert cost_of(trials, "random", law="tnb:1,0.1") == tuning.cost_of_trials(
-        trials, "random", protocol="tnb:1,0.1"
-    )
-    with pytest.warns(DeprecationWarning, match="is now"):
-        solve_runs = upper_bounds.solve_runs
-    with pytest.raises(ValueError, match="target_epsilon must be in"):
-        solve_runs(-1.0, GaussianMechanism(0.5), "tnb:0,0.5", 1e-5)
-
-
-@pytest.mark.parametrize("old", sorted(_deprecated.MODULES))
-def test_old_modules_are_importable_and_warn(old: str) -> None:
-    sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match="is now"):
-        importlib.import_module(old)
 
 
 _HOSTILE: tuple[Any, ...] = (
@@ -212,7 +162,7 @@ _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
     ("Study.run", "rehearse"): lambda **flag: _study().run(_train, **flag),
     ("check", "premises"): lambda **flag: audit.check(min, _RECORDS, **flag),
     ("check_one_run", "dirac"): lambda **flag: audit.check_one_run(min, _RECORDS, **flag),
-    ("best_of_runs", "keep"): lambda **flag: tuning.best_of_runs(
+    ("best_of_runs", "keep"): lambda **flag: simulation.best_of_runs(
         lambda batch: [],
         parse_repetitions("fixed:1"),
         1,

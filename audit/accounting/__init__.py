@@ -1,6 +1,5 @@
 """Privacy accounting of a single run: mechanisms, their costs, and calibration of the noise."""
 
-from audit import _deprecated
 from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.calibration import (
     ACCOUNTINGS,
@@ -89,5 +88,3 @@ __all__ = [
     "scale_noise",
     "solve_epsilon",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

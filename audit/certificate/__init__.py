@@ -4,7 +4,6 @@ Json, text and html are generated from one object, `Certificate`. `python -m aud
 every number of the json again, and every condition that it must state.
 """
 
-from audit import _deprecated
 from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
 from audit.certificate.content import FORMAT
@@ -36,5 +35,3 @@ __all__ = [
     "sign",
     "verify",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from audit import _deprecated, checks
+from audit import checks
 from audit.accounting import DeltaUnreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Ground, bases_of, checkable, most_steps, testable
@@ -75,12 +75,6 @@ class Verdict:
     status: Status
     lines: tuple[str, ...]
     certificate: Certificate | None = None
-
-    @property
-    def finding(self) -> Status:
-        """Old name of the status."""
-        _deprecated.warn("Verdict.finding", "Verdict.status")
-        return self.status
 
 
 def schema() -> dict[str, Any]:

@@ -86,8 +86,8 @@ def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> 
 def _finished_tuning(arguments: argparse.Namespace) -> int:
     """Prints the cost of a finished tuning."""
     # Slow to import, and used only here.
-    from audit.tuning.cost_of_trials import cost_of_trials
-    from audit.tuning.trials_file import read_prior, read_trials
+    from audit.finished.cost import cost_of_trials
+    from audit.finished.trials_file import read_prior, read_trials
 
     delta, neighbours, group_size = arguments.delta, arguments.neighbours, arguments.group_size
     notes = delta_note(arguments)

@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_as_exceptions():
             if trains:
-                from audit.own_training import command
+                from audit.loop import command
 
                 return command.main(arguments)
             parser = make_parser()

@@ -1,6 +1,5 @@
 """DP-SGD, the base mechanism, for many runs at once. Importing this does not import torch."""
 
-from audit import _deprecated
 from audit.dpsgd.base import Engine, RunBatch, RunOutcomes, SharingEngine
 from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
 from audit.dpsgd.precision import PRECISIONS, Precision
@@ -20,5 +19,3 @@ __all__ = [
     "choose_engine",
     "make_engine",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

@@ -31,7 +31,8 @@ _CODE = (
     "audit/dpsgd",
     "audit/orders",
     "audit/repetitions",
-    "audit/tuning",
+    "audit/protocols/adaptive_density",
+    "audit/simulation",
     "canaries",
     "threat_models",
 )

@@ -9,8 +9,8 @@ from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.game.blocks import Block
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
-from audit.tuning import Winners
-from audit.tuning.on_run_batches import tune
+from audit.simulation import Winners
+from audit.simulation.tune import tune
 
 
 @dataclass(frozen=True)

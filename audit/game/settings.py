@@ -18,7 +18,7 @@ from audit.game.groups import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling_sizes
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, Subset
 from audit.repetitions import Fixed, Repetitions
-from audit.tuning.batch_samplers import SAMPLERS
+from audit.simulation.batch_samplers import SAMPLERS
 from threat_models import THREATS
 from threat_models.datasets import RECORD_SHAPES
 

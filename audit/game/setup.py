@@ -27,8 +27,8 @@ from audit.errors import InvalidInput
 from audit.game.acceptance import good_enough
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RandomStopping, UntilAccepted
-from audit.tuning import Winners
-from audit.tuning.winners import GameContext
+from audit.simulation import Winners
+from audit.simulation.winners import GameContext
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, WorstOrder
 

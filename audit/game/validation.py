@@ -6,7 +6,7 @@ from audit import checks, protocols
 from audit.errors import InvalidInput
 from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import parse_repetitions
-from audit.tuning.on_run_batches import SHAREABLE, SIMULATED
+from audit.simulation.tune import SHAREABLE, SIMULATED
 from threat_models import CANARIES, check_names
 
 

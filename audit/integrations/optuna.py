@@ -11,10 +11,10 @@ from audit.accounting import Mechanism
 from audit.certificate import Certificate, model_hash
 from audit.claims import Kind
 from audit.errors import InvalidInput
+from audit.finished.cost import WAYS, TuningCost, cost_of_trials
+from audit.finished.trials_file import trial_of
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
-from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials
-from audit.tuning.trials_file import trial_of
 from audit.upper_bounds import ProtocolLike
 
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
@@ -240,10 +240,10 @@ def cost_of_study(
         protocol: the distribution of the number of random trials; None if the number was fixed.
         base: the mechanism of a trial, if the study does not contain it.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
-        prior: the distribution of one trial (see `tuning.cost_of_trials`).
+        prior: the distribution of one trial (see `cost_of_trials`).
         cap: for sequential trials, the epsilon that was fixed in advance (see
-            `tuning.cost_of_trials`).
-        budgets: for sequential trials, `planned` or `adaptive` (see `tuning.cost_of_trials`).
+            `cost_of_trials`).
+        budgets: for sequential trials, `planned` or `adaptive` (see `cost_of_trials`).
 
     Returns:
         The cost. A study of several objectives releases more than one trial, so all trials count.

@@ -9,7 +9,6 @@ that it can show, and the number of trials that an epsilon needs. With `plan`, a
 early.
 """
 
-from audit import _deprecated
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.estimators import (
@@ -65,5 +64,3 @@ __all__ = [
     "pooled_bounds",
     "trials_needed",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

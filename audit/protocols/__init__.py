@@ -4,7 +4,6 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 `audit.tuning` carries it out.
 """
 
-from audit import _deprecated
 from audit.protocols.base import Protocol
 from audit.protocols.fixed_candidates import Grid, NoisyMax
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
@@ -34,5 +33,3 @@ __all__ = [
     "UntilAccepted",
     "parse_protocol",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

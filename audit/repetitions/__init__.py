@@ -4,7 +4,6 @@ Sources: Papernot & Steinke 2022 (definitions 1 and 2: truncated negative binomi
 Koskela, Redberg & Wang 2024 (binomial), Xiang, Wang & Wang 2024 (eq. 21: two-point).
 """
 
-from audit import _deprecated
 from audit.repetitions.base import (
     MAX_RUNS,
     GivenNoFailure,
@@ -37,5 +36,3 @@ __all__ = [
     "TwoPoint",
     "parse_repetitions",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

@@ -1,19 +1,15 @@
-"""Private tuning, the cost of a finished tuning, and simulated tunings for audits.
+"""Private tuning within a budget.
 
 In a `Study`, the user's function trains, and the study draws the candidates and releases the best
 run within a privacy budget. This package does not need torch.
 """
 
-from audit import _deprecated
 from audit.certificate.conditions import Private
 from audit.errors import ProtocolViolation, StudyAborted
 from audit.tuning.budget import Budget, BudgetExceeded
-from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
 from audit.tuning.outcome import Best, Outcome, Trial
-from audit.tuning.random_search import best_of_runs
 from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
 from audit.tuning.study import Study
-from audit.tuning.winners import Winners
 
 __all__ = [
     "Best",
@@ -30,11 +26,5 @@ __all__ = [
     "Study",
     "StudyAborted",
     "Trial",
-    "TuningCost",
     "Uniform",
-    "Winners",
-    "best_of_runs",
-    "cost_of_trials",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

@@ -22,7 +22,7 @@ from audit.errors import InvalidInput
 from audit.tuning.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from audit.own_training.findings import PremiseReport
+    from audit.loop.findings import PremiseReport
 
 SECONDS = 40.0
 """Time after which the test starts no further optional runs."""
@@ -45,8 +45,8 @@ def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport
     unless the function passes an accountant to `trial.watch`, which must then agree with it. After
     `seconds`, no further optional run is started.
     """
-    from audit.own_training.premises import check_premises
-    from audit.own_training.records import TrainingSet
+    from audit.loop.premises.check_premises import check_premises
+    from audit.loop.runs.records import TrainingSet
 
     features, labels, rebuild = _labelled(rehearsal.records)
     # A study on a random part of the records is tested without the part: with all records.

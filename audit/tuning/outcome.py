@@ -129,7 +129,7 @@ class Trial:
         part: the records that the run may read, for `records`; None for all.
         expected_batch_size: the constant divisor of every noisy sum; None if the study states none.
         watch: call `trial.watch(optimizer, model)` before the first step, so that
-            `Study.rehearse` can test the training loop (see `audit.own_training.Watch`). In the
+            `Study.rehearse` can test the training loop (see `audit.loop.Watch`). In the
             study itself, it does nothing.
         device: one of the `devices` of `Study.run`; "cpu" if it was called without devices.
         checked: names of the checks that this run has passed.

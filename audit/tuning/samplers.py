@@ -1,23 +1,18 @@
 """Choice of the next candidate: from the prior, in grid order, or adaptively."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive, Grid, Protocol
+from audit.protocols.adaptive_density import MIN_RUNS, confidence_density, covariance
 from audit.tuning.journal import Record
 from audit.tuning.space import Space
-from audit.upper_bounds.published import project_density
 
 Point = tuple[float, ...]
 
 _POOL = 512
-EXPLORATION = 1.0  # number of standard deviations in the upper confidence bound
-SHARPNESS = 2.0  # inverse temperature of the softmax, per standard deviation of the scores
-NOISE = 0.1  # variance of a score around its candidate's mean
-MIN_RUNS = 3  # with fewer runs the density is the prior
 
 
 def next_point(
@@ -61,25 +56,14 @@ def relative_density(
     known = [one.score for one in before if one.score is not None]
     if len(known) < MIN_RUNS or len({*known}) == 1:
         return np.ones(len(pool))
-    # Imported here because it is slow to import.
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import WhiteKernel
-
     # A failed run gets the lowest score of the other runs.
     scores = np.array([min(known) if one.score is None else one.score for one in before])
     scores = (scores - scores.mean()) / scores.std()
-    model = GaussianProcessRegressor(kernel() + WhiteKernel(NOISE), optimizer=None)
-    model.fit(np.stack([space.features(one.point) for one in before]), scores)
-    mean, deviation = model.predict(
-        np.stack([space.features(point) for point in pool]), return_std=True
+    runs = np.stack([space.features(one.point) for one in before])
+    candidates = np.stack([space.features(point) for point in pool])
+    counts = np.ones((1, len(before)))
+    among, across = covariance(runs, runs), covariance(runs, candidates)
+    (density,) = confidence_density(
+        among, across, counts, scores[None], protocol.low, protocol.high
     )
-    acquisition = SHARPNESS * (mean + EXPLORATION * deviation)
-    weights = np.exp(acquisition - acquisition.max())
-    return project_density(weights / weights.mean(), protocol.low, protocol.high)
-
-
-def kernel() -> Any:
-    """The covariance function of mean scores, for features in [0, 1]."""
-    from sklearn.gaussian_process.kernels import RBF  # slow to import
-
-    return RBF(0.3)
+    return density

@@ -53,7 +53,7 @@ from audit.upper_bounds.registry import find, row
 from audit.version import __version__
 
 if TYPE_CHECKING:
-    from audit.own_training.findings import PremiseReport
+    from audit.loop.findings import PremiseReport
 
 _PUBLIC = "public"
 # The safe default: most training loops compute the divisor of their noisy sums from n.

@@ -5,7 +5,6 @@ Every result states its assumptions about the protocol, the score and the base. 
 papers are in `audit.upper_bounds.published`.
 """
 
-from audit import _deprecated
 from audit.errors import NotApplicable
 from audit.upper_bounds import propose_test_release as propose_test_release
 from audit.upper_bounds import published as published
@@ -87,5 +86,3 @@ __all__ = [
     "tuning_cost",
     "worst_order",
 ]
-
-__getattr__ = _deprecated.renamed(__name__)

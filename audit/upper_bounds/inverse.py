@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from audit import _deprecated, checks
+from audit import checks
 from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
 from audit.errors import InvalidInput
 from audit.numerics import TINY, bracket_near, safe_root
@@ -373,12 +373,6 @@ class AffordableRepetitions:
 
     repetitions: Repetitions
     expected_quantile: float
-
-    @property
-    def law(self) -> Repetitions:
-        """Deprecated name of `repetitions`."""
-        _deprecated.warn("AffordableRepetitions.law", "AffordableRepetitions.repetitions")
-        return self.repetitions
 
 
 def best_repetitions(

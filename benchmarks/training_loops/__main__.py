@@ -21,8 +21,8 @@ import torch
 from scipy.stats import binomtest
 
 import audit
-from audit.own_training.premises import FAMILY_ERROR, check_premises
-from audit.own_training.records import TrainingSet
+from audit.loop.premises.check_premises import FAMILY_ERROR, check_premises
+from audit.loop.runs.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT, Control
 from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
@@ -36,7 +36,7 @@ CONFIDENCE = 0.95
 
 def earlier_controls() -> dict[str, Control]:
     """The controls of earlier versions, on dense features, at default settings."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "own_training"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "loop"))
     import broken_trainings as earlier
 
     def with_data(name: str) -> Control:

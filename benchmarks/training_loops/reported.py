@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from audit.own_training.records import TrainingSet
+from audit.loop.runs.records import TrainingSet
 from benchmarks.training_loops import loops
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.loops import CLASSES, VOCABULARY, Loop, Lstm, convnet, normalised

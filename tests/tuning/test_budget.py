@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audit import tuning
+from audit import finished, tuning
 from audit.accounting import (
     ApproximateDp,
     Composition,
@@ -290,23 +290,23 @@ def test_an_odometer_reading_equals_the_bound_of_its_supermartingales() -> None:
 
 def test_a_capped_tuning_costs_its_cap_and_no_other_bound_is_valid() -> None:
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.3), GaussianMechanism(0.2)]
-    capped = tuning.cost_of_trials(trials, "sequential", cap=3.0)
+    capped = finished.cost_of_trials(trials, "sequential", cap=3.0)
     assert (capped.best_only, capped.all_released, capped.kind) == (3.0, 3.0, "valid")
     assert "Smith & Thakurta" in capped.bound
-    adaptive = tuning.cost_of_trials(trials, "sequential")
+    adaptive = finished.cost_of_trials(trials, "sequential")
     assert (adaptive.best_only, adaptive.all_released) == (None, None)
     assert adaptive.kind == "odometer reading"
     assert adaptive.odometer == odometer(trials)
     assert not any("valid" in line for line in adaptive.lines)
     assert "not an (epsilon, delta)-DP guarantee" in adaptive.lines[2]
-    planned = tuning.cost_of_trials(trials, "sequential", budgets="planned")
+    planned = finished.cost_of_trials(trials, "sequential", budgets="planned")
     assert planned.kind == "valid"
     assert planned.best_only == pytest.approx(GaussianMechanism(math.sqrt(0.14)).epsilon(1e-5))
     assert "fixed beforehand" in planned.assumed
     # Equal budgets are assumed to be planned, unless stated otherwise.
     equal = [GaussianMechanism(0.1)] * 3
-    assert tuning.cost_of_trials(equal, "sequential").kind == "valid"
-    assert tuning.cost_of_trials(equal, "sequential", budgets="adaptive").best_only is None
+    assert finished.cost_of_trials(equal, "sequential").kind == "valid"
+    assert finished.cost_of_trials(equal, "sequential", budgets="adaptive").best_only is None
 
 
 @pytest.mark.parametrize(
@@ -323,20 +323,20 @@ def test_bad_caps_are_one_line(
     trials: list[DpSgd] | list[GaussianMechanism], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        tuning.cost_of_trials(trials, "sequential", **options)
+        finished.cost_of_trials(trials, "sequential", **options)
     with pytest.raises(ValueError, match="must be given with chosen sequential only"):
-        tuning.cost_of_trials(trials, "random", **options)
+        finished.cost_of_trials(trials, "random", **options)
 
 
 def test_a_capped_tuning_of_mixed_runs_is_counted_by_its_first() -> None:
-    found = tuning.cost_of_trials([GaussianMechanism(0.1), SAMPLED], "sequential", cap=3.0)
+    found = finished.cost_of_trials([GaussianMechanism(0.1), SAMPLED], "sequential", cap=3.0)
     assert found.best_only == 3.0
     assert "Renyi" in found.bound
-    found = tuning.cost_of_trials([ZeroConcentratedDp(0.01)] * 9, "sequential", cap=3.0)
+    found = finished.cost_of_trials([ZeroConcentratedDp(0.01)] * 9, "sequential", cap=3.0)
     assert found.best_only == 3.0
     steps = [DpSgd(1.0, n, 0.01) for n in (100, 300, 600)]
     cap = DpSgd(1.0, 1000, 0.01)
-    found = tuning.cost_of_trials(steps, "sequential", cap=cap)
+    found = finished.cost_of_trials(steps, "sequential", cap=cap)
     assert found.bound == "composition at the cap"
     assert found.best_only == pytest.approx(cap.epsilon(1e-5), rel=1e-8)
 

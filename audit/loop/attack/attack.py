@@ -1,0 +1,451 @@
+"""The attack: trials with and without a record, and the statistics that compare them."""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from audit import accounting, lower_bounds, upper_bounds
+from audit.arrays import FloatArray
+from audit.errors import InvalidInput, imports_of_game
+from audit.loop.attack.discriminant import discriminant
+from audit.loop.attack.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
+from audit.loop.runs.opacus_objects import History, has_full_batches, run_of
+from audit.loop.runs.training_runs import (
+    AuditTask,
+    Run,
+    many_runs,
+    run_once,
+    run_seed,
+    undisturbed_generators,
+)
+from audit.processes import loky_options, watch_ray, worker_deaths
+from audit.repetitions import Fixed, Repetitions
+
+Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
+
+MAX_EPSILON = 500.0
+"""For larger claims, detectable noise and the necessary number of trials are not computed."""
+
+# One quarter of the trials is used to learn the linear statistic, which the others then judge.
+_TO_LEARN = 4
+# Fewer trials on each side are not enough to learn from.
+_MIN_TO_LEARN = 10
+# The statistics of a trial that are one number each.
+_SCORES = ("score", "lambda_a", "lambda_c", "residual")
+_MAX_TRIALS_PER_TASK = 50
+# Time between two looks at the clock.
+_SECONDS_PER_TASK = 0.5
+# Time until worker processes play their first trial.
+_SECONDS_TO_START = 10.0
+_MAX_JOBS = 64
+_MAX_TRIALS_TO_PROVE = 500_000
+_SIMULATIONS = 40
+# With fewer trials, the residual statistic, which costs three runs per trial, gives a smaller bound
+# than another statistic with three times as many trials.
+_MIN_TRIALS_WITH_RESIDUALS = 100
+_POWER = 0.8
+# A random number of steps is constant on both sides, and differs between them, with probability at
+# most 2^-15 in this number of trials.
+_MIN_TRIALS_OF_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The distinguishing game with a training function.
+
+    Attributes:
+        task: the function, its records and the canary.
+        repetitions: distribution of the number of runs in each trial.
+        candidates: hyperparameters that each run chooses from.
+        seed: seed of all random numbers.
+        residuals: the residual statistic; None where it does not apply.
+    """
+
+    task: AuditTask
+    repetitions: Repetitions
+    candidates: tuple[Any, ...]
+    seed: int
+    residuals: Residuals | None = None
+
+    def with_residuals(
+        self, trials: int, jobs: int | None = None, deadline: float = math.inf
+    ) -> "Attack":
+        """The same attack with the residual statistic, where it applies and there is time for it.
+
+        Args:
+            trials: number of trials.
+            jobs: number of processes, see `play_all`.
+            deadline: `time.perf_counter()` before which at least 100 trials must end.
+        """
+        task = self.task
+        applies = self.repetitions == Fixed(1) and len(self.candidates) == 1
+        if not applies or task.initial is None or task.canaries is None:
+            return self
+        processes = min(os.cpu_count() or 1, _MAX_JOBS) if jobs is None else jobs
+
+        def is_in_time(seconds: float) -> bool:
+            fewest = min(trials, _MIN_TRIALS_WITH_RESIDUALS)
+            total = seconds * (RUNS_PER_TRIAL * fewest / processes + RUNS_TO_PREPARE)
+            return time.perf_counter() + total < deadline
+
+        with undisturbed_generators():
+            residuals = Residuals.of(
+                task.train,
+                self.candidates[0],
+                task.records,
+                task.canaries,
+                task.initial,
+                self.seed,
+                is_in_time,
+            )
+        return replace(self, residuals=residuals)
+
+    def play(self, trial: int) -> Run | None:
+        """Plays one trial; odd trials include the record. Returns None if there was no run."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(trial,)))
+        included = np.array([trial % 2 == 1])
+        best: Run | None = None
+        count = int(self.repetitions.sample(rng, 1)[0])
+        for run in range(count):
+            candidate = self.candidates[int(rng.integers(len(self.candidates)))]
+            recorder = None if self.residuals is None else self.residuals.recorder()
+            seed = run_seed(self.seed, trial, run)
+            found = run_once(self.task, included, candidate, seed, recorder)
+            if self.residuals is not None and recorder is not None:
+                residual = self.residuals.statistic(recorder.recorded)
+                found = replace(found, residual=np.array([residual]))
+            if best is None or found.choice > best.choice:
+                best = found
+        return best
+
+    def play_some(self, trials: range) -> list[Run | None]:
+        """Plays several trials."""
+        with many_runs():
+            return [self.play(trial) for trial in trials]
+
+    def play_all(
+        self,
+        trials: int,
+        jobs: int | None = None,
+        deadline: float = math.inf,
+        played: Sequence[Run | None] = (),
+    ) -> list[Run | None]:
+        """Plays trials in order.
+
+        Args:
+            trials: number of trials.
+            jobs: number of processes; None takes one per idle core if that saves time.
+            deadline: `time.perf_counter()` after which no further trials start.
+            played: an even number of trials that were played before, from the first on.
+
+        Returns:
+            All trials, at least two new ones; if the time ran out, an even number of them; if the
+            first give no statistic because the model cannot be read, these alone.
+        """
+        start = time.perf_counter()
+        runs = [*played, *self.play_some(range(len(played), min(len(played) + 2, trials)))]
+        if why_no_statistic(runs):
+            return runs
+        each = max((time.perf_counter() - start) / 2, 1e-6)
+        if jobs is None:
+            jobs = _jobs_that_pay(each * (trials - len(runs)), deadline - time.perf_counter())
+        size = 2 * max(1, min(_MAX_TRIALS_PER_TASK, int(_SECONDS_PER_TASK / each)) // 2)
+        parts = [range(i, min(i + size, trials)) for i in range(len(runs), trials, size)]
+        if jobs == 1:
+            for part in parts:
+                if time.perf_counter() > deadline:
+                    break
+                runs += self.play_some(part)
+            return runs
+        return runs + self._play_in_processes(parts, jobs, deadline)
+
+    def _play_in_processes(
+        self, parts: Sequence[range], jobs: int, deadline: float
+    ) -> list[Run | None]:
+        with imports_of_game():
+            from joblib import Parallel, delayed
+
+        runs: list[Run | None] = []
+        try:
+            with watch_ray("check again"), Parallel(n_jobs=jobs, **loky_options()) as parallel:
+                for first in range(0, len(parts), jobs):
+                    if time.perf_counter() > deadline:
+                        break
+                    tasks = (delayed(self.play_some)(p) for p in parts[first : first + jobs])
+                    runs += [run for part in parallel(tasks) for run in part]
+        except worker_deaths() as error:
+            raise InvalidInput(
+                f"jobs must be fewer, or train must need less memory: a worker process of {jobs} "
+                f"ended without an answer ({type(error).__name__})"
+            ) from error
+        return runs
+
+
+def detectable_noise(
+    claim: float | None,
+    delta: float,
+    trials: int,
+    error: float,
+    gaussian: bool,
+    history: History | None = None,
+) -> float | None:
+    """The largest noise, as a share of the claimed one, that trials detect with 80 % probability.
+
+    Simulates the attack on the mechanism that the accountant describes, with a share of its noise:
+    the canary adds C to a step whose batch holds it, and nothing else varies. For sampled batches,
+    the simulated statistic is the sum over the steps, as in `lambda_a`.
+
+    Args:
+        claim: the claimed epsilon.
+        delta: delta of the claim.
+        trials: number of trials.
+        error: error probability of one bound.
+        gaussian: whether the bound may assume a Gaussian mechanism.
+        history: the accountant's phases; None simulates the Gaussian mechanism of the claim.
+
+    Returns:
+        A number below 1 in steps of 0.05; None if not even 5 % of the noise is detected, nothing
+        is claimed, or there are fewer than 20 trials.
+
+    Example:
+        >>> 0.5 < detectable_noise(3.0, 1e-5, 1000, 0.01, True) < 1.0
+        True
+    """
+    if claim is None or not 0.0 < claim < MAX_EPSILON or trials < 20:
+        return None
+    rng = np.random.default_rng(0)
+    normal = rng.normal(size=(_SIMULATIONS, 2, trials // 2))
+    if history and all(sigma > 0 for sigma, _, _ in history):
+        shift = _shifts(history, (_SIMULATIONS, trials // 2), rng)
+    else:
+        mu = accounting.calibrate_mu(claim, delta, "exact")
+        shift = np.full((_SIMULATIONS, trials // 2), mu)
+    estimator: lower_bounds.Estimator = lower_bounds.Scan()
+    if gaussian:
+        estimator = lower_bounds.GaussianCurve(rule=lower_bounds.RankSum())
+
+    def is_found(share: float) -> bool:
+        shown = [
+            estimator(out, into + each / share, delta, 1.0 - error).epsilon > claim
+            for (out, into), each in zip(normal, shift, strict=True)
+        ]
+        return float(np.mean(shown)) >= _POWER
+
+    low, high = 1, 20  # twentieths: found at low, not at high
+    if not is_found(low / 20):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_found(middle / 20) else (low, middle)
+    return low / 20
+
+
+def _shifts(history: History, size: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Shifts of the statistic by the record, in standard deviations of the accounted noise."""
+    if has_full_batches(history):
+        return np.full(size, math.sqrt(sum(steps / sigma**2 for sigma, _, steps in history)))
+    hits = sum(rng.binomial(steps, rate, size) for _, rate, steps in history)
+    return np.asarray(hits) / math.sqrt(sum(steps * sigma**2 for sigma, _, steps in history))
+
+
+def detectable_chance(claim: float | None, delta: float, trials: int, error: float) -> float | None:
+    """The smallest probability of a revealing output that trials detect with 80 % probability.
+
+    The output never occurs without the record, and the attack sees it.
+
+    Args:
+        claim: the claimed epsilon.
+        delta: delta of the claim.
+        trials: number of trials.
+        error: error probability of one bound.
+
+    Returns:
+        A probability; None if no probability is detected or nothing is claimed.
+
+    Example:
+        >>> 0.01 < detectable_chance(1.0, 1e-5, 1000, 0.05) < 0.1
+        True
+    """
+    if claim is None:
+        return None
+    half = trials // 2
+
+    def is_found(hits: int) -> bool:
+        with_record = np.arange(half) < hits
+        bound = lower_bounds.Scan()(np.zeros(half), with_record.astype(float), delta, 1.0 - error)
+        return bound.epsilon > claim
+
+    low, high = 0, half  # not found at low, found at high
+    if half < 1 or not is_found(half):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_found(middle) else (middle, high)
+    # With this probability of the output, at least `high` trials have it with probability 80 %.
+    return float(stats.beta.ppf(_POWER, high, half - high + 1))
+
+
+def trials_to_prove(claim: float, delta: float, trials: int, error: float) -> int | None:
+    """The smallest number of trials, of these and twice as many and so on, that can prove more.
+
+    Args:
+        claim: the claimed epsilon.
+        delta: delta of the claim.
+        trials: number of trials that are not enough.
+        error: error probability of one bound.
+
+    Returns:
+        The number; None if it is above a million.
+
+    Example:
+        >>> trials_to_prove(4.0, 1e-5, 100, 0.05)
+        400
+    """
+    while trials <= _MAX_TRIALS_TO_PROVE:
+        trials *= 2
+        half = trials // 2
+        if lower_bounds.max_detectable_epsilon(half, half, delta, 1.0 - error) > claim:
+            return trials
+    return None
+
+
+def check_steps(runs: Sequence[Run | None]) -> None:
+    """Refuses a number of records that changes the accounted steps: the attack would detect it."""
+    sides = [{run.history for run in runs[start::2] if run is not None} for start in (0, 1)]
+    if len(runs) < _MIN_TRIALS_OF_STEPS:
+        return  # a random number of steps may differ between few trials
+    if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+        without, with_record = (next(iter(side)) for side in sides)
+        raise InvalidInput(
+            "steps and sampling rate must not depend on the number of records, got (noise, rate, "
+            f"steps) = {without} without the canary and {with_record} with it"
+        )
+
+
+def fewest_trials(runs: Sequence[Run | None]) -> int:
+    """The smallest number of trials that has a statistic; a learned one needs at least 80."""
+    completed = [run for run in runs if run is not None]
+    scored = any(len(getattr(run, name)) for run in completed for name in _SCORES)
+    learned = not scored and any(len(run.details) for run in completed)
+    return 2 * _TO_LEARN * _MIN_TO_LEARN if learned else 2
+
+
+def unread(runs: Sequence[Run | None]) -> str:
+    """The reason why the model or the canary's gradient gave no statistic; empty if they did."""
+    return next((run.unread for run in runs if run is not None and run.unread), "")
+
+
+def why_no_statistic(runs: Sequence[Run | None]) -> str:
+    """As `unread`, and empty if any trial gave a score or a number."""
+    names = (*_SCORES, "details")
+    given = any(len(getattr(run, name)) for run in runs if run is not None for name in names)
+    return "" if given else unread(runs)
+
+
+def statistics_of(runs: Sequence[Run | None]) -> Statistics:
+    """The scores of trials without and with the record, for every statistic."""
+    completed = [run for run in runs if run is not None]
+    if not completed:
+        raise InvalidInput("repetitions must include at least one run, got none in all trials")
+    found: dict[str, FloatArray] = {}
+    for name in _SCORES:
+        if any(len(getattr(run, name)) for run in completed):
+            found[name] = np.array([_number(run, name) for run in runs])
+    if "lambda_a" in found and np.array_equal(found["lambda_a"], found["lambda_c"]):
+        del found["lambda_c"]  # batches were not sampled
+    statistics = {name: (values[0::2], values[1::2]) for name, values in found.items()}
+    learned = _learned(runs)
+    if learned is not None:
+        statistics["learned"] = learned
+    if statistics:
+        return statistics
+    if any(len(run.details) for run in completed):
+        if len(runs) < fewest_trials(runs):
+            raise InvalidInput(
+                f"trials must be at least {fewest_trials(runs)} where train returns several "
+                "numbers, because a quarter of the trials learn the statistic, got "
+                f"{len(runs)}"
+            )
+        constant = np.zeros(len(runs))  # the numbers are the same in all trials
+        return {"learned": (constant[0::2], constant[1::2])}
+    raise InvalidInput(
+        unread(runs)
+        or "train must return a model, an estimator or numbers, or call watch, got none of these"
+    )
+
+
+def _number(run: Run | None, name: str) -> float:
+    """A score of a trial; a missing score or NaN counts as minus infinity."""
+    values = np.empty(0) if run is None else getattr(run, name)
+    return float(values[0]) if len(values) and not np.isnan(values[0]) else -math.inf
+
+
+def _learned(runs: Sequence[Run | None]) -> tuple[FloatArray, FloatArray] | None:
+    """A linear statistic of all recorded numbers, for the trials that it was not learned on.
+
+    For a single number it learns the sign, because a record may lower the returned number.
+    """
+    width = max(0 if run is None else len(run.details) for run in runs)
+    if width == 0:
+        return None
+    table = np.zeros((len(runs), width))
+    for row, run in zip(table, runs, strict=True):
+        if run is not None:
+            row[: len(run.details)] = np.nan_to_num(run.details, posinf=0.0, neginf=0.0)
+    sides = table[0::2], table[1::2]
+    ends = [len(side) // _TO_LEARN for side in sides]
+    if min(ends) < _MIN_TO_LEARN:
+        return None
+    weights = discriminant(*(side[:end] for side, end in zip(sides, ends, strict=True)))
+    if weights is None:
+        return None
+    zeros, ones = (side[end:] @ weights for side, end in zip(sides, ends, strict=True))
+    return zeros, ones
+
+
+def is_gaussian(runs: Sequence[Run | None], distribution: Repetitions) -> bool:
+    """Whether each trial is one run that its accountant describes as a Gaussian mechanism."""
+    full = all(has_full_batches(run.history) for run in runs if run is not None)
+    return full and distribution == Fixed(1)
+
+
+def only_history(runs: Sequence[Run | None], distribution: Repetitions) -> History | None:
+    """The accountant's history if each trial is one run and all runs have the same history."""
+    histories = {run.history for run in runs if run is not None}
+    return histories.pop() if len(histories) == 1 and distribution == Fixed(1) else None
+
+
+def claimed_epsilon(
+    runs: Sequence[Run | None], distribution: Repetitions, delta: float
+) -> float | None:
+    """The largest epsilon that a run claims, or for K runs the cost of the tuning."""
+    claims = {(run.claim, run.history) for run in runs if run is not None}
+    epsilons = [_cost(claim, history, distribution, delta) for claim, history in claims]
+    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
+
+
+def _jobs_that_pay(work: float, left: float) -> int:
+    """Number of processes that do most of the work (in seconds) in the seconds left."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0] if hasattr(os, "getloadavg") else 1.0
+    # This process is part of the load. Other processes slow workers down.
+    jobs = max(int(min(cores - max(load - 1.0, 0.0), _MAX_JOBS)), 1)
+    done_by_workers = min((left - _SECONDS_TO_START) * jobs, work)
+    faster = _SECONDS_TO_START + work / jobs < work
+    return jobs if faster and done_by_workers >= min(left, work) else 1
+
+
+def _cost(
+    claim: float | None,
+    history: tuple[tuple[float, float, int], ...] | None,
+    distribution: Repetitions,
+    delta: float,
+) -> float | None:
+    if distribution == Fixed(1) or not history:
+        return claim
+    return upper_bounds.tuning_cost(run_of(history), distribution, delta).epsilon

@@ -1,0 +1,1 @@
+"""Tests of the premises of a training loop's accountant."""

@@ -1,0 +1,358 @@
+"""Exact batch sizes and inclusions from coupled runs, and tests of Poisson sampling.
+
+Let records a and b contribute c_a and c_b to a step. Two coupled runs on n copies of a and on n
+copies of b differ by k (c_b - c_a) at a step with k records in its batch. Two runs that differ in
+one record differ by c_b - c_a if it is in the batch. The quotient k contains no noise.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from audit.arrays import FloatArray
+from audit.loop.premises.noise import TestResult
+
+_TOLERANCE = 2e-3
+# Batch sizes are tested if their variance over that of Poisson sampling is outside of this range.
+_TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
+# Batches hold at most this number of copies of each record.
+_MAX_COPIES = 4
+# Variance of a batch size from which the sum of squares is close to a chi-square distribution.
+_MIN_VARIANCE = 3.0
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of R runs over T steps.
+
+    Attributes:
+        proportional: [R, T], numbers proportional to the batch sizes within each step, or None
+            where the differences of the runs are not parallel.
+        counts: [R, T], the batch sizes; NaN where the unit of the step is unknown.
+        included: [R, T], whether the exchanged record was in the batch.
+        units: [R, T], length of the exchanged record's contribution; NaN where it was not in.
+        constant: whether the exchanged record adds the same vector in all runs of a step.
+        unit_spread: the largest relative spread of `units` between the runs of a step, over the
+            steps at which the contributions of all runs are parallel.
+    """
+
+    proportional: FloatArray | None
+    counts: FloatArray
+    included: NDArray[np.bool_]
+    units: FloatArray
+    unit_spread: float
+    constant: bool
+
+
+def batches_of(
+    all_a: FloatArray, all_b: FloatArray, one_b: FloatArray, rounding: FloatArray
+) -> Batches:
+    """Batch sizes and inclusions.
+
+    Args:
+        all_a: [R, T, D], released gradients of runs on n copies of a.
+        all_b: [R, T, D], of runs on n copies of b with the same seeds.
+        one_b: [R, T, D], of runs on n - 1 copies of a and one of b with the same seeds.
+        rounding: [T], lengths that rounding alone may cause.
+
+    Example:
+        >>> k = np.array([[2.0, 3.0]])[:, :, None]
+        >>> found = batches_of(k * 0.0, k * [[[1.0, 1.0]]], k * 0.0 + [1.0, 1.0], np.zeros(2))
+        >>> found.counts.tolist(), found.included.tolist()
+        ([[2.0, 3.0]], [[True, True]])
+    """
+    whole, single = all_b - all_a, one_b - all_a
+    runs, steps, _ = whole.shape
+    included, lengths = included_of(single, rounding)
+    units = np.where(included, lengths, np.nan)
+    proportional = np.zeros((runs, steps))
+    counts = np.full((runs, steps), np.nan)
+    parallel, constant, spread = True, True, 0.0
+    for t in range(steps):
+        inside = included[:, t]
+        if inside.sum() > 1:
+            own = single[inside, t]
+            along = own @ (own[0] / lengths[inside, t][0])
+            aside = np.linalg.norm(own, axis=1) ** 2 - along**2
+            least, most = lengths[inside, t].min(), lengths[inside, t].max()
+            gap = np.linalg.norm(own - own[0], axis=1)
+            constant &= bool(np.all(gap <= 1e-3 * least + 4 * rounding[t]))
+            if np.all(aside <= (1e-3 * lengths[inside, t] + 4 * rounding[t]) ** 2):
+                spread = max(spread, float(most / least - 1 - 8 * rounding[t] / least))
+        sizes = np.linalg.norm(whole[:, t], axis=1)
+        longest = int(np.argmax(sizes))
+        if sizes[longest] <= max(4 * rounding[t], 1e-12):
+            continue
+        direction = whole[longest, t] / sizes[longest]
+        proportional[:, t] = whole[:, t] @ direction
+        off = np.linalg.norm(whole[:, t] - proportional[:, t, None] * direction, axis=1)
+        slack = _TOLERANCE * sizes[longest] + 4 * rounding[t]
+        parallel &= bool(np.all(off <= slack))
+        if included[:, t].any():
+            unit = float(np.median(lengths[included[:, t], t]))
+            counts[:, t] = proportional[:, t] / unit
+    whole_numbers = np.abs(counts - np.round(counts)) <= 0.05 + 0.01 * np.abs(counts)
+    # Known batches must not be a selection by their size.
+    usable = np.all(whole_numbers | np.isnan(counts), axis=0) & parallel
+    counts = np.where(usable, np.round(counts), np.nan)
+    return Batches(proportional if parallel else None, counts, included, units, spread, constant)
+
+
+def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
+    """Whether an exchanged record was in each batch, and the lengths of its contributions, [R, T].
+
+    Args:
+        single: [R, T, D], differences of runs that differ in this record alone.
+        rounding: [T], lengths that rounding alone may cause.
+    """
+    lengths = np.linalg.norm(single, axis=2)
+    return lengths > np.maximum(rounding, 1e-12)[None, :], lengths
+
+
+def dependence_on_size(
+    whole: FloatArray, single: FloatArray, found: Batches
+) -> Iterator[TestResult]:
+    """Tests whether the contribution of one record depends on the size of its batch.
+
+    If all records of a batch contribute alike, the difference of runs that differ in all records
+    is k times that of runs that differ in one, with k records in the batch.
+
+    Args:
+        whole: [R, T, D], differences of runs that differ in every record.
+        single: [R, T, D], differences of runs that differ in one record.
+        found: the batches.
+    """
+    ranks: list[tuple[FloatArray, FloatArray]] = []
+    for t in range(whole.shape[1]):
+        inside = found.included[:, t]
+        lengths = found.units[inside, t]
+        if len(lengths) < 4:
+            continue
+        own, every = single[inside, t], whole[inside, t]
+        sizes = np.sum(own * every, axis=1) / lengths**2
+        off = np.linalg.norm(every - sizes[:, None] * own, axis=1)
+        alike = off <= 1e-2 * lengths * np.maximum(np.abs(sizes), 1.0)
+        if not np.all(alike & (np.abs(sizes - np.round(sizes)) < 0.1)):
+            return  # each record has a random gradient of its own
+        ranks.append((stats.rankdata(np.round(sizes)), stats.rankdata(lengths)))
+    total = free = 0.0
+    for pair in ranks:
+        x, y = (values - values.mean() for values in pair)
+        norm = float(np.linalg.norm(x) * np.linalg.norm(y))
+        if norm > 0:
+            # The variance of a correlation of ranks under permutations is 1 / (m - 1).
+            total += float(x @ y) / norm * (len(x) - 1)
+            free += len(x) - 1
+    if free:
+        correlation = total / free
+        p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
+        numbers = {"correlation": correlation}
+        yield TestResult(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
+
+
+def poisson_tests(
+    counts: FloatArray, included: NDArray[np.bool_], n: int, rates: Sequence[float]
+) -> Iterator[TestResult]:
+    """Tests of batch sizes and inclusions against Poisson sampling at the accounted rates.
+
+    Args:
+        counts: [R, T], NaN where unknown.
+        included: [R, T], whether one record was in the batch.
+        n: number of records.
+        rates: [T], sampling rates that the accountant recorded.
+    """
+    rate = np.asarray(rates)[None, :] * np.ones_like(counts)
+    known = ~np.isnan(counts) & (rate < 1)
+    # Contributions that are many times the unit belong to other records, not to larger batches.
+    known &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
+    if known.any():
+        yield from _sizes(counts, known, n, rate)
+    sampled = rate < 1
+    if sampled.any():
+        yield from _inclusions(included, sampled, rate)
+
+
+def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Iterator[TestResult]:
+    """Tests whether the number of batches of a run that hold a record varies too little.
+
+    Args:
+        inclusions: one array [R, T] per record; the records are drawn independently.
+        rate: the sampling rate, the same in all steps.
+    """
+    steps = inclusions[0].shape[1]
+    hits = np.concatenate([each.sum(axis=1) for each in inclusions])
+    own = float(hits.mean()) / steps  # a wrong rate is another finding
+    variance, spread = _variance_of_binomials(steps, own, len(hits))
+    squares = float(np.square(hits - hits.mean()).sum())
+    deviation = (squares - (len(hits) - len(inclusions)) * variance) / spread
+    ratio = squares / max(len(hits) * variance, 1e-12)
+    numbers: dict[str, float | int | str] = {
+        "least": int(hits.min()),
+        "most": int(hits.max()),
+        "steps": steps,
+        "ratio": ratio,
+    }
+    if rate < 1 and len(hits) >= 20 and variance * len(hits) > 10:
+        # The lower tail of a sum of squares is lighter than that of a Gaussian.
+        p_value = float(stats.norm.cdf(deviation))
+        yield TestResult(p_value, "even inclusions", numbers, ratio < 0.6)
+
+
+def _variance_of_binomials(n: int, probability: float, count: int) -> tuple[float, float]:
+    """Variance of a binomial number, and the deviation of the sum of `count` squared distances."""
+    probability = min(probability, 1.0)
+    variance = n * probability * (1 - probability)
+    fourth = variance * (1 + 3 * (n - 2) * probability * (1 - probability))
+    return variance, math.sqrt(count * max(fourth - variance**2, 1e-12))
+
+
+def _sizes(
+    counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
+) -> Iterator[TestResult]:
+    sizes, rates = counts[known], rate[known]
+    mean, expected = float(sizes.mean()), float(n * rates.mean())
+    numbers: dict[str, float | int | str] = {
+        "mean": mean,
+        "expected": expected,
+        "batches": int(known.sum()),
+        "rate": float(rates.mean()),
+        "n": n,
+        "least": float(sizes.min()),
+        "most": float(sizes.max()),
+    }
+    variance = n * rates * (1 - rates)
+    same_rate = np.ptp(rates) < 1e-12
+    if same_rate:
+        # The total is binomial: the exact test.
+        p_value = float(stats.binom.sf(sizes.sum() - 1, n * len(sizes), rates[0]))
+    else:
+        deviation = (sizes - n * rates).sum() / np.sqrt(variance.sum())
+        p_value = float(stats.norm.sf(deviation))
+    yield TestResult(p_value, "mean of batches", numbers, mean > 1.02 * expected)
+    # The largest probability that all batches of a step have one size, for each of the steps.
+    log_p = log_all = 0.0
+    all_fixed = True
+    for t in range(counts.shape[1]):
+        own = counts[known[:, t], t]
+        if len(own) < 2:
+            continue
+        fixed = np.ptp(own) == 0
+        all_fixed &= bool(fixed)
+        own_rate = min(rate[0, t], mean / n)  # a larger rate may be accounted for
+        top = stats.binom.pmf(int(np.floor((n + 1) * own_rate)), n, own_rate)
+        log_all += (len(own) - 1) * float(np.log(top))
+    if all_fixed and log_all < 0:
+        log_p = log_all
+        same = np.ptp(sizes) == 0
+        yield TestResult(
+            float(np.exp(log_p)), "fixed batches" if same else "batches without the seed", numbers
+        )
+    elif len(sizes) >= 20 and same_rate and 0 < mean < n:
+        squares = np.square(sizes - mean)  # a wrong mean is another finding
+        each, spread = _variance_of_binomials(n, mean / n, len(sizes))
+        total = len(sizes) * each
+        deviation = float(squares.sum() - total) / spread
+        ratio = float(np.divide(squares.sum(), total))
+        numbers["dispersion"] = ratio
+        if ratio < _TOO_EVEN:
+            # The lower tail of a sum of squares is lighter than that of a Gaussian.
+            yield TestResult(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
+        elif ratio > _TOO_UNEVEN and each >= _MIN_VARIANCE:
+            # A chi-square distribution with the mean and the variance of the sum of squares.
+            free = 2.0 * (total / spread) ** 2
+            p_value = float(stats.chi2.sf(free * ratio, free))
+            yield TestResult(p_value, "uneven batches", numbers)
+        elif ratio > 3 and deviation > 12:
+            yield TestResult(1e-9, "uneven batches", numbers)
+    if same_rate:
+        yield from _gaps(sizes, numbers)
+    # The probability that no batch is larger than the largest one.
+    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, np.minimum(rates, mean / n))))
+    yield TestResult(float(np.exp(limited)), "limited batches", numbers)
+    # Neighbouring steps of a run.
+    both = known[:, 1:] & known[:, :-1]
+    if both.sum() >= 20 and same_rate:
+        centered = np.where(known, counts - mean, 0.0)
+        first, second = centered[:, 1:][both], centered[:, :-1][both]
+        norm = np.linalg.norm(first) * np.linalg.norm(second)
+        if norm > 0:
+            correlation = float(first @ second / norm)
+            size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both.sum() - 3)
+            yield TestResult(
+                float(2 * stats.norm.sf(size)),
+                "repeated batches",
+                {**numbers, "correlation": correlation},
+                abs(correlation) > 0.5,
+            )
+    # Larger batches than accounted are another finding, and are seldom empty.
+    empty = (1 - np.maximum(rates, min(mean / n, 1.0))) ** n
+    if not np.any(sizes == 0):
+        yield TestResult(
+            float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers
+        )
+
+
+def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[TestResult]:
+    """Tests whether a batch size is rarer than a smaller and a larger one.
+
+    The number of records of an independent sample has a single peak, whatever their rates: a sum
+    of independent Bernoulli variables has a log-concave distribution (Newton's inequality).
+    """
+    n = int(numbers["n"])
+    seen = np.bincount(sizes.astype(np.int64), minlength=n + 1)
+    own = seen[1:-1]
+    less = np.maximum.accumulate(seen)[:-2]
+    more = np.maximum.accumulate(seen[::-1])[::-1][2:]
+    rarer = np.flatnonzero(own < np.minimum(less, more))
+    if not len(rarer):
+        return
+    # If a size is not rarer than both, one of the two tests holds its level.
+    below, above = (stats.binom.cdf(own, own + counts, 0.5) for counts in (less, more))
+    p_values = np.maximum(below, above)[rarer]
+    place = int(rarer[p_values.argmin()])
+    size = place + 1
+    shown: dict[str, float | int | str] = {
+        **numbers,
+        "size": size,
+        "seen": int(own[place]),
+        "less": int(less[place]),
+        "smaller": int(seen[:size].argmax()),
+        "more": int(more[place]),
+        "larger": size + 1 + int(seen[size + 1 :].argmax()),
+    }
+    matters = 3 * own[place] < min(less[place], more[place])
+    p_value = min(1.0, math.comb(n + 1, 3) * float(p_values.min()))
+    yield TestResult(p_value, "gaps in batches", shown, bool(matters))
+
+
+def _inclusions(
+    included: NDArray[np.bool_], sampled: NDArray[np.bool_], rate: FloatArray
+) -> Iterator[TestResult]:
+    hits, tries = int(included[sampled].sum()), int(sampled.sum())
+    mean_rate = float(rate[sampled].mean())
+    numbers: dict[str, float | int | str] = {
+        "hits": hits,
+        "tries": tries,
+        "rate": mean_rate,
+        "share in %": 100 * hits / max(tries, 1),
+        "rate in %": 100 * mean_rate,
+    }
+    yield TestResult(float(stats.binom.sf(hits - 1, tries, mean_rate)), "inclusion rate", numbers)
+    runs, steps = included.shape
+    if hits and runs > 1 and sampled.all():
+        if np.all(included == included[:1]):
+            log_p = sum((runs - 1) * np.log(max(q, 1 - q)) for q in rate[0])
+            yield TestResult(float(np.exp(log_p)), "inclusion without the seed", numbers)
+        else:
+            per_run = included.sum(1)
+            if np.ptp(per_run) == 0 and np.ptp(rate) < 1e-12:
+                top = stats.binom.pmf(int((steps + 1) * mean_rate), steps, mean_rate)
+                yield TestResult(
+                    float(top ** (runs - 1)),
+                    "inclusions of a run",
+                    {**numbers, "per run": int(per_run[0]), "steps": steps, "runs": runs},
+                )

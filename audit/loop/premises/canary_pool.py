@@ -1,0 +1,299 @@
+"""The pool of canaries of the differential test: records that may change a step the most.
+
+The pool holds records of sizes 1 to 1,000 in several directions, with both signs and up to ten
+labels, records of zeros, and records of the data. If the features are whole numbers (tokens,
+categories), it holds constant and random sequences of values between the smallest and the largest.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.loop.runs.records import TrainingSet
+
+_MAX_LABELS = 10
+_SIZES = (1000.0, 30.0, 1.0)
+_ASCENT_STEPS = 30
+# A step of the ascent is this fraction of the record's own norm.
+_ASCENT_RATE = 0.2
+_WEIGHT_OF_LENGTH = 0.1
+_DESCENT_STEPS = 60
+_MAX_PAIRED_LABELS = 3
+
+
+@dataclass(frozen=True)
+class PoolRecord:
+    """One canary of the pool.
+
+    Attributes:
+        features: features of the record, without an axis of records.
+        label: its label.
+        size: norm of the features in units of the typical record's norm; NaN for tokens.
+        family: records of one family differ in size alone.
+    """
+
+    features: NDArray[Any]
+    label: Any
+    size: float
+    family: str
+
+
+def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRecord]:
+    """The canaries, the most promising first.
+
+    Args:
+        records: the data; at least one record.
+        given: a canary that the caller chose, which is tried first.
+
+    Example:
+        >>> data = TrainingSet(np.eye(3), np.array([0, 1, 1]))
+        >>> pool = canary_pool(data, None)
+        >>> sorted({record.label.item() for record in pool}), max(r.size for r in pool) > 999
+        ([0, 1], True)
+    """
+    pool: list[PoolRecord] = []
+    if given is not None:
+        for x, y in zip(given.features, given.labels, strict=True):
+            pool.append(PoolRecord(x.astype(records.features.dtype), y, 1.0, "given"))
+    kind = records.features.dtype.kind
+    made = _dense(records) if kind == "f" else _tokens(records)
+    seen: set[bytes] = set()
+    for each in [*pool, *made]:
+        key = np.asarray(each.features).tobytes() + repr(each.label).encode()
+        if key not in seen:
+            seen.add(key)
+            if each.family != "given":
+                pool.append(each)
+    return pool
+
+
+def labels_to_try(records: TrainingSet) -> list[Any]:
+    """Up to ten classes, the rarest first; of real targets, values outside of the data's range."""
+    labels = records.labels
+    if labels.dtype.kind == "f" and not _are_classes(labels):
+        reach = max(float(np.abs(labels).max()), 1.0)
+        return [labels.dtype.type(v) for v in (1000 * reach, -1000 * reach, labels[0], 0.0)]
+    values, counts = np.unique(labels, return_counts=True)
+    rarest_first = values[np.argsort(counts, kind="stable")]
+    return list(rarest_first[:_MAX_LABELS])
+
+
+def _are_classes(labels: NDArray[Any]) -> bool:
+    return bool(np.all(labels == np.round(labels)) and len(np.unique(labels)) <= _MAX_LABELS)
+
+
+def typical_norm(records: TrainingSet) -> float:
+    """Median norm of the records' features; 1 where all are zero."""
+    flat = records.features.reshape(len(records), -1).astype(np.float64)
+    return float(np.median(np.linalg.norm(flat, axis=1))) or 1.0
+
+
+def _dense(records: TrainingSet) -> list[PoolRecord]:
+    shape, kind = records.features.shape[1:], records.features.dtype
+    norm = typical_norm(records)
+    largest = float(np.finfo(kind).max) if kind.kind == "f" else np.inf
+    labels = labels_to_try(records)
+    random = np.random.default_rng(0)
+    directions = list(_directions(records, random))
+    found: list[PoolRecord] = []
+
+    def add(name: str, direction: NDArray[Any], size: float, label: Any) -> None:
+        values = np.clip(direction * (size * norm), -largest, largest).reshape(shape).astype(kind)
+        found.append(PoolRecord(values, label, abs(size), f"{name} {np.sign(size):+.0f} {label}"))
+
+    # Every label with both signs of the first direction, then fewer labels of the others.
+    for rank, (name, direction) in enumerate(directions):
+        of = labels if rank == 0 else [labels[rank % len(labels)], labels[(rank + 1) % len(labels)]]
+        for label in of:
+            for sign in (1.0, -1.0):
+                add(name, direction, sign * _SIZES[0], label)
+    for rank, (name, direction) in enumerate(directions[:3]):
+        for size in _SIZES[1:]:
+            for sign in (1.0, -1.0):
+                add(name, direction, sign * size, labels[rank % len(labels)])
+    zeros = np.zeros(shape, kind)
+    found += [PoolRecord(zeros, label, 0.0, "zeros") for label in labels[:3]]
+    found += _own(records, labels)
+    return found
+
+
+def _directions(
+    records: TrainingSet, random: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Directions of length 1 in the space of features."""
+    flat = records.features.reshape(len(records), -1).astype(np.float64)
+    width = flat.shape[1]
+    for i in range(2):
+        direction = random.normal(size=width)
+        yield f"random {i}", direction / np.linalg.norm(direction)
+    blank = np.flatnonzero(~flat.any(axis=0))
+    first = np.zeros(width)
+    first[blank[0] if len(blank) else int(np.argmin(np.square(flat).sum(0)))] = 1.0
+    yield "one feature", first
+    yield "all features", np.full(width, width**-0.5)
+
+
+def _own(records: TrainingSet, labels: list[Any]) -> list[PoolRecord]:
+    """Records of the data with their own label and with another one."""
+    found = []
+    for i in range(min(3, len(records))):
+        other = labels[0] if records.labels[i] != labels[0] else labels[-1]
+        for label in {records.labels[i].item(): None, _item(other): None}:
+            typed = records.labels.dtype.type(label)
+            found.append(PoolRecord(records.features[i], typed, 1.0, "own"))
+    return found
+
+
+def _item(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _tokens(records: TrainingSet) -> list[PoolRecord]:
+    shape, kind = records.features.shape[1:], records.features.dtype
+    low, high = int(records.features.min()), int(records.features.max())
+    labels = labels_to_try(records)
+    random = np.random.default_rng(0)
+    constants = list(dict.fromkeys([high, low, (low + high) // 2, min(low + 1, high)]))
+    found = []
+    for value in constants:
+        for label in labels[:4]:
+            features = np.full(shape, value, kind)
+            found.append(PoolRecord(features, label, float("nan"), f"constant {value}"))
+    for i in range(6):
+        features = random.integers(low, high + 1, size=shape).astype(kind)
+        for label in (labels[i % len(labels)], labels[(i + 1) % len(labels)]):
+            found.append(PoolRecord(features, label, float("nan"), "random"))
+    if len(shape) == 1 and shape[0] > 1:  # one token among others
+        for value in constants[:2]:
+            features = np.full(shape, constants[-1], kind)
+            features[0] = value
+            found.append(PoolRecord(features, labels[0], float("nan"), "mixed"))
+    return found + _own(records, labels)
+
+
+def _as_tensors(record: PoolRecord, like: Any) -> tuple[Any, Any]:
+    """A batch of one record, of the type and on the device of a parameter."""
+    import torch
+
+    x = torch.as_tensor(np.asarray(record.features)[None], dtype=like.dtype, device=like.device)
+    y = torch.as_tensor(np.asarray(record.label)[None], device=like.device)
+    return x, y.to(like.dtype) if y.is_floating_point() else y
+
+
+def gradient_of(
+    model: Any, loss: Callable[..., Any], record: PoolRecord, parameters: list[Any]
+) -> Any:
+    """A record's gradient by all parameters that have one, [D]."""
+    import torch
+
+    x, y = _as_tensors(record, parameters[0])
+    trained = [p for p in parameters if p.requires_grad]
+    parts = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
+    return torch.cat([g.reshape(-1) for g in parts if g is not None]).detach()
+
+
+def ascend(
+    model: Any,
+    loss: Callable[..., Any],
+    start: PoolRecord,
+    parameters: list[Any],
+    opposite: Any | None = None,
+) -> PoolRecord | None:
+    """Gradient ascent on a record, for a longer gradient or one that points against another.
+
+    Args:
+        model: a torch module without per-sample hooks.
+        loss: `loss(model, features, labels)`, summed.
+        start: the record to start from; its features are real numbers.
+        parameters: tensors by which the gradient is taken.
+        opposite: [D], the gradient that the record's own should point against; None maximizes the
+            length.
+
+    Returns:
+        The record found, or None where the model has no second derivative or raises an error.
+    """
+    import torch
+
+    parameters = [p for p in parameters if p.requires_grad]
+    x, y = _as_tensors(start, parameters[0])
+    best, best_value = None, -float("inf")
+    try:
+        for _ in range(_ASCENT_STEPS):
+            x = x.detach().requires_grad_(True)
+            value = loss(model, x, y)
+            parts = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+            own = torch.cat([g.reshape(-1) for g in parts if g is not None])
+            length = own.norm()
+            goal = length.clamp(min=1e-20).log()
+            if opposite is not None:
+                against = (own @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
+                goal = _WEIGHT_OF_LENGTH * goal - against
+            reached = float(goal.detach())
+            if reached > best_value:
+                best, best_value = x.detach().double().cpu().numpy()[0], reached
+            (slope,) = torch.autograd.grad(goal, x, allow_unused=True)
+            if slope is None or not bool(torch.isfinite(slope).all()) or float(slope.norm()) == 0:
+                break
+            x = x + slope / slope.norm() * (_ASCENT_RATE * max(float(x.detach().norm()), 1.0))
+    except Exception:  # of the user's model, which may not accept the records as they are
+        return None
+    if best is None:
+        return None
+    features = best.astype(np.asarray(start.features).dtype)
+    return PoolRecord(features, start.label, float("nan"), "ascent")
+
+
+def opposite_pair(
+    model: Any, loss: Callable[..., Any], start: PoolRecord, parameter: Any, labels: Sequence[Any]
+) -> list[PoolRecord]:
+    """Equal features with two labels, whose gradients point against each other.
+
+    At the minimum of the sum of both losses, both labels have a probability of nearly 1/2. Then
+    their gradients by the outputs, and so by all weights, are nearly opposite, and their clipped
+    gradients differ by nearly 2C.
+
+    Args:
+        model: a torch module without per-sample hooks.
+        loss: `loss(model, features, labels)`, summed.
+        start: the record to start from; its features are real numbers.
+        parameter: any of the model's.
+        labels: candidates for the two labels.
+
+    Returns:
+        Two records, or none where the model has no derivative by the features.
+    """
+    import torch
+
+    typed = type(start.label)
+    records = [PoolRecord(start.features, typed(each), float("nan"), "pair") for each in labels]
+    found: list[tuple[float, Any, tuple[int, int]]] = []
+    try:
+        batches = [_as_tensors(each, parameter) for each in records]
+        losses = [float(loss(model, *batch).detach()) for batch in batches]
+        likely = [int(i) for i in np.argsort(losses, kind="stable")[:_MAX_PAIRED_LABELS]]
+        for pair in itertools.combinations(likely, 2):
+            x = batches[0][0].clone().requires_grad_(True)
+
+            def both(x: Any = x, pair: tuple[int, int] = pair) -> Any:
+                value = sum(loss(model, x, batches[i][1]) for i in pair)
+                (x.grad,) = torch.autograd.grad(value, x)
+                return value
+
+            descent: Any = torch.optim.LBFGS(
+                [x], max_iter=_DESCENT_STEPS, line_search_fn="strong_wolfe"
+            )
+            descent.step(both)
+            reached = float(both().detach())
+            if np.isfinite(reached) and bool(torch.isfinite(x).all()):
+                found.append((reached, x, pair))
+    except Exception:  # of the user's model
+        return []
+    if not found:
+        return []
+    _, x, pair = min(found, key=lambda each: each[0])
+    features = x.detach().double().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
+    return [replace(records[i], features=features) for i in pair]

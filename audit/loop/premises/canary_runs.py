@@ -1,0 +1,463 @@
+"""Coupled runs with each canary in the place of the last record: contributions of one record."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from audit.arrays import FloatArray
+from audit.loop.explanations import explain, influence, weights_outside
+from audit.loop.premises.canary_pool import (
+    PoolRecord,
+    ascend,
+    gradient_of,
+    labels_to_try,
+    opposite_pair,
+)
+from audit.loop.premises.contributions import Contributions, contributions
+from audit.loop.premises.experiment import (
+    FAMILY_ERROR,
+    SEEDS_FOR_INCLUSION,
+    Experiment,
+    draw_alike,
+    replace_one,
+)
+from audit.loop.premises.noise import TestResult
+from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.records import TrainingSet
+
+# This number of canaries is tried even if little time is left.
+_FEWEST = 12
+# Records, and seeds of each, whose steps may have lost their noise.
+_MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
+# Probability that an exchange of places in sampled batches is missed, and seeds that are tried.
+_SURE, _MAX_ORDER_SEEDS = 1e-4, 64
+# Seeds whose steps are compared, and the relative difference of two contributions.
+_SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
+# Number of steps for whose weights a pair with opposite gradients is sought.
+_MAX_PAIRS = 4
+
+
+@dataclass(frozen=True)
+class CanaryRuns:
+    """Runs that differ in one record alone.
+
+    Attributes:
+        pool: the canaries that could be trained on.
+        traces: a run with each of them.
+        found: the contributions of the canaries.
+        pair: the two canaries whose contributions differ most in one step; one canary twice if it
+            differs most from an absent record.
+        strongest: the best canary for an attack, which still contributes in later steps.
+    """
+
+    pool: Sequence[PoolRecord]
+    traces: Sequence[Trace]
+    found: Contributions
+    pair: tuple[PoolRecord, PoolRecord]
+    strongest: PoolRecord
+
+
+def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
+    """The canaries of the pool that can be trained on, and a coupled run with each of them.
+
+    Canaries with which the function draws other random numbers are left out, and compared only with
+    each other.
+    """
+    pool: list[PoolRecord] = []
+    traces: list[Trace] = []
+    base = experiment.base
+    raised: list[str] = []
+    diverged: list[PoolRecord] = []
+    apart: list[Trace] = []
+    overflowing: list[PoolRecord] = []
+    for canary in experiment.pool:
+        if len(traces) >= _FEWEST and not experiment.time_left(0.45):
+            break
+        trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
+        if trace.error is not None or not trace.steps:
+            raised.append(trace.error or "an end before the first step")
+        elif not np.isfinite(trace.gradients).all():
+            overflowing.append(canary)
+        elif not experiment.draws_as_reference(trace):
+            diverged.append(canary)
+            if len(trace.steps) == experiment.steps and (
+                not apart or draw_alike(trace, apart[0], experiment.steps)
+            ):
+                apart.append(trace)
+        elif len(trace.steps) < min(experiment.steps, len(base.steps)):
+            experiment.report_steps(len(base.steps), len(trace.steps))
+        else:
+            pool.append(canary)
+            traces.append(trace)
+    if raised:
+        experiment.notes.append(
+            f"{len(raised)} of {len(experiment.pool)} canaries were left out, because the function "
+            f"raised an error for them, such as {raised[0]}; an observer who sees the error learns "
+            "about the record"
+        )
+    if overflowing and traces:
+        size = min(each.size for each in overflowing)
+        smallest = f" (the smallest {size:g} times as large as a typical record)"
+        smallest = "" if np.isnan(size) else smallest
+        count, of = len(overflowing), len(experiment.pool)
+        found = explain("not finite", records=count, of=of, smallest=smallest, size=size)
+        experiment.findings.append(found)
+    if diverged:
+        experiment.notes.append(
+            f"for {len(diverged)} of {len(experiment.pool)} canaries the number of steps or of "
+            "random draws depends on the record; they were compared with each other alone"
+        )
+        if len(apart) > 1:
+            gradients = [trace.gradients for trace in apart]
+            together = contributions(gradients, base.slices, base.epsilon_of_type)
+            experiment.apart = together.largest
+        _report_lost_noise(experiment, diverged)
+    return pool, traces
+
+
+def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -> None:
+    """Reports a step that has no noise if one of these records is in the data."""
+    seeds = [experiment.seed_of(100 + i) for i in range(_SEEDS_OF_LOST_NOISE)]
+
+    def with_seeds(canary: PoolRecord) -> list[Trace]:
+        data = experiment.with_canary(canary)
+        return [experiment.coupled(data, seed, digests=False) for seed in seeds]
+
+    usual = with_seeds(experiment.pool[0])
+    for canary in canaries[:: math.ceil(len(canaries) / _MAX_LOST)]:
+        if not experiment.time_left(0.45):
+            break
+        runs = with_seeds(canary)
+        for step in range(min(len(run.steps) for run in [*usual, *runs])):
+            with_it, without = (
+                np.stack([run.steps[step].gradient for run in each]) for each in (runs, usual)
+            )
+            alike = np.all(np.ptp(with_it, axis=0) == 0)
+            empty = np.any(np.all(with_it == 0, axis=1))
+            if (alike or empty) and np.all(np.any(without != 0, axis=1)) and np.ptp(without) > 0:
+                number = experiment.first_step + step + 1
+                experiment.findings.append(explain("noise lost", step=number))
+                return
+
+
+def changes_other_records(
+    experiment: Experiment, canaries: CanaryRuns, others: TrainingSet
+) -> bool:
+    """Whether an exchanged record changes the contributions of the other records.
+
+    If it does not, exchanging it has the same effect among any other records.
+    """
+    # Later steps of the experiment may have been tested since these canaries ran.
+    pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
+    reference = next(i for i, each in enumerate(pool) if each is canaries.pair[0])
+    one = experiment.coupled(replace_one(others, pool[reference]), seed)
+    # Records that differ in size, in label and in direction.
+    for wanted in (
+        lambda each: each is canaries.pair[1],
+        lambda each: each.family == "own",
+        lambda each: each.label != canaries.pair[0].label,
+    ):
+        other = next((i for i, each in enumerate(pool) if wanted(each) and i != reference), None)
+        if other is None:
+            continue
+        two = experiment.coupled(replace_one(others, pool[other]), seed)
+        if experiment.ended_early(one) or experiment.ended_early(two):
+            continue
+        own = [canaries.traces[i].gradients[:steps] for i in (reference, other)]
+        here, there = own[0] - own[1], one.gradients[:steps] - two.gradients[:steps]
+        sizes = np.maximum(np.linalg.norm(here, axis=1), np.linalg.norm(there, axis=1))
+        rounding = 8 * canaries.found.rounding[:steps]
+        if np.any(np.linalg.norm(here - there, axis=1) > 0.02 * sizes + rounding):
+            return True
+    return False
+
+
+def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
+    """Whether an exchange of two records' places changes nothing, although batches are sampled.
+
+    Batches are drawn by place, and the two records contribute differently. So the exchange changes
+    a step whose batch holds one of the two alone, unless the function sorts its records.
+    """
+    accounted = experiment.accounted
+    if accounted is None or len(experiment.records) < 3:
+        return False
+    rates = [accounted.rate(t) for t in range(experiment.steps)]
+    log_unseen = sum(math.log(q * q + (1 - q) * (1 - q)) for q in rates if 0 < q < 1)
+    seeds = math.ceil(math.log(_SURE) / log_unseen) if log_unseen < 0 else _MAX_ORDER_SEEDS + 1
+    if seeds > _MAX_ORDER_SEEDS:
+        return False
+    one, *others = {id(each): each for each in (*canaries.pair, *canaries.pool[-2:])}.values()
+    for other in others:
+        orders = [
+            replace_one(replace_one(experiment.records, first, -2), second)
+            for first, second in ((one, other), (other, one))
+        ]
+        for number in range(seeds):
+            seed = experiment.seed_of(600 + number)
+            runs = [experiment.coupled(data, seed, digests=False) for data in orders]
+            if any(experiment.ended_early(run) for run in runs):
+                break
+            gap = np.linalg.norm(runs[0].gradients - runs[1].gradients, axis=1)
+            if np.any(gap > 8 * canaries.found.rounding[: experiment.steps]):
+                break
+        else:
+            return True
+    return False
+
+
+def weights_have_own_noise(experiment: Experiment) -> bool:
+    """Whether weights differ between seeds although all gradients are forced."""
+    pairs = zip(
+        experiment.coupled(experiment.records, experiment.seed_of(100)).steps,
+        experiment.coupled(experiment.records, experiment.base_seed).steps,
+        strict=False,
+    )
+    return any(a.weights != b.weights for a, b in list(pairs)[1:])
+
+
+def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> bool:
+    """Whether the weights before the first step, when nothing is released, depend on a record."""
+    for number in range(SEEDS_FOR_INCLUSION):
+        seed = experiment.seed_of(900 + number)
+        one, two = (experiment.coupled(experiment.with_canary(each), seed) for each in pool[:2])
+        if one.steps and two.steps and one.steps[0].weights != two.steps[0].weights:
+            return True
+        if not experiment.time_left(0.45):
+            break
+    return False
+
+
+def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRuns) -> None:
+    """Tests whether a record changes steps whose batch does not hold it.
+
+    Such a record changes more steps than the accounted rate allows, by different amounts for
+    different seeds. A record that is drawn too often adds the same amount for every seed.
+    """
+    one = canaries.pair[0]
+    # Both features and labels differ, because either may change a statistic.
+    differing = [
+        each
+        for each in canaries.pool
+        if each.label != one.label and not np.array_equal(each.features, one.features)
+    ]
+    if not experiment.sampled or not differing or experiment.comparable == 0:
+        return
+    other = next((each for each in differing if each.family == "own"), differing[0])
+    assert experiment.accounted is not None
+    steps = len(canaries.found.largest)
+    steps = steps if experiment.comparable is None else experiment.comparable
+    rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
+    found: list[FloatArray] = []
+    for number in range(_SEEDS_OF_OTHER_STEPS):
+        seed = experiment.seed_of(800 + number)
+        pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
+        if any(experiment.ended_early(run) for run in pair) or not draw_alike(
+            pair[0], pair[1], steps
+        ):
+            continue
+        found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
+        sizes = np.linalg.norm(np.stack(found), axis=2)
+        changed = sizes > 8 * canaries.found.rounding[:steps]
+        # Stopping early without a finding cannot cause a false finding.
+        if changed.mean() < 1.1 * rate or not experiment.time_left(0.5):
+            break
+    if not found or not np.any(changed) or changed.mean() < 1.1 * rate:
+        return
+    gaps = np.stack(found)
+    varies = any(
+        np.linalg.norm(own - own[0], axis=1).max()
+        > _VARIES * sizes[inside, t].max() + 8 * canaries.found.rounding[t]
+        for t, inside in enumerate(changed.T)
+        if inside.any()
+        for own in [gaps[inside, t]]
+    )
+    hits, tries = int(changed.sum()), changed.size
+    p_value = float(stats.binom.sf(hits - 1, tries, rate))
+    if not varies or p_value > FAMILY_ERROR or orders_records(experiment, canaries):
+        return
+    shown = {
+        "hits": hits,
+        "tries": tries,
+        "share in %": 100 * hits / tries,
+        "rate in %": 100 * rate,
+    }
+    others = TrainingSet(experiment.records.features[::-1], np.roll(experiment.records.labels, 1))
+    experiment.collect(
+        TestResult(p_value, "influence", shown),
+        words=lambda test: influence(test, changes_other_records(experiment, canaries, others)),
+    )
+
+
+def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
+    """Reports weights that depend on the record although all gradients are forced."""
+    reference = traces[0]
+    moved: dict[int, Trace] = {}
+    for trace in traces[1:]:
+        pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
+        first = next((t for t, (a, b) in pairs if a.weights != b.weights), None)
+        if first is not None:
+            moved.setdefault(first, trace)
+    if moved:
+        step = experiment.comparable = min(moved)
+        before, same = moved[step].steps[step - 1], reference.steps[step - 1]
+        settings = step > 0 and before.settings != same.settings
+        within = step > 0 and before.weights_after != same.weights_after
+        experiment.findings.append(weights_outside(step, settings, within))
+    if any(trace.initial_digest != reference.initial_digest for trace in traces):
+        experiment.findings.append(explain("initial weights"))
+
+
+def measure(
+    experiment: Experiment,
+    pool: list[PoolRecord],
+    traces: list[Trace],
+    loss: Callable[..., Any] | None,
+) -> CanaryRuns:
+    """Contributions of the canaries, and of further ones that gradient ascent finds."""
+    base = experiment.base
+    absent = _without_last(experiment)
+
+    def found_by(traces: Sequence[Trace]) -> Contributions:
+        gradients = [trace.gradients for trace in traces]
+        return contributions(gradients, base.slices, base.epsilon_of_type, absent)
+
+    found, before = found_by(traces), len(traces)
+    seen = np.flatnonzero(found.largest > found.rounding)
+    for canary in _ascended(experiment, pool, loss, seen):
+        trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
+        if experiment.ended_early(trace) or not experiment.draws_as_reference(trace):
+            continue
+        if np.isfinite(trace.gradients).all():
+            pool, traces = [*pool, canary], [*traces, trace]
+    if len(traces) > before:
+        found = found_by(traces)
+    canaries = _chosen(pool, traces, found)
+    # Runs whose number of steps is random have only their first steps in common.
+    elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
+    np.maximum(found.largest, elsewhere, out=found.largest)
+    if experiment.apart is not None:
+        np.maximum(found.largest, experiment.apart[: len(found.largest)], out=found.largest)
+    return canaries
+
+
+def _in_other_places(
+    experiment: Experiment, canaries: CanaryRuns, absent: FloatArray | None
+) -> FloatArray:
+    """[T], contributions of records in the first place, and of one removed from n - 1 records.
+
+    A function may treat places differently, for instance keep the first of similar records. It may
+    also pair records, so that the effect of a removal depends on the parity of n.
+    """
+    own = [record for record in canaries.pool if record.family == "own"]
+    exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
+    first = [replace_one(experiment.records, canary, 0) for canary in exchanged]
+    reach = largest_distances(experiment, first) / 2
+    if absent is not None and len(experiment.records) > 3:
+        for canary in (canaries.pair[0], *own[1:2]):
+            whole = experiment.with_canary(canary)
+            fewer = TrainingSet(whole.features[1:], whole.labels[1:])
+            reach = np.maximum(reach, largest_distances(experiment, [fewer, fewer.without_last()]))
+    return reach
+
+
+def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
+    """[T], the largest distance between coupled runs on these data sets."""
+    runs = [experiment.coupled(each, experiment.base_seed) for each in data]
+    gradients = [
+        run.gradients
+        for run in runs
+        if not experiment.ended_early(run)
+        and experiment.draws_as_reference(run)
+        and np.isfinite(run.gradients).all()
+    ]
+    found, base = np.zeros(experiment.steps), experiment.base
+    if len(gradients) > 1:
+        largest = contributions(gradients, base.slices, base.epsilon_of_type).largest
+        found[: len(largest)] = 2 * largest
+    return found
+
+
+def measure_again(experiment: Experiment) -> CanaryRuns | None:
+    """Contributions of the pool alone, or None if fewer than two of its records can be used."""
+    pool, traces = run_canaries(experiment)
+    if len(traces) < 2:
+        return None
+    base = experiment.base
+    gradients = [trace.gradients for trace in traces]
+    return _chosen(pool, traces, contributions(gradients, base.slices, base.epsilon_of_type))
+
+
+def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:
+    one, other = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
+    chosen = [pool[i] for i in (one, other) if i >= 0]
+    return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])
+
+
+def _without_last(experiment: Experiment) -> FloatArray | None:
+    """The released gradients without the last record; None if the runs draw different numbers."""
+    # Sampled batches of fewer records are other batches.
+    if experiment.relation == "replace-one" or len(experiment.records) < 2 or experiment.sampled:
+        return None
+    trace = experiment.coupled(experiment.records.without_last(), experiment.base_seed)
+    if experiment.ended_early(trace) or not experiment.draws_as_reference(trace):
+        return None
+    # Where noise or gradients are scaled by the number of records, the noise does not cancel.
+    return None if _scaled_by_n(experiment) else trace.gradients
+
+
+def _scaled_by_n(experiment: Experiment) -> bool:
+    """Whether noise does not cancel between n and n - 1 records with equal draws."""
+    seeds = experiment.base_seed, experiment.seed_of(101)
+    pairs = [
+        [experiment.coupled(data, seed) for seed in seeds]
+        for data in (experiment.records, experiment.records.without_last())
+    ]
+    if any(experiment.ended_early(trace) for pair in pairs for trace in pair):
+        return True
+    spread = [pair[0].gradients - pair[1].gradients for pair in pairs]
+    size, gradient = (np.linalg.norm(g, axis=1) for g in (spread[0], pairs[0][0].gradients))
+    slack = 1e-4 * size + 32 * experiment.base.epsilon_of_type * gradient
+    return bool(np.any(np.linalg.norm(spread[0] - spread[1], axis=1) > slack))
+
+
+def _ascended(
+    experiment: Experiment,
+    pool: Sequence[PoolRecord],
+    loss: Callable[..., Any] | None,
+    seen: NDArray[np.int64],
+) -> list[PoolRecord]:
+    """Records with long gradients, and with opposite ones, at the weights of some steps."""
+    if experiment.records.features.dtype.kind != "f" or not len(seen):
+        return []
+    from audit.loop.attack.white_box import cross_entropy, undisturbed
+
+    loss = loss or cross_entropy
+    starts = [p for p in pool if p.family == "own"][:2] or list(pool[:1])
+    labels = labels_to_try(experiment.records)
+    made: list[PoolRecord] = []
+    for rank, t in enumerate(np.unique(np.linspace(0, len(seen) - 1, _MAX_PAIRS).round())):
+        # A run that ends in a step leaves the weights before its update.
+        trace = experiment.runs.run(
+            experiment.with_canary(experiment.pool[0]), experiment.base_seed, None, seen[int(t)] + 1
+        )
+        model, parameters = trace.model, [p for p in trace.parameters if p.requires_grad]
+        if model is None or not parameters:
+            break
+        with undisturbed(model):
+            for start in starts if rank == 0 else ():
+                longest = ascend(model, loss, start, parameters)
+                if longest is None:
+                    break
+                made.append(longest)
+                direction = gradient_of(model, loss, longest, parameters)
+                against = ascend(model, loss, start, parameters, direction)
+                made += [against] if against is not None else []
+            made += opposite_pair(model, loss, starts[0], parameters[0], labels)
+        if not experiment.time_left(0.3):
+            break
+    return made

@@ -1,0 +1,521 @@
+"""Runs on copies of one record, which reveal the noise and the batch sizes.
+
+If all records are equal, a released gradient is the size of the batch times one gradient, plus
+noise.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.arrays import FloatArray
+from audit.loop.explanations import (
+    divided_by_batch,
+    explain,
+    explain_test,
+    listed,
+    no_noise,
+    steps_without_noise,
+)
+from audit.loop.premises.batches import (
+    Batches,
+    batches_of,
+    dependence_on_size,
+    even_inclusions,
+    included_of,
+    poisson_tests,
+)
+from audit.loop.premises.canary_pool import PoolRecord
+from audit.loop.premises.canary_runs import (
+    CanaryRuns,
+    changes_other_records,
+    largest_distances,
+)
+from audit.loop.premises.experiment import (
+    MAX_BYTES,
+    Experiment,
+    draw_alike,
+    replace_one,
+)
+from audit.loop.premises.noise import (
+    MIN_CORRELATION,
+    ROUNDINGS,
+    Noise,
+    batches_in_noise,
+    estimate_noise,
+    flat_noise,
+    grain_of_noise,
+    independence,
+    length_of_noise,
+    noise_again,
+    noise_along,
+    one_more_record,
+    rank_of_noise,
+    scale_by_batch,
+    shape_of_noise,
+)
+from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.records import TrainingSet
+
+_MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
+_MIN_BATCHES = 400
+_RELATIVE_ERROR = 0.0028
+_SMALL_N = 3
+_SMALL_RUNS = 16
+_MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
+_MAX_QUIET = 8
+# Events of smaller probability count as impossible.
+_NEVER = 1e-9
+
+
+@dataclass(frozen=True)
+class EqualRecords:
+    """Measurements of runs on copies of one record.
+
+    Attributes:
+        quiet: the record, which has a small gradient.
+        noise: the noise of the released gradients.
+        batches: the batches of these runs.
+        missing: whether missing noise was reported.
+        varying: whether one record's contribution differs between batches.
+        random_gradients: whether a record's own gradient is random (dropout, augmentation).
+        others_change: whether an exchanged record changes what other records contribute.
+        reach: [T], half of the largest change by one record among equal ones.
+    """
+
+    quiet: PoolRecord
+    noise: Noise
+    batches: Batches
+    missing: bool
+    varying: bool
+    random_gradients: bool
+    others_change: Callable[[], bool]
+    reach: FloatArray
+
+
+@dataclass
+class _Runs:
+    """Released gradients of runs with other seeds, [T, D] each, on three data sets.
+
+    Attributes:
+        same: n copies of a quiet record.
+        other: n copies of the canary.
+        mixed: n - 1 copies of the quiet record, and the canary in the last place.
+        first: the same with the canary in the first place.
+        full: whether every batch holds all records; None before it is known.
+    """
+
+    same: list[FloatArray]
+    other: list[FloatArray]
+    mixed: list[FloatArray]
+    first: list[FloatArray] = field(default_factory=list)
+    full: bool | None = None
+
+    def batches(self, rounding: FloatArray) -> Batches:
+        same = np.stack(self.same[: len(self.other)])
+        return batches_of(same, np.stack(self.other), np.stack(self.mixed), rounding)
+
+
+def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
+    """Tests noise and batches by runs on equal records; None if the function does not allow it."""
+    tried: list[PoolRecord] = []
+    while (quiet := _quiet_record(experiment, canaries, tried)) is not None:
+        runs = _gather(experiment, canaries, quiet)
+        if runs is None:
+            return None
+        found = runs.batches(canaries.found.rounding)
+        if not _hides_batches(experiment, found):
+            return _measured(experiment, canaries, quiet, runs, found)
+        tried.append(quiet)
+    reason = "on equal records, the function raises an error, or takes other steps or random draws"
+    if tried:
+        reason = "records contribute alike, so that batch sizes cannot be seen"
+    experiment.cannot_test(reason, ("noise", "batches"))
+    return None
+
+
+def copies(records: TrainingSet, canary: PoolRecord, n: int) -> TrainingSet:
+    """n copies of a record."""
+    features = np.repeat(np.asarray(canary.features)[None], n, axis=0)
+    labels = np.full(n, canary.label, dtype=records.labels.dtype)
+    return TrainingSet(features.astype(records.features.dtype), labels)
+
+
+def _quiet_record(
+    experiment: Experiment, canaries: CanaryRuns, tried: Sequence[PoolRecord]
+) -> PoolRecord | None:
+    """A record of which n copies can be trained on, with a small gradient."""
+    pool = experiment.pool
+    candidates = [p for p in pool if p.size == 0.0]
+    candidates += [p for p in pool if p.family == "own"]
+    candidates += [p for p in pool if math.isnan(p.size)]
+    # A function may copy the records of some classes: then a record of the canary's is needed.
+    canary = canaries.pair[0]
+    zeros = replace(canary, features=np.zeros_like(canary.features), size=0.0, family="zeros")
+    for each in [*candidates[:_MAX_QUIET], zeros]:
+        if any(_same(each, other) for other in tried):
+            continue
+        data = copies(experiment.records, each, len(experiment.records))
+        trace = experiment.coupled(data, experiment.seed_of(200))
+        if experiment.ended_early(trace) or not np.isfinite(trace.gradients).all():
+            continue
+        if _same(each, canaries.pair[0]):
+            continue
+        # A function that leaves out one of the two records draws fewer numbers without it.
+        mixed = experiment.coupled(replace_one(data, canaries.pair[0]), experiment.seed_of(200))
+        if experiment.ended_early(mixed) or draw_alike(trace, mixed, experiment.steps):
+            return each
+    return None
+
+
+def _same(one: PoolRecord, other: PoolRecord) -> bool:
+    return bool(np.array_equal(one.features, other.features) and one.label == other.label)
+
+
+def _three_data_sets(
+    experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, n: int
+) -> tuple[TrainingSet, ...]:
+    """n copies of the quiet record, of the canary, and of the first with one of the other."""
+    same = copies(experiment.records, quiet, n)
+    canary = canaries.pair[0]
+    return same, copies(experiment.records, canary, n), replace_one(same, canary)
+
+
+def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> _Runs | None:
+    """As many runs as the tests need and the time allows; None if they cannot be made."""
+    n, base = len(experiment.records), experiment.base
+    data = _three_data_sets(experiment, canaries, quiet, n)
+    data = (*data, replace_one(data[0], canaries.pair[0], 0))
+    runs = _Runs([], [], [])
+    least = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
+    start = time.perf_counter()
+    while len(runs.same) < _MAX_RUNS:
+        count = len(runs.same)
+        seed = experiment.seed_of(1000 + count)
+        needed = data[:1] if runs.full else data
+        traces = [experiment.coupled(each, seed, digests=False) for each in needed]
+        if any(experiment.ended_early(trace) for trace in traces):
+            if not _explained_end(experiment, traces, count):
+                return None
+            break
+        gradients = [trace.gradients[: experiment.steps] for trace in traces]
+        lists = (runs.same, runs.other, runs.mixed, runs.first)
+        for kept, gradient in zip(lists, gradients, strict=False):
+            kept.append(gradient)
+        count += 1
+        if count == 4:
+            found = runs.batches(canaries.found.rounding)
+            if _hides_batches(experiment, found):
+                return runs
+            runs.full = _all_in_every_batch(experiment, found, n)
+        if count >= least:
+            batches = count * experiment.steps
+            numbers = batches * sum(base.sizes)
+            precise = 1 / math.sqrt(2.0 * numbers) < _RELATIVE_ERROR
+            if precise and (runs.full or batches >= _MIN_BATCHES):
+                break
+            without_noise = np.ptp(np.stack(runs.same), axis=0).max() == 0
+            if runs.full and count == least and without_noise:
+                break
+            if numbers * 24 > 2 * MAX_BYTES or not experiment.time_left(0.8):
+                break
+        elif time.perf_counter() - start > experiment.seconds:
+            break
+    reason = ""
+    if len(runs.same) < 3:
+        reason = "the runs take too long"
+    elif not np.isfinite(np.stack(runs.same)).all():
+        reason = "the released gradients are not finite where all records are equal"
+    if reason:
+        experiment.cannot_test(reason, ("noise", "batches"))
+        return None
+    return runs
+
+
+def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) -> bool:
+    """Reports runs that ended early, and returns whether enough runs were made before them."""
+    steps = {len(trace.steps) for trace in traces if not trace.error}
+    if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
+        experiment.report_steps(max(steps), min(steps))
+    if count < 2:
+        errors = (trace.error for trace in traces if trace.error)
+        reason = next(errors, "the number of steps depends on the records")
+        experiment.cannot_test(reason, ("noise", "batches"))
+    return count >= 2
+
+
+def _all_in_every_batch(experiment: Experiment, found: Batches, n: int) -> bool:
+    known = found.counts[~np.isnan(found.counts)]
+    accounted = experiment.accounted
+    full = accounted is None or all(accounted.rate(t) >= 1 for t in range(experiment.steps))
+    return bool(full and known.size and np.all(known == n) and found.unit_spread < 1e-3)
+
+
+def _hides_batches(experiment: Experiment, found: Batches) -> bool:
+    """Whether sampled batches cannot all be empty, and no batch size is visible at some step.
+
+    Then the quiet record and the canary contribute alike, and the quiet record's contribution to
+    batches of different sizes would be taken for noise.
+    """
+    if found.proportional is None:
+        return False
+    unseen: NDArray[np.bool_] = np.all(found.proportional == 0, axis=0)
+    if experiment.accounted is None:
+        return bool(unseen.all())
+    rates = np.array([experiment.accounted.rate(t) for t in range(len(unseen))])
+    draws = found.counts.shape[0] * len(experiment.records)
+    all_empty = np.where(rates < 1, 1 - rates, 1.0) ** draws
+    return bool(np.any(unseen & (all_empty < _NEVER)))
+
+
+def _measured(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    quiet: PoolRecord,
+    runs: _Runs,
+    found: Batches,
+) -> EqualRecords:
+    """Tests noise and batches, and returns the measurements."""
+    base, accounted, n = experiment.base, experiment.accounted, len(experiment.records)
+    same, other, mixed = (np.stack(each) for each in (runs.same, runs.other, runs.mixed))
+    quiet_records = copies(experiment.records, quiet, n)
+
+    @cache
+    def others_change() -> bool:
+        return changes_other_records(experiment, canaries, quiet_records)
+
+    # Runs on equal records that differ in one are neighbours too: their differences count.
+    gaps = np.linalg.norm(mixed - same[: len(mixed)], axis=2).max(axis=0) / 2
+    more = _pair_gaps(experiment, canaries, quiet_records, mixed)
+    steps = len(canaries.found.largest)
+    top = canaries.found.largest[: experiment.steps]
+    among_equal = np.maximum(gaps, more)[:steps]
+    np.maximum(top, among_equal, out=top)
+    counts = None if runs.full else found.proportional
+    noise = estimate_noise(same, counts, base.slices, base.epsilon_of_type)
+    experiment.tested.append("noise")
+    if experiment.comparable is not None:
+        experiment.cannot_test("the weights depend on the record", ("batches",))
+    elif accounted is not None or runs.full:
+        experiment.tested.append("batches")
+    else:
+        experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
+    experiment.measured["runs of the noise test"] = float(len(same))
+    missing = _missing_noise(experiment, canaries, noise, same, other)
+    if not missing:
+        _noise_by_coordinate(experiment, same, other, noise)
+    varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
+    if varying:
+        experiment.findings.append(divided_by_batch(found.unit_spread, others_change()))
+    # Dropout and augmentation make a record's own gradient random. Then residuals contain more
+    # than noise, and only correlations that this cannot explain are reported.
+    parallel = found.proportional is not None
+    random_gradients = not (found.constant and parallel) and not varying
+    least = MIN_CORRELATION
+    experiment.random_gradients = random_gradients
+    if random_gradients:
+        least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
+        experiment.notes.append(
+            "what a record adds to a step differs between runs (dropout, augmentation, or a "
+            "mistake), so the tests of the noise detect only larger mistakes"
+        )
+    if not noise.silent.all() and least < 1:
+        between_steps = accounted is not None
+        experiment.collect(
+            *independence(noise, base.names, base.shapes, between_steps, least),
+            words=lambda test: explain_test(test, random_gradients and others_change()),
+        )
+        if not varying and not random_gradients:
+            experiment.collect(
+                *shape_of_noise(noise, experiment.first_step),
+                *(() if counts is None else scale_by_batch(noise, counts)),
+                *flat_noise(noise),
+                *length_of_noise(noise),
+                *grain_of_noise(same, other, noise, base.epsilon_of_type),
+                *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
+            )
+            if accounted is not None and counts is not None:
+                sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
+                for runs_on_copies in (same, other):
+                    sizes = found.counts[: len(runs_on_copies)]
+                    experiment.collect(
+                        *one_more_record(runs_on_copies[: len(sizes)], sizes, noise, sigmas)
+                    )
+    if not varying:
+        experiment.collect(*noise_again(same, noise))
+    if accounted is not None:
+        # Random gradients and batches of unknown size can only enlarge the measured noise.
+        sigma = np.array([accounted.sigma(t) for t in range(len(top))])
+        required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
+        for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
+            lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
+            experiment.collect(*noise_along(same, counts, directions / lengths, noise, required))
+    if accounted is not None and not varying and experiment.comparable is None:
+        rates = [accounted.rate(t) for t in range(experiment.steps)]
+        experiment.collect(
+            *poisson_tests(found.counts, found.included, n, rates),
+            words=lambda test: explain_test(test, others_change()),
+        )
+        if any(rate < 1 for rate in rates):
+            first = np.stack(runs.first)
+            at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
+            inclusions = found.included, at_first
+            experiment.collect(*batches_in_noise(noise, inclusions))
+            if len(set(rates)) == 1 and n > 1:
+                experiment.collect(*even_inclusions(inclusions, rates[0]))
+            if not experiment.brief:
+                _small_batches(experiment, canaries, quiet, rates, others_change)
+    if random_gradients and not runs.full:
+        gaps_of_all, gaps_of_one = other - same[: len(other)], mixed - same[: len(mixed)]
+        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, found))
+    return EqualRecords(
+        quiet, noise, found, missing, varying, random_gradients, others_change, among_equal
+    )
+
+
+def _pair_gaps(
+    experiment: Experiment, canaries: CanaryRuns, same: TrainingSet, mixed: FloatArray
+) -> FloatArray:
+    """[T], half the largest distance of canaries among equal records."""
+    reach = np.zeros(experiment.steps)
+    if not experiment.brief and experiment.time_left(0.7):
+        # What a record contributes may depend on how many others are like it.
+        some = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
+        reach = largest_distances(experiment, [replace_one(same, each) for each in some]) / 2
+    if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
+        return reach
+    data = replace_one(same, canaries.pair[1])
+    for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
+        trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
+        if experiment.ended_early(trace) or not experiment.time_left(0.85):
+            break
+        gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
+        reach = np.maximum(reach, np.nan_to_num(gap))
+    return reach
+
+
+def _pair_direction(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
+    """[T, D], the difference of the two canaries that differ most."""
+    places = [next(i for i, each in enumerate(canaries.pool) if each is p) for p in canaries.pair]
+    one, other = (canaries.traces[i].gradients[: experiment.steps] for i in places)
+    return one - other
+
+
+def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise) -> float:
+    """Largest share of the residuals' variance that the accounted noise does not explain."""
+    if experiment.accounted is None:
+        return 1.0
+    largest = canaries.found.largest[: experiment.steps]
+    sigma = np.array([experiment.accounted.sigma(t) for t in range(len(largest))])
+    required = np.square(sigma * largest)[:, None]
+    observed = np.square(noise.scales_by_tensor[: len(largest)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = 1.0 - np.where(observed > 0, required / observed, 0.0)
+    return float(np.clip(share, 0.0, 1.0).max(initial=0.0))
+
+
+def _small_batches(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    quiet: PoolRecord,
+    rates: list[float],
+    others_change: Callable[[], bool],
+) -> None:
+    """Tests for empty batches with three records, where most Poisson samples are empty."""
+    n = min(_SMALL_N, len(experiment.records))
+    data = _three_data_sets(experiment, canaries, quiet, n)
+    runs = _Runs([], [], [])
+    for i in range(_SMALL_RUNS):
+        seed = experiment.seed_of(3000 + i)
+        traces = [experiment.coupled(each, seed, digests=False) for each in data]
+        if any(experiment.ended_early(trace) for trace in traces):
+            reason = next((trace.error for trace in traces if trace.error), "fewer steps")
+            experiment.notes.append(
+                f"empty batches were not tested: with {n} records the function gave {reason}"
+            )
+            return
+        for kept, trace in zip((runs.same, runs.other, runs.mixed), traces, strict=True):
+            kept.append(trace.gradients[: experiment.steps])
+        if not experiment.time_left(0.85):
+            break
+    if len(runs.same) < 4:
+        return
+    found = runs.batches(canaries.found.rounding)
+    tests = poisson_tests(found.counts, found.included, n, rates)
+    kinds = ("no empty batch", "mean of batches", "inclusion rate")
+    experiment.collect(
+        *(test for test in tests if test.kind in kinds),
+        words=lambda test: explain_test(test, others_change()),
+    )
+
+
+def _missing_noise(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    noise: Noise,
+    gradients: FloatArray,
+    others: FloatArray,
+) -> bool:
+    """Reports tensors and steps without noise: their gradient is the same for every seed."""
+    silent, names = noise.silent, experiment.base.names
+    reach, rounding = canaries.found.by_tensor, canaries.found.rounding
+    moved = np.asarray(reach[: experiment.steps] > rounding[: experiment.steps, None])
+    matters = np.any(moved, axis=0)
+    accounted = experiment.accounted
+    if accounted is not None and all(accounted.sigma(t) == 0 for t in range(experiment.steps)):
+        return False
+    if not (silent & matters[None, :]).any():
+        return False
+    if silent[:, matters].all():
+        agree = (gradients[0] == others[0]).all(axis=0)
+        fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
+        experiment.findings.append(no_noise(len(gradients), fixed))
+        return True
+    everywhere = [i for i in range(len(names)) if matters[i] and silent[:, i].all()]
+    if everywhere:
+        silent_names = [names[i] for i in everywhere]
+        shown = {"names": listed(silent_names, "receive"), "tensors": ", ".join(silent_names)}
+        experiment.findings.append(explain("tensors without noise", **shown))
+    rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
+    first = experiment.first_step + 1
+    steps = [t + first for t in range(len(silent)) if rest and silent[t, rest].all()]
+    if steps:
+        experiment.findings.append(steps_without_noise(steps, len(silent)))
+    return bool(everywhere or steps)
+
+
+def _noise_by_coordinate(
+    experiment: Experiment, one: FloatArray, other: FloatArray, noise: Noise
+) -> None:
+    """Reports coordinates without noise, on all data or on copies of one of two records.
+
+    A selection of coordinates after the noise is allowed. Then the zeros differ between runs, or,
+    if only values above a limit are kept, no kept coordinate has both signs.
+    """
+    differ, bare = np.zeros(one.shape[2], np.bool_), np.zeros(one.shape[2], np.bool_)
+    rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(one).max(axis=0)
+    moved = np.abs(other - one[: len(other)]).max(axis=0) > 4 * rounding
+    silent = np.repeat(noise.silent, noise.sizes, axis=1)
+    if noise.degrees.min() > 1:
+        # Rounding must be far smaller than the noise, or it hides it.
+        scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+        still = (np.abs(noise.residuals).max(axis=0) <= rounding) & (rounding < 0.1 * scales)
+        bare = np.any(still & moved & ~silent, axis=0)
+    for t in range(one.shape[1]):
+        zeros = [runs[:, t] == 0 for runs in (one, other)]
+        fixed = all(np.all(each == each[0]) for each in zeros)
+        noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
+        if fixed and noisy:
+            differ |= zeros[0][0] != zeros[1][0]
+    for kind, found in (("coordinates without noise", bare), ("noise by coordinate", differ)):
+        if found.any():
+            parts = zip(experiment.base.names, experiment.base.slices, strict=True)
+            names = [name for name, part in parts if found[part].any()]
+            shown = {"coordinates": int(found.sum()), "of": len(found), "names": listed(names)}
+            experiment.findings.append(explain(kind, **shown))
+            return

@@ -1,0 +1,645 @@
+"""Tests of the noise: its scale, and whether it is independent and Gaussian.
+
+Runs with other seeds, forced outputs and equal records release k_t c_t + noise at step t. The
+number k_t of records in the batch is known exactly from coupled runs, and c_t is the contribution
+of one record. Regression on k_t leaves the noise, with known degrees of freedom.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, optimize, stats
+
+from audit.arrays import FloatArray
+
+# Below this share of the gradient's spacing in floating point, a spread is rounding.
+ROUNDINGS = 16
+_MIN_KURTOSIS_NUMBERS = 4000
+_MIN_KURTOSIS = 0.2
+# Distance between distribution functions: that of noise rounded to a seventh of its scale.
+_MIN_DISTANCE = 0.03
+# Share of the variance of a run's noise that the regression must leave.
+_MIN_KEPT = 0.01
+MIN_CORRELATION = 0.05
+"""Smaller correlations of the noise are not reported."""
+
+_MAX_LAG = 8
+_MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
+# The test of the rank compares this number of rows, and reports an excess above this ratio.
+_MAX_ROWS, _MIN_RATIO = 400, 1.1
+# The test of the grain compares this number of coordinates and runs.
+_MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
+# Largest covariance that is tested, in coordinates, and the smallest number of lengths compared.
+_MAX_FLAT, _MIN_LENGTHS = 400, 6
+# A contribution of this many thresholds is not reported, and such a relative difference of scales.
+_MAX_SLOPE, _UNEQUAL = 1.05, 0.2
+# Values beyond these numbers of standard deviations are counted.
+_LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of R runs.
+
+    Attributes:
+        residuals: [R, T, D], residuals of the regression, scaled to the variance of the noise.
+        kept: [R, T], share of a run's variance that the regression leaves; 0 for the only run whose
+            batch has another size than all others.
+        degrees: [T], degrees of freedom per coordinate.
+        squares: [T, tensors], sums of squares before that scaling.
+        sizes: [tensors], numbers of coordinates.
+        silent: [T, tensors], whether nothing but rounding is left.
+    """
+
+    residuals: FloatArray
+    kept: FloatArray
+    degrees: NDArray[np.int64]
+    squares: FloatArray
+    sizes: NDArray[np.int64]
+    silent: NDArray[np.bool_]
+
+    @property
+    def informative(self) -> NDArray[np.bool_]:
+        """[R, T], whether the regression leaves noise in a run."""
+        found: NDArray[np.bool_] = self.kept > _MIN_KEPT
+        return found
+
+    @property
+    def scales(self) -> FloatArray:
+        """[T], standard deviation of a coordinate."""
+        count = self.degrees * self.sizes.sum()
+        found: FloatArray = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
+        return found
+
+    @property
+    def scales_by_tensor(self) -> FloatArray:
+        """[T, tensors], standard deviation of a coordinate of each tensor."""
+        count = self.degrees[:, None] * self.sizes[None, :]
+        found: FloatArray = np.sqrt(self.squares / np.maximum(count, 1))
+        return found
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """Result of a test of the noise or of the batches, which may refute its hypothesis.
+
+    Attributes:
+        p_value: p-value of the test.
+        kind: name of the test, as in `audit.loop.explanations`.
+        numbers: the numbers of its message.
+        matters: whether the effect is large enough to be reported; a test counts in the correction
+            for many tests in any case.
+    """
+
+    p_value: float
+    kind: str
+    numbers: Mapping[str, float | int | str]
+    matters: bool = True
+
+
+def estimate_noise(
+    gradients: FloatArray,
+    counts: FloatArray | None,
+    slices: Sequence[slice],
+    epsilon_of_type: float,
+) -> Noise:
+    """Residuals of released gradients after regressing out the batch sizes.
+
+    Args:
+        gradients: [R, T, D], of runs with other seeds on equal records.
+        counts: [R, T], numbers proportional to the batch sizes, or None where they are unknown.
+        slices: the coordinates of every tensor.
+        epsilon_of_type: spacing of the floating-point type.
+
+    Example:
+        >>> drawn = np.random.default_rng(0).normal(size=(40, 3, 50))
+        >>> noise = estimate_noise(drawn, None, [slice(0, 50)], 1e-7)
+        >>> bool(np.all(abs(noise.scales - 1) < 0.1)), noise.degrees.tolist()
+        (True, [39, 39, 39])
+    """
+    runs, steps, _ = gradients.shape
+    residuals = np.zeros_like(gradients)
+    kept = np.zeros((runs, steps))
+    squares = np.zeros((steps, len(slices)))
+    silent = np.zeros((steps, len(slices)), np.bool_)
+    degrees = np.zeros(steps, np.int64)
+    for t in range(steps):
+        columns = [np.ones(runs)]
+        if counts is not None and np.ptp(counts[:, t]) > 1e-6 * max(np.abs(counts[:, t]).max(), 1):
+            columns.append(counts[:, t])
+        basis, _ = np.linalg.qr(np.stack(columns, 1))
+        degrees[t] = runs - basis.shape[1]
+        values = gradients[:, t]
+        left = values - basis @ (basis.T @ values)
+        kept[:, t] = 1.0 - np.square(basis).sum(1)
+        residuals[:, t] = left / np.sqrt(np.maximum(kept[:, t], _MIN_KEPT))[:, None]
+        for index, part in enumerate(slices):
+            squares[t, index] = np.square(left[:, part]).sum()
+            size = np.abs(values[:, part]).max(initial=0.0)
+            spread = np.abs(left[:, part]).max(initial=0.0)
+            silent[t, index] = spread <= ROUNDINGS * epsilon_of_type * size
+    sizes = np.array([part.stop - part.start for part in slices])
+    return Noise(residuals, kept, degrees, squares, sizes, silent)
+
+
+def independence(
+    noise: Noise,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    between_steps: bool,
+    least: float = MIN_CORRELATION,
+) -> Iterator[TestResult]:
+    """Tests whether the noise is independent between steps, tensors and coordinates.
+
+    Args:
+        noise: the noise of all runs.
+        names: names of the tensors.
+        shapes: shapes of the tensors.
+        between_steps: whether noise must be independent between steps.
+        least: correlations up to this one are not reported.
+    """
+    loud = ~noise.silent.any(axis=1)  # steps at which every tensor has noise
+    steps = np.flatnonzero(loud)
+    scales = noise.scales
+    unit = (noise.residuals / np.where(scales > 0, scales, 1.0)[None, :, None])[:, steps]
+    runs = unit.shape[0]
+    if not len(steps):
+        return
+    share = float(np.mean(noise.degrees[steps])) / runs if len(steps) else 1.0
+    if between_steps:
+        for lag in range(1, min(_MAX_LAG, len(steps) - 1) + 1):
+            place = {int(step): i for i, step in enumerate(steps)}
+            pairs = [(i, place[a + lag]) for a, i in place.items() if a + lag in place]
+            if pairs:
+                first = np.concatenate([unit[:, a].ravel() for a, _ in pairs])
+                second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
+                yield from _correlated(first, second, share, "steps", {"lag": lag}, least)
+        yield from _most_correlated_steps(unit, steps, share, least)
+        yield from _shared_by_steps(unit, share, least)
+    ends = np.cumsum([0, *noise.sizes])
+    for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
+        part = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
+        for axis, length in enumerate(shape):
+            if length > 1:
+                moved = np.moveaxis(part, axis + 2, -1)
+                yield from _correlated(
+                    moved[..., 1:].ravel(),
+                    moved[..., :-1].ravel(),
+                    share,
+                    "coordinates",
+                    {"tensor": name, "axis": axis},
+                    least,
+                )
+        flat = part.reshape(*unit.shape[:2], -1)
+        yield from _repeated(flat, share, name, least)
+    lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
+    for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
+        width = min(noise.sizes[i], noise.sizes[j])
+        for lag in lags:
+            if abs(lag) >= len(steps):
+                continue
+            earlier = slice(max(-lag, 0), len(steps) - max(lag, 0))
+            later = slice(max(lag, 0), len(steps) - max(-lag, 0))
+            when = f" {abs(lag)} step(s) {'later' if lag > 0 else 'earlier'}" if lag else ""
+            yield from _correlated(
+                unit[:, earlier, ends[i] : ends[i] + width].ravel(),
+                unit[:, later, ends[j] : ends[j] + width].ravel(),
+                share,
+                "tensors",
+                {"first": names[i], "second": names[j], "lag": lag, "when": when},
+                least,
+            )
+
+
+def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterator[TestResult]:
+    """Tests whether the noise of a tensor repeats itself, at the distance that correlates most."""
+    runs, steps, width = unit.shape
+    if width < 3:
+        return
+    length = fft.next_fast_len(2 * width, real=True)
+    power = np.zeros(length // 2 + 1)
+    for t in range(steps):
+        power += np.square(np.abs(fft.rfft(unit[:, t], length, axis=1))).sum(0)
+    products = fft.irfft(power, length)[:width]
+    pairs = runs * steps * np.arange(width, 0, -1.0)
+    degrees = share * pairs - 2
+    lags = np.flatnonzero(degrees[1:] >= 20) + 1
+    if products[0] <= 0 or not len(lags):
+        return
+    correlations = np.abs(products[lags] / pairs[lags]) / (products[0] / pairs[0])
+    capped = np.minimum(correlations, 1 - 1e-12)
+    statistics = capped * np.sqrt(degrees[lags] / (1 - capped**2))
+    best = int(np.argmax(statistics))
+    p_value = min(1.0, 2 * len(lags) * float(stats.t.sf(statistics[best], degrees[lags[best]])))
+    correlation = float(correlations[best])
+    numbers: dict[str, float | int | str] = {
+        "tensor": name,
+        "lag": int(lags[best]),
+        "correlation": correlation,
+    }
+    yield TestResult(p_value, "repeated", numbers, correlation > least)
+
+
+def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[TestResult]:
+    """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
+
+    Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
+    coordinates of two steps, but its sum and its size repeat.
+    """
+    runs, steps, width = unit.shape
+    if steps < 2 or runs < 2:
+        return
+    with np.errstate(divide="ignore"):
+        sizes = stats.norm.ppf(stats.chi2.cdf(np.square(unit).sum(2), width))
+    limit = stats.norm.isf(1e-300)
+    for name, values in (("sum", unit.sum(2) / np.sqrt(width)), ("size", sizes)):
+        x = np.clip(values, -limit, limit)
+        x = x - x.mean(axis=0)
+        between = steps * np.square(x.mean(axis=1)).sum()
+        within = np.square(x - x.mean(axis=1, keepdims=True)).sum()
+        free = max(share * runs, 1.0), max(share * runs * (steps - 1), 1.0)
+        ratio = (between / free[0]) / max(within / free[1], 1e-300)
+        correlation = float((ratio - 1.0) / (ratio - 1.0 + steps))
+        p_value = float(stats.f.sf(ratio, *free))
+        numbers: dict[str, float | int | str] = {"of": name, "correlation": correlation}
+        yield TestResult(p_value, "shared noise", numbers, correlation > least)
+
+
+def _most_correlated_steps(
+    unit: FloatArray, steps: NDArray[np.int64], share: float, least: float
+) -> Iterator[TestResult]:
+    """Pearson's test of the two steps that correlate most, with Bonferroni's correction."""
+    rows = unit.transpose(1, 0, 2).reshape(len(steps), -1)
+    if len(steps) < 2 or rows.shape[1] * share < 22:
+        return
+    norms = np.linalg.norm(rows, axis=1)
+    products = np.abs(np.triu(rows @ rows.T, 1)) / np.maximum(np.outer(norms, norms), 1e-300)
+    one, other = np.unravel_index(np.argmax(products), products.shape)
+    pairs = len(steps) * (len(steps) - 1) / 2
+    for each in _correlated(
+        rows[one], rows[other], share, "steps", {"lag": int(steps[other] - steps[one])}, least
+    ):
+        yield replace(each, p_value=min(1.0, pairs * each.p_value))
+
+
+def _correlated(
+    first: FloatArray,
+    second: FloatArray,
+    share: float,
+    kind: str,
+    numbers: Mapping[str, float | int | str],
+    least: float,
+) -> Iterator[TestResult]:
+    """The test of Pearson's correlation, if there are at least 20 degrees of freedom."""
+    norm = np.linalg.norm(first) * np.linalg.norm(second)
+    degrees = len(first) * share - 2
+    if norm == 0 or degrees < 20:
+        return
+    correlation = float(first @ second / norm)
+    capped = min(abs(correlation), 1 - 1e-12)
+    statistic = capped * np.sqrt(degrees / (1 - capped**2))
+    p_value = float(2 * stats.t.sf(statistic, degrees))
+    matters = abs(correlation) > least
+    yield TestResult(p_value, kind, {**numbers, "correlation": correlation}, matters)
+
+
+def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
+    """Tests whether the size of the noise follows the size of the batch, by their correlation.
+
+    Args:
+        noise: the noise of all runs.
+        counts: [R, T], numbers proportional to the batch sizes within each step.
+    """
+    width = int(noise.sizes.sum())
+    sizes, batches = [], []
+    for t in np.flatnonzero(~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0)):
+        used = noise.kept[:, t] > 0.5
+        if used.any() and np.ptp(counts[used, t]) > 0:
+            squares = np.square(noise.residuals[used, t]).sum(1)
+            own = squares / squares.mean() * width
+            limit = stats.norm.isf(1e-300)
+            sizes.append(np.clip(stats.norm.ppf(stats.chi2.cdf(own, width)), -limit, limit))
+            batches.append(counts[used, t] / np.std(counts[used, t]))
+    if sizes:
+        one, other = (np.concatenate([v - v.mean() for v in each]) for each in (sizes, batches))
+        share = 1.0 - len(sizes) / len(one)
+        yield from _correlated(one, other, share, "scale by batch", {}, 0.3)
+
+
+def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
+    """Tests whether two runs with different seeds have the same noise in a step.
+
+    The squared distance of two runs is at least that of their noise.
+    """
+    runs, steps, width = gradients.shape
+    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    nearest = math.inf
+    for t in np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees > 0)):
+        unit = (gradients[:, t] - gradients[:, t].mean(axis=0)) / scales[t]
+        squares = np.square(unit).sum(1)
+        distances = squares[:, None] + squares[None, :] - 2 * unit @ unit.T
+        np.fill_diagonal(distances, np.inf)
+        nearest = min(nearest, max(float(distances.min()) / 2, 0.0))
+    if math.isfinite(nearest):
+        pairs = steps * runs * (runs - 1) / 2
+        p_value = min(1.0, pairs * float(stats.chi2.cdf(nearest, width)))
+        share = math.sqrt(nearest / width)
+        yield TestResult(p_value, "runs", {"share": share}, share < 0.5)
+
+
+def grain_of_noise(
+    one: FloatArray, other: FloatArray, noise: Noise, spacing: float
+) -> Iterator[TestResult]:
+    """Tests whether the noise takes few values, so that low digits of the sum remain visible.
+
+    Runs with different seeds then agree in a coordinate more often than rounding explains. If the
+    sum is rounded to the same values before the noise is added, as for discrete Gaussian noise,
+    runs on other records agree with them equally often, and nothing is reported.
+
+    Args:
+        one: [R, T, D], released gradients, as for `estimate_noise`.
+        other: [R', T, D], released gradients of runs with the same seeds on other records.
+        noise: the noise of `one`.
+        spacing: relative spacing of the floating-point type.
+    """
+    silent = np.repeat(noise.silent, noise.sizes, axis=1)
+    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    slack = 2 * spacing * np.maximum(np.abs(one).max(axis=0), np.abs(other).max(axis=0))
+    apart = np.median(np.abs(other - one[: len(other)]), axis=0)
+    usable = ~silent & (one.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
+    steps, places = np.nonzero(usable)
+    if not len(steps):
+        return
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), _MAX_GRAINS)).astype(int)
+    steps, places = steps[chosen], places[chosen]
+    near, scale = slack[steps, places], scales[steps, places]
+    ours, theirs = one[:_MAX_GRAIN_RUNS, steps, places], other[:_MAX_GRAIN_RUNS, steps, places]
+    seen = across = pairs = pairs_across = 0
+    for lag in range(1, len(ours)):
+        later = ours[lag:]
+        equal = np.abs(later - ours[:-lag]) <= near
+        seen, pairs = seen + int(equal.sum()), pairs + len(equal)
+        equal = np.abs(later[: len(theirs)] - theirs[: len(later)]) <= near
+        across, pairs_across = across + int(equal.sum()), pairs_across + len(equal)
+    expected = pairs * float((near / scale).sum()) / math.sqrt(math.pi)
+    numbers = {"seen": seen, "pairs": pairs * len(near)}
+    matters = seen * pairs_across > 4 * across * pairs
+    yield TestResult(float(stats.poisson.sf(seen - 1, expected)), "grain", numbers, matters)
+
+
+def noise_along(
+    gradients: FloatArray,
+    counts: FloatArray | None,
+    directions: FloatArray,
+    noise: Noise,
+    required: FloatArray,
+) -> Iterator[TestResult]:
+    """Tests whether the noise is smaller along some directions than it must be.
+
+    Noise that is orthogonal to the update hides nothing of it, but its scale is nearly unchanged.
+
+    Args:
+        gradients: [R, T, D], as for `estimate_noise`.
+        counts: [R, T], as for `estimate_noise`.
+        directions: [T, D], unit vectors, or 0 at steps without a direction.
+        noise: the noise of these gradients.
+        required: [T, tensors], standard deviations that the noise must have.
+    """
+    along = np.einsum("rtd,td->rt", gradients, directions)[..., None]
+    own = estimate_noise(along, counts, [slice(0, 1)], 0.0)
+    scales = np.repeat(required, noise.sizes, axis=1)
+    expected = np.square(scales * directions).sum(1)
+    used = (expected > 0) & ~noise.silent.any(axis=1)
+    if used.any():
+        total = float((own.squares[used, 0] / expected[used]).sum())
+        degrees = float(own.degrees[used].sum())
+        ratio = math.sqrt(total / max(degrees, 1.0))
+        p_value = float(stats.chi2.cdf(total, degrees))
+        yield TestResult(p_value, "direction", {"ratio": ratio}, ratio < 0.8)
+
+
+def rank_of_noise(
+    gradients: FloatArray, counts: FloatArray | None, slices: Sequence[slice], spacing: float
+) -> Iterator[TestResult]:
+    """Tests whether the noise is larger in some directions, the same in both halves of the runs.
+
+    The noise of the first half gives directions and weights. The squared length of independent
+    noise of the second half along them is a weighted sum of chi-square variables, whose upper tail
+    is bounded by Chernoff's inequality.
+    """
+    half = len(gradients) // 2
+    parts = [
+        estimate_noise(x, None if counts is None else counts[part], slices, spacing)
+        for part in (slice(0, half), slice(half, 2 * half))
+        for x in [gradients[part]]
+    ]
+    if half < 2 or any(each.silent.any() or (each.degrees < 1).any() for each in parts):
+        return
+    rows, degrees = [], [int(each.degrees.sum()) for each in parts]
+    for each in parts:
+        left = each.residuals / np.repeat(each.scales_by_tensor, each.sizes, axis=1)
+        kept = np.sqrt(np.maximum(each.kept, _MIN_KEPT))[:, :, None]
+        rows.append((left * kept).reshape(-1, left.shape[2])[:_MAX_ROWS])
+    used = len(rows[1]) / (half * len(parts[1].degrees))
+    weights = np.linalg.eigvalsh(rows[0] @ rows[0].T).clip(min=0.0)
+    total, free = float(np.square(rows[1] @ rows[0].T).sum()), used * degrees[1]
+    ratio = total / (free * float(weights.sum()))
+
+    def log_bound(t: float) -> float:
+        return float(-t * total - 0.5 * free * np.log1p(-2 * t * weights).sum())
+
+    found = optimize.minimize_scalar(
+        log_bound, bounds=(0.0, 0.5 * (1 - 1e-9) / weights.max()), method="bounded"
+    )
+    p_value = math.exp(min(found.fun, 0.0))
+    yield TestResult(p_value, "rank", {"ratio": ratio}, ratio > _MIN_RATIO)
+
+
+def flat_noise(noise: Noise) -> Iterator[TestResult]:
+    """Tests whether some linear combination of coordinates has little or no noise.
+
+    The smallest singular value of m rows of d independent Gaussian numbers is less than
+    sqrt(m) - sqrt(d) - t with probability at most exp(-t^2 / 2) (Davidson & Szarek 2001).
+    """
+    steps = ~noise.silent.any(axis=1)
+    width, degrees = int(noise.sizes.sum()), int(noise.degrees[steps].sum())
+    if width > _MAX_FLAT or degrees < 2 * width:
+        return
+    scales = np.repeat(noise.scales_by_tensor[steps], noise.sizes, axis=1)
+    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.kept[:, steps, None])
+    rows = rows.reshape(-1, width)
+    smallest = math.sqrt(max(float(np.linalg.eigvalsh(rows.T @ rows)[0]), 0.0))
+    expected = math.sqrt(degrees) - math.sqrt(width)
+    p_value = math.exp(-(max(expected - smallest, 0.0) ** 2) / 2)
+    ratio = smallest / math.sqrt(degrees)
+    yield TestResult(p_value, "flat", {"ratio": ratio}, smallest < 0.5 * expected)
+
+
+def length_of_noise(noise: Noise) -> Iterator[TestResult]:
+    """Tests whether the lengths of the noise vary less than those of Gaussian noise."""
+    scores = []
+    for t in np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees >= _MIN_LENGTHS)):
+        scales = np.repeat(noise.scales_by_tensor[t], noise.sizes)
+        squares = np.square(noise.residuals[noise.informative[:, t], t] / scales).sum(1)
+        scores.append(
+            stats.norm.ppf(np.clip(stats.chi2.cdf(squares, len(scales)), 1e-12, 1 - 1e-12))
+        )
+    if scores:
+        total = sum(float(np.square(each - each.mean()).sum()) for each in scores)
+        degrees = sum(len(each) - 2 for each in scores)
+        ratio = total / degrees
+        yield TestResult(
+            float(stats.chi2.cdf(total, degrees)), "length", {"ratio": ratio}, ratio < 0.5
+        )
+
+
+def one_more_record(
+    gradients: FloatArray, counts: FloatArray, noise: Noise, sigmas: FloatArray
+) -> Iterator[TestResult]:
+    """Tests whether one more record in a batch changes a step by more than the noise allows.
+
+    An exchange of records does not show what every record adds alike, such as weight decay. The
+    slope of the regression on the batch size does. If one record adds at most `_MAX_SLOPE` C, the
+    squared slopes in units of the noise have a noncentral F distribution.
+
+    Args:
+        gradients: [R, T, D], of runs with other seeds on equal records.
+        counts: [R, T], the batch sizes; NaN where unknown.
+        noise: the noise of these runs.
+        sigmas: [T], accounted noise multipliers.
+    """
+    width = int(noise.sizes.sum())
+    total, allowed, slopes = 0.0, 0.0, []
+    usable = ~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0) & (sigmas > 0)
+    for t in np.flatnonzero(usable):
+        if np.abs(noise.scales_by_tensor[t] / noise.scales[t] - 1).max() > _UNEQUAL:
+            return
+        x = counts[:, t] - counts[:, t].mean()
+        squares, variance = float(x @ x), float(noise.scales[t]) ** 2
+        slope = float(np.square(x @ gradients[:, t] / squares).sum())
+        total += slope * squares / variance
+        allowed += squares * (_MAX_SLOPE / sigmas[t]) ** 2
+        slopes.append((slope / variance - width / squares) * sigmas[t] ** 2)
+    if slopes:
+        degrees = width * len(slopes)
+        p_value = float(
+            stats.ncf.sf(total / degrees, degrees, float(noise.degrees.sum()) * width, allowed)
+        )
+        ratio = math.sqrt(max(float(np.mean(slopes)), 0.0))
+        yield TestResult(p_value, "one more record", {"ratio": ratio}, ratio > _MAX_SLOPE)
+
+
+def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:
+    """Tests whether a coordinate of the noise depends on whether a record is in the batch.
+
+    A shared random key may relate the inclusion to the noise or to its absolute value, so both are
+    tested.
+
+    Args:
+        noise: the noise of all runs.
+        inclusions: one array [R, T] per record; R may be smaller than the number of runs.
+    """
+    scales = np.where(noise.scales > 0, noise.scales, 1.0)
+    unit = noise.residuals / scales[None, :, None]
+    # The normal score of the absolute value of a Gaussian number is Gaussian.
+    sizes = stats.norm.ppf(np.clip(stats.chi2.cdf(np.square(unit), 1), 1e-12, 1 - 1e-12))
+    share = float(np.mean(noise.degrees)) / len(unit)
+    tests = 2 * len(inclusions) * unit.shape[2]
+    for included in inclusions:
+        x = included - included.mean(axis=0)
+        for values in (unit[: len(x)], sizes[: len(x)]):
+            centered = values - values.mean(axis=0)
+            norms = np.linalg.norm(x) * np.linalg.norm(centered, axis=(0, 1))
+            products = np.abs(np.tensordot(x, centered, 2))
+            correlation = float(np.max(products / np.where(norms > 0, norms, np.inf), initial=0.0))
+            degrees = share * x.size - 2
+            if degrees < 20 or correlation == 0.0:
+                continue
+            capped = min(correlation, 1 - 1e-12)
+            p_value = 2 * stats.t.sf(capped * np.sqrt(degrees / (1 - capped**2)), degrees)
+            numbers = {"correlation": correlation}
+            yield TestResult(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
+
+
+def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
+    """Tests whether the noise is Gaussian, and has the same scale in all runs of a step."""
+    scales = noise.scales_by_tensor
+    for t in range(len(noise.degrees)):
+        if noise.silent[t].any() or noise.degrees[t] < 2:
+            continue
+        # Compares the scale of each run with that of the others, with Bonferroni's correction.
+        width = int(noise.sizes.sum())
+        per_run = np.square(noise.residuals[noise.informative[:, t], t]).sum(1)
+        runs = len(per_run)
+        if runs < 3 or per_run.min() <= 0:
+            continue
+        rest = (per_run.sum() - per_run) / (runs - 1)
+        bound = stats.f(width, width * (int(noise.degrees[t]) - 1))
+        tails = np.minimum(bound.sf(per_run / rest), bound.cdf(per_run / rest))
+        p_value = min(1.0, 2 * runs * float(tails.min()))
+        least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
+        number = first_step + t + 1
+        numbers: dict[str, float | int | str] = {"step": number, "least": least, "most": most}
+        yield TestResult(p_value, "scale of runs", numbers, most > 1.1 * least)
+    ends = np.cumsum([0, *noise.sizes])
+    standardized = [
+        (noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
+        for t in range(len(noise.degrees))
+        for i in range(len(noise.sizes))
+        if not noise.silent[t, i] and scales[t, i] > 0
+    ]
+    if not standardized:
+        return
+    values = np.concatenate(standardized)
+    if len(values) < _MIN_KURTOSIS_NUMBERS:
+        return
+    # Residuals of few runs depend on one another, so they count as fewer numbers.
+    share = float(noise.degrees.mean()) / len(noise.residuals)
+    excess = float(stats.kurtosis(values))
+    z = stats.kurtosistest(values).statistic * np.sqrt(share)
+    matters = abs(excess) > _MIN_KURTOSIS
+    yield TestResult(
+        float(2 * stats.norm.sf(abs(z))), "distribution", {"kurtosis": excess}, matters
+    )
+    distance = float(stats.ks_1samp(values, stats.norm.cdf, method="asymp").statistic)
+    p_value = float(stats.kstwobign.sf(np.sqrt(share * len(values)) * distance))
+    matters = distance > _MIN_DISTANCE
+    yield TestResult(p_value, "distance", {"distance": distance}, matters)
+    yield from _tails([share * len(group) for group in standardized], standardized)
+
+
+def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[TestResult]:
+    """Tests whether large values are too rare, as those of truncated noise are.
+
+    The squares of a group with an estimated scale, over its degrees of freedom, have a beta
+    distribution, so the expected number of large values is exact.
+    """
+    every = np.sort(np.abs(np.concatenate(groups)))
+    best: tuple[float, float, int, float] | None = None
+    for limit in _LIMITS:
+        rates = [stats.beta.sf(min(limit**2 / m, 1.0), 0.5, (m - 1) / 2) for m in degrees]
+        expected = float(np.dot(rates, [len(group) for group in groups]))
+        seen = len(every) - int(np.searchsorted(every, limit, side="right"))
+        p_value = float(stats.binom.cdf(seen, len(every), expected / len(every)))
+        if best is None or p_value < best[0]:
+            best = p_value, limit, seen, expected
+    if best is not None:
+        p_value, limit, seen, expected = best
+        numbers: dict[str, float | int | str] = {
+            "limit": limit,
+            "seen": seen,
+            "expected": expected,
+            "numbers": len(every),
+        }
+        yield TestResult(min(1.0, len(_LIMITS) * p_value), "tails", numbers, seen < expected / 2)
+
+
+def scale_p_value(squares: float, degrees: float, required: float) -> float:
+    """Probability of a sum of squares this small if the noise has the required scale."""
+    if required <= 0:
+        return 1.0
+    return float(stats.chi2.cdf(squares / required**2, degrees))

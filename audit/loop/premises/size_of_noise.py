@@ -1,0 +1,418 @@
+"""Tests whether the noise is large enough for the contribution of one record."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism
+from audit.arrays import FloatArray
+from audit.loop.explanations import OTHERS_CHANGE, explain, listed
+from audit.loop.findings import Finding
+from audit.loop.premises.canary_runs import CanaryRuns, orders_records
+from audit.loop.premises.contributions import contributions
+from audit.loop.premises.equal_records import EqualRecords
+from audit.loop.premises.experiment import (
+    FAMILY_ERROR,
+    SEEDS_FOR_INCLUSION,
+    SHORTFALL,
+    Experiment,
+)
+from audit.loop.premises.noise import TestResult, scale_p_value
+from audit.loop.runs.coupled_runs import Accounted
+
+# The measured scale of a tensor's noise is raised by this number of standard errors.
+_STANDARD_ERRORS = 6.0
+# A contribution that exceeds that among equal records by this factor may be due to other batches.
+_REORDERED = 1.05
+# Batches that hold this share of the records on average count as full.
+_FULL = 0.999
+# A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
+_GROWTH = 3.0
+_CLIP_EACH = "Clip the gradient of every single record to norm C before summing."
+
+
+def compare_size(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    equal: EqualRecords | None,
+    claim: float | None,
+    delta: float,
+) -> bool:
+    """Compares noise and contributions with what the accountant, or else a claim, assumes.
+
+    Returns:
+        Whether the noise is reported as too small.
+    """
+    found = canaries.found
+    steps = min(experiment.steps, len(found.largest))
+    reach = found.largest[:steps]
+    seen = reach > found.rounding[:steps]
+    if not seen.any():
+        experiment.cannot_test(
+            "no canary changed any released gradient: the record was in no batch of "
+            f"{SEEDS_FOR_INCLUSION} runs, or the watched optimizer is not the one that trains",
+            ("contribution",),
+        )
+        experiment.tested.remove("contribution")
+        return False
+    if equal is None or equal.missing:
+        return False
+    beyond = experiment.sampled and np.any(reach > _REORDERED * equal.reach[:steps])
+    if beyond and orders_records(experiment, canaries):
+        # An exchanged record moves the others to other places, which have other batches.
+        experiment.notes.append(
+            "the function orders its records itself: contributions were compared among equal "
+            "records alone"
+        )
+        reach[:] = equal.reach[:steps]
+        np.minimum(found.by_tensor[:steps], reach[:, None], out=found.by_tensor[:steps])
+        seen = reach > found.rounding[:steps]
+    noise = equal.noise
+    scales = noise.scales[:steps]
+    usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)
+    if experiment.comparable is not None:
+        usable[experiment.comparable :] = False
+    if not usable.any():
+        return False
+    unequal = _by_unequal_noise(experiment, canaries, equal, steps)
+    distance = reach / np.where(usable, scales, 1.0) if unequal is None else unequal
+    usable_distance = usable & (distance > 0)
+    ratios = np.where(usable_distance, 1.0 / np.where(usable_distance, distance, 1.0), np.inf)
+    worst = int(np.argmin(ratios))
+    experiment.measured["effective noise multiplier"] = float(ratios[worst])
+    accounted = experiment.accounted
+    if accounted is None:
+        _compare_claim(experiment, canaries, equal, usable, claim, delta)
+        return False
+    case = _Case(experiment, canaries, equal, accounted, usable)
+    experiment.measured["accounted noise multiplier"] = float(case.sigma[worst])
+    if unequal is not None:
+        if np.any(ratios < case.sigma * (1 - SHORTFALL)):
+            # The scales are upper confidence limits, so this shortfall is certain.
+            at = int(np.argmin(ratios / case.sigma))
+            experiment.collect(
+                TestResult(1e-9, "size", {}),
+                words=lambda _: _unequal_noise(case, at, float(ratios[at])),
+            )
+        return False
+    if not equal.random_gradients and case.sigma[worst] > 0 and unequal is None:
+        experiment.degrees_of_scale = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
+    # The median over the steps with about the smallest ratio: the smallest alone is biased.
+    near = usable & (ratios < 1.05 * ratios[worst])
+    experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
+    tests = list(_shortfalls(case, ratios, worst))
+    if tests:
+        # Of several significant tests, the one that is easiest to explain is reported.
+        rank = {"step": 0, "all steps": 1}
+        sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
+        _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
+        p_value = min(1.0, min(tests)[0] * (steps + 1 + len(noise.sizes)))
+        experiment.collect(
+            TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
+        )
+        if p_value < FAMILY_ERROR:
+            return True
+    _against_threshold(case)
+    return False
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Data for the comparison of noise and contributions with the accountant."""
+
+    experiment: Experiment
+    canaries: CanaryRuns
+    equal: EqualRecords
+    accounted: Accounted
+    usable: NDArray[np.bool_]
+
+    @property
+    def sigma(self) -> FloatArray:
+        """[T], accounted noise multipliers."""
+        return np.array([self.accounted.sigma(t) for t in range(len(self.usable))])
+
+    def number(self, step: int) -> int:
+        """The number of a step, counted from 1."""
+        return self.experiment.first_step + step + 1
+
+    @property
+    def grows(self) -> bool:
+        """Whether the contribution grows with the size of the record."""
+        distances = self.canaries.found.distances
+        sizes = np.array([record.size for record in self.canaries.pool])[: len(distances)]
+        big, middle = (
+            distances[np.ix_(chosen, chosen)].max(initial=0.0)
+            for chosen in (sizes > 500, (sizes > 10) & (sizes <= 500))
+        )
+        return bool(middle > 0 and big > _GROWTH * middle)
+
+
+def _by_unequal_noise(
+    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, steps: int
+) -> FloatArray | None:
+    """Contributions in units of each tensor's noise, where the tensors' scales differ.
+
+    Returns:
+        [T], by upper confidence limits of the scales; None where all scales are equal.
+    """
+    noise, base = equal.noise, experiment.base
+    if noise.silent[:steps].any():
+        return None
+    count = noise.degrees[:steps].sum() * noise.sizes
+    relative = noise.scales_by_tensor[:steps] / noise.scales[:steps, None]
+    level = np.sqrt(np.square(relative).mean(0))
+    error = _STANDARD_ERRORS / np.sqrt(2.0 * np.maximum(count, 1))
+    if np.all(np.abs(level - 1) < 0.1 + error):
+        return None
+    units = np.repeat(level * (1 + error), noise.sizes) * noise.scales[:steps, None]
+    gradients = [trace.gradients[:steps] / units for trace in canaries.traces]
+    return contributions(gradients, base.slices, base.epsilon_of_type).largest
+
+
+def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
+    """(p-value, step, "step", "all steps" or tensor) where the noise is less than accounted."""
+    noise, found, usable, sigma = case.equal.noise, case.canaries.found, case.usable, case.sigma
+    steps, width = len(usable), int(noise.sizes.sum())
+    required = sigma * found.largest[:steps]
+    squares = noise.squares[:steps]
+    for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
+        degrees = float(noise.degrees[t] * width)
+        yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
+    # All steps together find a small shortfall that no single step shows.
+    parts = [("all steps", required, squares.sum(1), usable, width)]
+    for index, name in enumerate(case.experiment.base.names):
+        own = found.by_tensor[:steps, index]
+        use = usable & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
+        parts.append((name, sigma * own, squares[:, index], use, int(noise.sizes[index])))
+    for name, needed, squared, use, size in parts:
+        if use.any():
+            with np.errstate(divide="ignore"):  # accounted noise of zero is never too small
+                total = float((squared[use] / needed[use] ** 2).sum())
+            degrees = float(noise.degrees[:steps][use].sum() * size)
+            if math.sqrt(total / max(degrees, 1.0)) < 1 - SHORTFALL:
+                yield scale_p_value(total, degrees, 1.0), worst, name
+
+
+def _against_threshold(case: _Case) -> None:
+    """Compares the noise with C, where the optimizer states C and its divisor, as Opacus's do."""
+    base, noise, steps = case.experiment.base, case.equal.noise, len(case.usable)
+    divisors = [step.divisor for step in base.steps[:steps]]
+    clips = [step.clip for step in base.steps[:steps]]
+    if not base.opacus or any(d is None for d in divisors) or any(c is None for c in clips):
+        return
+    unit = np.array(clips, dtype=float) / np.array(divisors, dtype=float)
+    loud = ~noise.silent[:steps]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        required = np.square(case.sigma * unit)[:, None]
+        squares = np.where(loud, noise.squares[:steps] / required, 0.0).sum(0)
+    degrees = np.where(loud, noise.degrees[:steps, None] * noise.sizes[None, :], 0.0).sum(0)
+    parts = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
+    if degrees.sum() and math.sqrt(parts[0][1] / parts[0][2]) >= 1 - SHORTFALL:
+        names = [f"`{name}`" for name in base.names]
+        parts = list(zip(names, squares.tolist(), degrees.tolist(), strict=True))
+    sigma = float(case.sigma[0])
+    for where, total, count in parts:
+        share = math.sqrt(total / count) if count else 1.0
+        if share < 1 - SHORTFALL:
+            p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
+            numbers: dict[str, float | int | str] = {"share": share, "where": where}
+            numbers |= {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
+            case.experiment.collect(TestResult(p_value, "scale", numbers))
+
+
+def _compare_claim(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    equal: EqualRecords,
+    usable: NDArray[np.bool_],
+    claim: float | None,
+    delta: float,
+) -> None:
+    """Compares a claimed epsilon with what noise and contributions imply."""
+    claim = claim if claim is not None else experiment.base.claimed
+    if claim is None:
+        experiment.untested["accountant"] = "no accountant and no claim was given"
+        return
+    steps = len(usable)
+    counts = equal.batches.counts[:, :steps]
+    if experiment.stop_after is not None or np.isnan(counts).all():
+        reason = "the claim was not compared: the batches, or the last steps, were not seen"
+        experiment.cannot_test(reason, ("accountant",))
+        return
+    rate = min(float(np.nanmean(counts)) / len(experiment.records), 1.0)
+    run: Mechanism
+    if rate > _FULL:
+        reach, scales = canaries.found.of_pair[:steps][usable], equal.noise.scales[:steps][usable]
+        run = GaussianMechanism(float(np.linalg.norm(reach / scales)))
+    else:
+        effective = experiment.measured["effective noise multiplier"]
+        run = DpSgd(effective, len(experiment.base.steps), rate)
+    implied = float(run.epsilon(delta))
+    experiment.measured["implied epsilon"] = implied
+    experiment.tested.append("accountant")
+    if implied > 1.03 * claim + 0.01:
+        experiment.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
+
+
+# --- the findings ---
+
+
+def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
+    """One record adds more to a step, to all steps, or to a tensor than the noise allows for."""
+    found, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
+    reach, scale = float(found.largest[step]), float(noise.scales[step])
+    sigma, state = float(case.sigma[step]), base.steps[step]
+    effective = scale / reach
+    numbers: dict[str, float | int | str] = {
+        "step": case.number(step),
+        "contribution": reach,
+        "noise": scale,
+        "effective noise multiplier": effective,
+        "accounted noise multiplier": sigma,
+    }
+    in_thresholds = 0.0
+    if state.clip is not None and state.divisor is not None and base.opacus:
+        in_thresholds = reach * state.divisor / state.clip
+        numbers["contribution in C"] = in_thresholds
+        numbers["noise in C"] = scale * state.divisor / state.clip
+    where = f"Step {case.number(step)}"
+    if kind == "all steps":
+        where = f"All steps together, e.g. step {case.number(step)}"
+    if kind not in ("step", "all steps"):
+        numbers["tensor"] = kind
+        index = base.names.index(kind)
+        own, sd = float(found.by_tensor[step, index]), float(noise.scales_by_tensor[step, index])
+        message = (
+            f"{where}: one record changes the gradient of `{kind}` by {own:.3g} and its noise has "
+            f"standard deviation {sd:.3g}: an effective noise multiplier of "
+            f"{sd / own if own else math.inf:.3g}, where the accountant assumes {sigma:.3g}."
+        )
+    elif in_thresholds > 1.002:
+        message = (
+            f"{where}: one record changes the clipped sum by {in_thresholds:.3g} C; the "
+            f"accountant assumes at most C. The effective noise multiplier is {effective:.3g} "
+            f"instead of {sigma:.3g}."
+        )
+    else:
+        message = (
+            f"{where}: one record changes the released gradient by {reach:.3g} and the noise has "
+            f"standard deviation {scale:.3g}: an effective noise multiplier of {effective:.3g}, "
+            f"where the accountant assumes {sigma:.3g}."
+        )
+    premise, cause, fix = _cause(case, step, sigma / effective, in_thresholds > 1.002)
+    return Finding(premise, message, cause, fix, numbers)
+
+
+def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str, str]:
+    """Broken premise, likely cause and fix where the noise is `ratio` times too small."""
+    found = case.canaries.found
+    reach, own = float(found.largest[step]), found.by_tensor[step]
+    if case.equal.others_change():
+        return (
+            "contribution",
+            f"{OTHERS_CHANGE}: a statistic over records (a mean, a count, a quantile, a norm) "
+            "enters their gradients, thresholds or weights, their selection depends on it, records "
+            "are mixed or padded to the longest one, or the sum is clipped instead of each one.",
+            "Compute no statistic over records without noise, and clip the gradient of every "
+            "single record to norm C before summing.",
+        )
+    if case.grows:
+        return (
+            "contribution",
+            "The contribution grows with the size of the record: its gradient is not clipped, only "
+            "a part of it is, or its clipping factor was computed for another gradient (of an "
+            "earlier step, or with another dropout mask).",
+            _CLIP_EACH,
+        )
+    alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * max(own)]
+    # Each of these tensors then contributes C, for which the noise of one is large enough.
+    if len(alike) > 1 and reach > 1.2 * max(own) > 0 and abs(ratio * max(own) / reach - 1) < 0.1:
+        return (
+            "contribution",
+            f"{listed(alike)} contribute equally much: each tensor (layer) is clipped to C "
+            "separately, which allows a norm of C times the square root of the number of tensors.",
+            "Clip the norm over all tensors together, or scale the noise to the root of the sum "
+            "of the squared thresholds.",
+        )
+    first = int(np.argmax(case.usable))
+    # Such a state adds a record to every step after the first one whose batch holds it.
+    included = case.equal.batches.included
+    carried = np.array_equal(np.maximum.accumulate(included, axis=1), included)
+    grown = step > first and carried and not case.equal.varying
+    if grown and reach > 1.3 * found.largest[first] and ratio > 1.2:
+        return (
+            "contribution",
+            f"The first step with the record shows {found.largest[first]:.3g}: a state that "
+            "carries gradients without noise (momentum, an average, error feedback) adds the "
+            "record to later steps, or a threshold or factor of the first step is reused.",
+            "Compute such states from released, noisy gradients only, and clip in each step.",
+        )
+    scales = np.where(case.usable, case.equal.noise.scales[: len(case.usable)], 0.0)
+    loudest = int(np.argmax(scales))
+    if scales[step] < 0.9 * scales[loudest] and reach > 0.9 * found.largest[loudest]:
+        return (
+            "noise",
+            f"The noise falls from {scales[loudest]:.3g} in step {case.number(loudest)} to "
+            f"{scales[step]:.3g} in step {case.number(step)}, and the contribution does not: a "
+            "schedule lowers the noise, and the accountant does not record it.",
+            "Record the noise multiplier of each step.",
+        )
+    n = len(case.experiment.records)
+    for value, name in (
+        (n * case.accounted.rate(step), "the expected batch size"),
+        (n, "the number of records"),
+    ):
+        if value > 1.5 and abs(ratio / value - 1) < 0.08:
+            return (
+                "noise",
+                f"The noise is {ratio:.3g} times too small, which is {name}: it is divided by it "
+                "twice, or added to the mean with the scale of the mean's noise and divided again.",
+                "Add noise of standard deviation noise_multiplier * C to the sum, then divide the "
+                "noisy sum once.",
+            )
+    if case.equal.random_gradients:
+        return (
+            "contribution",
+            f"The noise is {ratio:.3g} times too small for the contribution, which differs between "
+            "runs: random factors multiply gradients after they are clipped, or the norm is that "
+            "of a gradient with other random numbers (another dropout mask). Otherwise, the noise "
+            "is smaller than the accountant assumes.",
+            "Take the norm of the gradient that is clipped, and do not change it afterwards.",
+        )
+    return (
+        "contribution" if beyond else "noise",
+        f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
+        "it is smaller than the accountant assumes, or a record contributes more than C (several "
+        "copies or microbatches clipped one by one, a part of the gradient that is not clipped, "
+        "another norm).",
+        "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
+        "the sum, and record that noise_multiplier.",
+    )
+
+
+def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
+    """Tensors with noise of different scales, too small for a record's contribution."""
+    scales, names = case.equal.noise.scales_by_tensor[step], case.experiment.base.names
+    low, high = int(np.argmin(scales)), int(np.argmax(scales))
+    if case.sigma[step] * scales[low] > effective * scales[high]:
+        return _too_little_noise(case, step, "step")  # equal noise would be too small as well
+    return Finding(
+        "noise",
+        f"Step {case.number(step)}: the noise of `{names[low]}` has standard deviation "
+        f"{scales[low]:.3g}, that of `{names[high]}` {scales[high]:.3g}; for the contribution of "
+        f"one record this is an effective noise multiplier of {effective:.3g}; the accountant "
+        f"assumes {float(case.sigma[step]):.3g}.",
+        "Random factors multiply the sum after it is clipped (a mask, a choice of coordinates), or "
+        "some tensors get less noise than their share of the threshold allows."
+        if case.equal.random_gradients
+        else "Some tensors get less noise than their share of the threshold allows.",
+        "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
+        {
+            "step": case.number(step),
+            "effective noise multiplier": effective,
+            "accounted noise multiplier": float(case.sigma[step]),
+        },
+    )

@@ -1,0 +1,232 @@
+"""Result of an audit of a training function, as text, exit code or exception."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from audit.errors import InvalidInput, PrivacyLeak
+from audit.loop.findings import PremiseReport
+from audit.lower_bounds import LowerBound
+from audit.numerics import format_exact, format_rounded
+
+ATTACK_ERROR = 9e-5
+"""Probability that the attack accuses a function whose claim is exact. With the error of the
+premises, `FAMILY_ERROR`, a check accuses a correct function with probability at most 1e-4."""
+
+_PROOF = "99.99 % confidence"  # 1 - ATTACK_ERROR, rounded down
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of an audit.
+
+    Attributes:
+        claim: the epsilon that the training function claims, the largest of all runs; None if it
+            claims nothing.
+        delta: delta of the claim and of the bounds.
+        confidence: lower bound on the probability that `epsilon` is at most the exact cost.
+        epsilon: the largest of the lower bounds; of the first 1,000 trials if more were played.
+        proven: the largest lower bound that fails with probability at most `ATTACK_ERROR`, over all
+            bounds and all numbers of trials; a leak is proven if it exceeds the claim.
+        shown_by: the statistic that shows it.
+        bounds: for every statistic its bounds; their errors add up to 1 - confidence.
+        ceiling: the largest epsilon that this many trials could have proven.
+        trials: number of trials played, or of canaries in one run.
+        unit: unit of `trials`: "trials" or "canaries".
+        planned: number of trials that would have been played without the time limit.
+        needed: number of trials that could refute the claim, if these cannot; None if unknown.
+        premises: the differential test; None if it was not made.
+        detectable: the largest noise, as a share of the claimed one, that this many trials detect
+            with 80 % probability; None if unknown, or if the attack shows more than is claimed.
+        detectable_chance: the smallest probability of an output that occurs only with the record,
+            which this many trials detect with 80 % probability; None as for `detectable`.
+        unread: the reason why the score, lambda_a and lambda_c are missing; empty if none is.
+        attack_skipped: the reason why no trial was played; empty if trials were.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit import check
+        >>> def fair(records, candidate, seed, watch):
+        ...     watch.claim(5.0)
+        ...     return records.features.sum() + np.random.default_rng(seed).normal()
+        >>> result: CheckResult = check(fair, ([[0.0]], [0]), ([1.0], 0), trials=100)
+        >>> result.leaks, result.exit_code, result.trials
+        (False, 0, 100)
+    """
+
+    claim: float | None
+    delta: float
+    confidence: float
+    epsilon: float = 0.0
+    proven: float = 0.0
+    shown_by: str = ""
+    bounds: Mapping[str, LowerBound] = field(default_factory=dict)
+    ceiling: float = 0.0
+    trials: int = 0
+    unit: str = "trials"
+    planned: int = 0
+    needed: int | None = None
+    premises: PremiseReport | None = None
+    detectable: float | None = None
+    detectable_chance: float | None = None
+    unread: str = ""
+    attack_skipped: str = ""
+
+    @property
+    def leaks(self) -> bool:
+        """Whether the attack proves more than is claimed."""
+        return self.claim is not None and self.proven > self.claim
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the reported bound exceeds the claim without a proof, perhaps by chance."""
+        return self.claim is not None and self.epsilon > self.claim and not self.leaks
+
+    @property
+    def broken(self) -> bool:
+        """Whether a premise is broken or the attack proves more than is claimed."""
+        return self.leaks or (self.premises is not None and self.premises.broken)
+
+    @property
+    def words(self) -> str:
+        """The verdict in a line."""
+        parts = []
+        if self.premises is not None and (self.premises.broken or self.premises.inconclusive):
+            parts.append(self.premises.summary)
+        elif self.premises is not None and self.premises.watched:
+            power = f" ({self.premises.power})" if self.premises.power else ""
+            parts.append(f"no broken premise found{power}")
+        parts.append(self._attack_words)
+        return "; ".join(parts)
+
+    @property
+    def _attack_words(self) -> str:
+        if self.attack_skipped or not self.unread:
+            return self.attack_skipped or self._bounds_words
+        return f"{self._bounds_words}; some statistics were not computed: {self.unread}"
+
+    @property
+    def _bounds_words(self) -> str:
+        claims = "claims nothing"
+        for digits in range(4, 18):  # as many as show a leak
+            least, proven = (
+                format_rounded(value, up=False, digits=digits)
+                for value in (self.epsilon, self.proven)
+            )
+            if self.claim is None:
+                break
+            # A claim is rounded up, which may only make it larger than it is.
+            claim = format_rounded(self.claim, up=True, digits=digits)
+            claims = f"claims ({claim}, {format_exact(self.delta)})"
+            above = proven if self.leaks else least
+            if not (self.leaks or self.exceeds) or float(claim) < float(above):
+                break
+        confidence = f"with {100 * self.confidence:g} % confidence"
+        shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
+        if self.leaks:
+            trials = f"{self.trials} {self.unit}"
+            return f"{claims}; leak proven: {shown}, and {proven} with {_PROOF} ({trials})"
+        if self.claim is None:
+            return f"{claims}; {shown}"
+        if self.exceeds:
+            errors = f"{100 * (1 - self.confidence):.3g} % of the checks of correct functions"
+            more = f"play more trials (e.g. {4 * self.trials})"
+            if self.unit == "canaries":
+                more = (
+                    f"choose a smaller delta (e.g. {self.delta / 1e4:g}), or play trials (`check`)"
+                )
+            return (
+                f"{claims}; no leak proven; {shown}, which exceeds the claim, as in up to "
+                f"{errors}; a leak is proven if the bound exceeds the claim with {_PROOF}, and "
+                f"{self.trials} {self.unit} show {proven}: {more}"
+            )
+        most = format_rounded(self.ceiling, up=True, digits=4)
+        ceiling = f"{self.trials} {self.unit} can prove at most {most}"
+        if self.trials < self.planned:
+            ceiling = f"stopped by the time limit after {self.trials} of {self.planned}; {ceiling}"
+        found = []
+        if self.detectable is not None:
+            share = math.floor(100 * self.detectable) / 100
+            hidden = "lambda_a" in self.bounds and "residual" not in self.bounds
+            condition = " (if other records do not hide the canary)" if hidden else ""
+            found.append(f"noise of at most {share:g} times the claimed scale{condition}")
+        if self.detectable_chance is not None:
+            chance = math.ceil(1000 * self.detectable_chance) / 10
+            found.append(f"an output that reveals the record in at least {chance:g} % of the runs")
+        if found:
+            ceiling += f" and, with 80 % probability, find {' or '.join(found)}"
+        if self.ceiling <= self.claim:
+            ceiling += ", so no leak could have been proven"
+            if self.needed is not None:
+                ceiling += f": {self.needed:,} {self.unit} could prove one"
+        if self.epsilon == 0.0:
+            return f"{claims}; nothing found; {ceiling}"
+        return f"{claims}; no leak found; {shown}; {ceiling}"
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a broken premise or a proven leak, 2 where a premise was not testable, else 0."""
+        if self.broken:
+            return 1
+        if self.premises is None or not self.premises.watched:
+            # Without an attack, only exact constants were looked for.
+            return 2 if self.attack_skipped else 0
+        return 2 if self.premises.inconclusive else 0
+
+    def __bool__(self) -> bool:
+        """Whether the test was conclusive and found nothing, for `assert audit.check(...)`."""
+        return self.exit_code == 0
+
+    def __str__(self) -> str:
+        if self.premises is None:
+            return self.words
+        return f"{self.premises}\n{self._attack_words}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain Python objects."""
+        return {
+            "exit_code": self.exit_code,
+            "verdict": self.words,
+            "premises": None if self.premises is None else self.premises.to_dict(),
+            "claim": self.claim,
+            "delta": self.delta,
+            "epsilon": self.epsilon,
+            "proven_epsilon": self.proven,
+            "confidence": self.confidence,
+            "shown_by": self.shown_by,
+            "bounds": {name: bound.epsilon for name, bound in self.bounds.items()},
+            "max_detectable_epsilon": self.ceiling,
+            "detectable_noise_scale": self.detectable,
+            "detectable_chance": self.detectable_chance,
+            self.unit: self.trials,
+        }
+
+    def to_json(self) -> str:
+        """The result as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def raise_if_broken(self) -> "CheckResult":
+        """Returns itself, or raises.
+
+        Raises:
+            PrivacyLeak: a premise is broken, or an attack proves more than is claimed.
+            InvalidInput: nothing could be tested.
+        """
+        if self.broken:
+            raise PrivacyLeak(self.words)
+        if self.exit_code:
+            raise InvalidInput(self.words)
+        return self
+
+    def raise_if_leaking(self) -> "CheckResult":
+        """Returns itself, or raises as `raise_if_broken` does, and also if nothing is claimed.
+
+        Raises:
+            PrivacyLeak: a premise is broken, or an attack proves more than is claimed.
+            InvalidInput: nothing is claimed, or nothing could be tested.
+        """
+        if self.claim is None and not self.broken:
+            raise InvalidInput("claim must be given where train has no accountant, got none")
+        return self.raise_if_broken()

@@ -1,0 +1,1 @@
+"""Runs of a user's training function: with fixed randomness, observed, and coupled."""

@@ -1,0 +1,466 @@
+"""Coupled runs of a training function: equal randomness, and forced outputs.
+
+Two runs with the same seed draw the same batches and the same noise. If, in addition, the released
+gradients of the first run replace those of the second one in each step ("forced outputs"), then
+both have the same past at every step. The difference between their released gradients at step t is
+then exactly the change that the exchanged record causes: the noise cancels up to rounding. The idea
+of equal randomness and frozen outputs is from Re:cord-play (Cebere et al., PETS 2026). Here, a hook
+on the optimizer replaces changes to the code of the training.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.loop.runs.opacus_objects import (
+    History,
+    StepThreshold,
+    history_of,
+    hooks_of_steps,
+)
+from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.released_numbers import numbers_of
+from audit.loop.runs.training_runs import Train, many_runs, seed_everything
+from audit.loop.runs.watch import Watch
+from threat_models.user_code import format_error
+
+# Time limit of a run: this many seconds, plus this many times the time of a complete one.
+_LIMIT, _LONGEST = 5.0, 30.0
+
+Vector = NDArray[Any]
+
+
+class _EnoughSteps(BaseException):
+    """Ends a run whose later steps are not needed; `except Exception` does not catch it."""
+
+
+class _TooLong(BaseException):
+    """Ends a run that takes far longer than the first one."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises `_TooLong` after this time if the thread is the main one, which may set an alarm."""
+    alarm = getattr(signal, "setitimer", None)
+    if alarm is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _TooLong(f"no answer within {seconds:.0f} s, far longer than the first run took")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    alarm(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        alarm(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the watched optimizer.
+
+    Attributes:
+        gradient: [D], everything in p.grad: the released gradient.
+        clip: C, or None if it is unknown; for per-layer clipping, the norm of all thresholds.
+        noise_multiplier: the optimizer's noise multiplier, or None.
+        divisor: divisor of the noisy sum in an Opacus optimizer, or None if it is unknown.
+        generators: a digest of the states of all known random generators after the noise; this and
+            the attributes below are empty in runs without digests.
+        weights: a digest of all parameters before the step.
+        settings: the optimizer's learning rate and its other numbers, as text.
+        weights_after: a digest of all parameters after the step; may be empty for the last one.
+    """
+
+    gradient: Vector
+    clip: float | None
+    noise_multiplier: float | None
+    divisor: float | None
+    generators: bytes = b""
+    weights: bytes = b""
+    settings: str = ""
+    weights_after: bytes = b""
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """The accountant's history, step by step."""
+
+    history: History
+    expanded: tuple[tuple[float, float], ...]
+    recorded: int
+    seen: int
+
+    def sigma(self, step: int) -> float:
+        """The noise multiplier of a step; where steps cannot be matched, the smallest one."""
+        if self.recorded == self.seen:
+            return self.expanded[min(step, len(self.expanded) - 1)][0]
+        return min(s for s, _ in self.expanded)
+
+    def rate(self, step: int) -> float:
+        """The sampling rate of a step; where steps cannot be matched, the largest one."""
+        if self.recorded == self.seen:
+            return self.expanded[min(step, len(self.expanded) - 1)][1]
+        return max(q for _, q in self.expanded)
+
+    def has_further_releases(self, steps: int) -> bool:
+        """Whether more was recorded than the optimizer's steps, with other parameters."""
+        return self.recorded > steps and len({(s, q) for s, q, _ in self.history}) > 1
+
+
+@dataclass
+class Trace:
+    """Record of one run.
+
+    Attributes:
+        steps: the steps of the optimizer, in order.
+        released: every number that was returned, or is in the watched model at the end, by name.
+        names: names of the tensors of parameters.
+        sizes: their numbers of coordinates.
+        shapes: their shapes.
+        initial: the weights and buffers when the function called `watch`, by name.
+        initial_digest: digest of these weights before they were set to those of another run.
+        history: the accountant's (noise multiplier, sampling rate, steps), or None.
+        claimed: the epsilon given to `watch.claim`, or None.
+        accountant: the accountant itself.
+        watched: whether an optimizer was watched.
+        has_equal_steps: whether every step has a gradient of the same parameters.
+        complete: whether the function returned.
+        error: the error that the function raised, in one line, or None.
+        epsilon_of_type: spacing of the parameters' floating-point type.
+        clips: with adaptive clipping, the threshold after each step, which coupled runs take over.
+        opacus: whether the watched optimizer scales its gradients as Opacus does.
+        seconds: duration of the run.
+        further: the numbers that the function declared by `watch.release`.
+        model: the watched model, in runs that are not coupled to another.
+        parameters: the tensors that the optimizer updates, in the same runs.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    released: Mapping[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    initial: dict[str, Any] = field(default_factory=dict)
+    initial_digest: bytes = b""
+    history: History | None = None
+    claimed: float | None = None
+    accountant: Any = None
+    watched: bool = False
+    has_equal_steps: bool = True
+    complete: bool = False
+    error: str | None = None
+    epsilon_of_type: float = 0.0
+    clips: list[Any] = field(default_factory=list)
+    opacus: bool = False
+    seconds: float = 0.0
+    further: list[Any] = field(default_factory=list)
+    model: Any = None
+    parameters: list[Any] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> Vector:
+        """[T, D], the released gradients."""
+        return np.stack([step.gradient for step in self.steps])
+
+    @property
+    def slices(self) -> list[slice]:
+        """The coordinates of every tensor."""
+        ends = np.cumsum([0, *self.sizes])
+        return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+
+    @property
+    def unrecorded(self) -> int:
+        """Number of steps that the accountant did not record, if there is one."""
+        return len(self.steps) - sum(n for *_, n in self.history) if self.history else 0
+
+    @property
+    def accounted(self) -> Accounted | None:
+        """The accountant's history step by step; None where nothing was recorded."""
+        history = self.history or ()
+        expanded = [(s, q) for s, q, steps in history for _ in range(min(steps, 10**6))]
+        recorded = sum(steps for _, _, steps in history)
+        return Accounted(history, tuple(expanded), recorded, len(self.steps)) if expanded else None
+
+    def from_step(self, first: int) -> "Trace":
+        """The same run without the steps before one."""
+        return self if first == 0 else replace(self, steps=self.steps[first:])
+
+
+class CoupledRuns:
+    """Runs of one training function that may be coupled to an earlier one.
+
+    Args:
+        train: the function.
+        candidate: its hyperparameters.
+
+    Attributes:
+        count: number of runs.
+        least_recorded: the complete run with the largest number of steps that were not recorded.
+    """
+
+    def __init__(self, train: Train, candidate: Any) -> None:
+        self._train, self._candidate = train, candidate
+        self.count = 0
+        self.least_recorded: Trace | None = None
+        self._limit = 1e6
+
+    def run(
+        self,
+        records: TrainingSet,
+        seed: int,
+        like: Trace | None = None,
+        stop_after: int | None = None,
+        digests: bool = True,
+    ) -> Trace:
+        """Trains once.
+
+        Args:
+            records: the data.
+            seed: seed of every global generator, also passed to the function.
+            like: the run whose initial weights and released gradients are forced.
+            stop_after: number of steps after which the run is ended; None completes it.
+            digests: whether to keep digests of generators, weights and optimizer.
+
+        Returns:
+            The record of the run, which contains an error that the function raised.
+        """
+        self.count += 1
+        watch = RecordingWatch(like, stop_after, digests)
+        trace = watch.recorded
+        start = time.perf_counter()
+        with many_runs():
+            seed_everything(seed)
+            try:
+                with _at_most(self._limit):
+                    result = self._train(records, self._candidate, seed, watch)
+                trace.released = watch.released(result)
+                trace.complete = True
+            except _EnoughSteps:
+                pass
+            except _TooLong as error:
+                trace.error = str(error)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # of any class, SystemExit too
+                trace.error = format_error(error)
+            finally:
+                watch.close()
+        watch.read_accountant()
+        if like is None:
+            watch.keep_model()
+        trace.seconds = time.perf_counter() - start
+        if trace.complete:
+            self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
+            if self.least_recorded is None or trace.unrecorded > self.least_recorded.unrecorded:
+                self.least_recorded = trace
+        return trace
+
+
+class RecordingWatch(Watch):
+    """A watch that records every released gradient and overwrites it in coupled runs."""
+
+    def __init__(self, like: Trace | None, stop_after: int | None, digests: bool = True) -> None:
+        super().__init__(None, np.zeros(0, np.bool_))
+        self._like, self._stop_after, self._digests = like, stop_after, digests
+        self._hooks: list[Any] = []
+        self._threshold: Any = None
+        self._described: list[int] = []
+        self.recorded = Trace()
+
+    def _attach(self) -> None:
+        optimizer = self._optimizer
+        if not self._hooks:
+            released = getattr(optimizer, "original_optimizer", optimizer)
+            self.recorded.watched = True
+            self.recorded.opacus = _scales_as_opacus(optimizer)
+            self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
+            self._threshold = StepThreshold(optimizer)
+        self._describe_parameters()
+        state = self._new_state()
+        if self._like is None:
+            self.recorded.initial |= {k: v.detach().clone() for k, v in state.items()}
+        self.recorded.initial_digest += _digest(list(state.values()))
+        self._restore(None if self._like is None else self._like.initial)
+
+    def release(self, value: Any) -> Any:
+        number = len(self.recorded.further)
+        if self._like is not None and number < len(self._like.further):
+            value = self._like.further[number]
+        self.recorded.further.append(_copied(value))
+        return _copied(value)
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _describe_parameters(self) -> None:
+        import torch
+
+        parameters = self._parameters()
+        self._described = [id(p) for p in parameters]
+        known = {}
+        if self._model is not None:
+            known = {id(p): name for name, p in self._model.named_parameters()}
+        self.recorded.names = [
+            known.get(id(p), f"parameter {i}").removeprefix("_module.")
+            for i, p in enumerate(parameters)
+        ]
+        self.recorded.sizes = [p.numel() for p in parameters]
+        self.recorded.shapes = [tuple(p.shape) for p in parameters]
+        kinds = [p.dtype for p in parameters if p.is_floating_point()]
+        self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
+
+    def _after_step(self) -> None:
+        steps = self.recorded.steps
+        if steps and self._digests:
+            steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
+
+    def _weights(self) -> list[Any]:
+        """All parameters, also those that another optimizer updates."""
+        every = [*self._parameters(), *(() if self._model is None else self._model.parameters())]
+        return list({id(each): each for each in every}.values())
+
+    def _record_and_force(self) -> None:
+        import torch
+
+        optimizer, trace = self._optimizer, self.recorded
+        parameters = self._parameters()
+        number = len(trace.steps)
+        if [id(p) for p in parameters] != self._described:
+            trace.has_equal_steps = number == 0
+            self._describe_parameters()
+        with torch.no_grad():
+            parts = [_flat_gradient(p) for p in parameters]
+            gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
+            adaptive = self._threshold.is_adaptive
+            noise = getattr(optimizer, "noise_multiplier", None)
+            trace.steps.append(
+                Step(
+                    gradient,
+                    self._threshold.norm,
+                    None if noise is None else float(noise),
+                    _divisor(optimizer),
+                    *self._state_digests(),
+                )
+            )
+            if self._like is not None and number < len(self._like.steps):
+                forced = self._like.steps[number].gradient
+                for p, part in zip(parameters, self._like.slices, strict=True):
+                    values = torch.from_numpy(forced[part]).view(p.shape)
+                    if p.grad is not None:
+                        p.grad.copy_(values)
+                    elif np.any(forced[part]):
+                        p.grad = values.to(p.device, p.dtype, copy=True)
+                # Adaptive clipping releases its next threshold too.
+                if number < len(self._like.clips) and self._like.clips[number] is not None:
+                    optimizer.max_grad_norm = _copied(self._like.clips[number])
+            trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
+            self._threshold.start_step()
+        if self._stop_after is not None and len(trace.steps) >= self._stop_after:
+            raise _EnoughSteps
+
+    def _state_digests(self) -> tuple[bytes, bytes, str] | tuple[()]:
+        if not self._digests:
+            return ()
+        optimizer = self._optimizer
+        return _generator_digest(optimizer), _digest(self._weights()), _settings(optimizer)
+
+    def released(self, result: Any) -> Mapping[str, Any]:
+        """Every number that the run released, by name."""
+        numbers = dict(numbers_of(result))
+        if self._model is not None and self._model is not result:
+            numbers |= {f"model.{k}": v for k, v in numbers_of(self._model).items()}
+        elif self._model is None and self._optimizer is not None and not numbers:
+            parts = zip(self.recorded.names, self._parameters(), strict=True)
+            numbers = {name: p.detach().double().cpu().numpy() for name, p in parts}
+        return numbers
+
+    def keep_model(self) -> None:
+        """Keeps the model, for gradients of further records."""
+        if self._optimizer is not None:
+            self.recorded.model = self._model
+            self.recorded.parameters = self._parameters()
+
+    def read_accountant(self) -> None:
+        """Keeps the accountant and its history at the end of the run."""
+        self.recorded.claimed = self.claimed
+        self.recorded.accountant = self.accountant
+        self.recorded.history = history_of(self.accountant)
+
+
+def _copied(value: Any) -> Any:
+    if hasattr(value, "clone"):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _settings(optimizer: Any) -> str:
+    groups = optimizer.param_groups
+    return repr([{k: v for k, v in group.items() if k != "params"} for group in groups])
+
+
+def _flat_gradient(parameter: Any) -> Any:
+    import torch
+
+    if parameter.grad is None:
+        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    gradient = parameter.grad.detach()
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return gradient.reshape(-1).double()
+
+
+def _scales_as_opacus(optimizer: Any) -> bool:
+    """Whether the optimizer's own division by the batch size is Opacus's, not a subclass's."""
+    method = getattr(type(optimizer), "scale_grad", None)
+    return method is not None and method.__module__.startswith("opacus.")
+
+
+def _divisor(optimizer: Any) -> float | None:
+    if not _scales_as_opacus(optimizer):
+        return None
+    if getattr(optimizer, "loss_reduction", "sum") != "mean":
+        return 1.0
+    return float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
+
+
+def _digest(tensors: Sequence[Any]) -> bytes:
+    state = hashlib.blake2b(digest_size=16)
+    for each in tensors:
+        values = each.detach().cpu().contiguous()
+        if values.dtype.is_floating_point and values.dtype.itemsize < 4:
+            values = values.float()  # numpy has no bfloat16
+        state.update(values.numpy().tobytes())
+    return state.digest()
+
+
+def _generator_digest(optimizer: Any) -> bytes:
+    """A digest of the states of Python's, numpy's, torch's and the optimizer's generators."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(repr(hash(random.getstate())).encode())
+    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002
+    state.update(np.asarray(keys).tobytes() + repr((place, rest)).encode())
+    torch = sys.modules["torch"]
+    state.update(torch.get_rng_state().numpy().tobytes())
+    if torch.cuda.is_initialized():
+        for each in torch.cuda.get_rng_state_all():
+            state.update(each.numpy().tobytes())
+    own = getattr(optimizer, "generator", None)
+    if own is not None:
+        state.update(own.get_state().cpu().numpy().tobytes())
+    return state.digest()

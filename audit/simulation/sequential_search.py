@@ -1,0 +1,94 @@
+"""Simulated sequential protocols: run j of all tunings together, then run j + 1."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.dpsgd import RunBatch
+from audit.errors import InvalidInput
+from audit.protocols import Adaptive, RandomStopping, UntilAccepted
+from audit.simulation.batch_samplers import make_sampler
+from audit.simulation.winners import GameContext, Winners, empty_winners
+
+# If a series of rejections has less than this probability, the claimed acceptance is wrong.
+_IMPLAUSIBLE = 1e-15
+# Runs of one tuning that are trained together once few tunings remain.
+_MAX_AHEAD = 16
+
+
+def best_of_adaptive(
+    context: GameContext, protocol: Adaptive, included: NDArray[np.bool_], rng: np.random.Generator
+) -> Winners:
+    """Winners of T adaptive searches; the density of each candidate depends on the earlier runs."""
+    sampler = make_sampler(context.sampler, protocol, context.features, len(included))
+    runs = protocol.repetitions.sample(rng, len(included))
+    winners = empty_winners(runs)
+    for index in range(int(runs.max(initial=0))):
+        tuning = np.flatnonzero(runs > index)
+        candidate = draw_candidates(sampler.densities(tuning), rng.random(len(tuning)))
+        batch = RunBatch.drawn(included[tuning], candidate, rng)
+        (outcomes,) = context.run(batch)
+        winners.compete(outcomes, batch, tuning, np.full(len(tuning), index))
+        sampler.add(tuning, candidate, outcomes)
+    return winners
+
+
+def draw_candidates(
+    densities: NDArray[np.float64], uniforms: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Candidates, [R], from densities, [R, n], relative to the prior and uniform numbers, [R]."""
+    chances = np.cumsum(densities, axis=1) / densities.shape[1]
+    return np.minimum((chances <= uniforms[:, None]).sum(axis=1), densities.shape[1] - 1)
+
+
+def first_accepted(
+    context: GameContext,
+    protocol: UntilAccepted | RandomStopping,
+    included: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> Winners:
+    """Winners of T tunings that release the first run above a threshold, or stop at random.
+
+    The number of runs after which a tuning stops is drawn first. Each run draws one of the
+    candidates uniformly. `runs` counts the runs up to the accepted one, or up to the stop.
+    """
+    size = len(included)
+    if isinstance(protocol, RandomStopping):
+        max_runs = rng.geometric(protocol.stop, size)
+    else:
+        log_rejection = math.log1p(-min(protocol.acceptance, 1.0 - _IMPLAUSIBLE))
+        max_runs = np.full(size, math.ceil(math.log(_IMPLAUSIBLE) / log_rejection))
+    winners = empty_winners(np.zeros(size, dtype=np.int64))
+    active = np.arange(size)
+    while active.size:
+        ahead = max(1, min(size // active.size, _MAX_AHEAD))
+        tuning = np.repeat(active, ahead)
+        index = winners.runs[tuning] + np.tile(np.arange(ahead), active.size)
+        candidate = rng.integers(0, context.candidates, len(tuning))
+        batch = RunBatch.drawn(included[tuning], candidate, rng)
+        (outcomes,) = context.run(batch)
+        kept = (
+            outcomes.finite & (outcomes.scores > context.good_enough) & (index < max_runs[tuning])
+        )
+        places = np.arange(len(tuning)).reshape(active.size, ahead)
+        is_kept = kept[places]
+        found = is_kept.any(axis=1)
+        # Runs after the accepted one were trained only for speed; the protocol does not have them.
+        first = np.where(found, is_kept.argmax(axis=1), ahead - 1)
+        made = np.minimum(winners.runs[active] + first + 1, max_runs[active])
+        was_made = index < np.repeat(made, ahead)
+        np.add.at(winners.diverged, tuning, was_made & ~outcomes.finite)
+        winners.runs[active] = made
+        who, won = active[found], places[found, first[found]]
+        winners.chosen[who] = index[won]
+        winners.candidate[who] = batch.candidate[won]
+        winners.score[who] = outcomes.scores[won]
+        winners.take_proxies(who, outcomes, won)
+        active = active[~found & (made < max_runs[active])]
+    if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
+        raise InvalidInput(
+            "acceptance must be a lower bound on the probability that a run is accepted, got "
+            f"{protocol.acceptance!r}, but none of {int(winners.runs.max())} runs was accepted"
+        )
+    return winners
