@@ -20,8 +20,9 @@ _BISECTION_STEPS = 60
 
 def covariance(first: ArrayLike, second: ArrayLike) -> FloatArray:
     """Covariances [n, m] of the mean scores of candidates with features [n, d] and [m, d]."""
-    scaled = (np.asarray(features, dtype=float) / _LENGTH for features in (first, second))
-    return np.asarray(np.exp(-0.5 * distance.cdist(*scaled, metric="sqeuclidean")))
+    rows, columns = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    squares = distance.cdist(rows / _LENGTH, columns / _LENGTH, metric="sqeuclidean")
+    return np.asarray(np.exp(-0.5 * squares))
 
 
 def confidence_density(
