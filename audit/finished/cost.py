@@ -8,6 +8,7 @@ from pathlib import Path
 from audit import checks
 from audit.accounting import Candidates, DeltaUnreachable, Mechanism, Mixture, WorstOf
 from audit.accounting.combinations import kinds
+from audit.accounting.filters import check_protected, epsilon_of_cap, filter_for, odometer
 from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.finished.combined_trials import (
@@ -20,7 +21,6 @@ from audit.finished.trials_file import read_trials
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Fixed
-from audit.tuning.budget import Budget, check_protected, filter_for, odometer
 from audit.upper_bounds import (
     ProtocolLike,
     UpperBound,
@@ -295,7 +295,7 @@ def _cost_of_sequential(
         if cap is not None:
             raise InvalidInput(f"budgets must not be given with a cap, got {budgets}")
     if cap is not None:
-        epsilon = Budget(cap, delta).epsilon
+        epsilon = epsilon_of_cap(cap, delta)
         only_gaussian = all(run.gaussian_mu is not None for run, _ in several)
         kept = filter_for(
             cap if isinstance(cap, Mechanism) else epsilon, delta, runs[0], only_gaussian

@@ -15,6 +15,7 @@ from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
+from audit.protocols import adaptive_density
 from audit.report.assemble import assemble
 from audit.report.text import to_text
 from audit.simulation import batch_samplers, sequential_search
@@ -132,7 +133,7 @@ def test_candidates_are_drawn_from_projected_densities() -> None:
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
-    found = batch_samplers.projected(densities, 0.7, 1.4)
+    found = adaptive_density.project(densities, 0.7, 1.4)
     for row, density in zip(found, densities, strict=True):
         np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
