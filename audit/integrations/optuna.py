@@ -13,7 +13,7 @@ from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.finished.cost import WAYS, TuningCost, cost_of_trials
 from audit.finished.trials_file import trial_of
-from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
+from audit.protocols import Protocol
 from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
 from audit.upper_bounds import ProtocolLike
 
@@ -37,6 +37,13 @@ class _Suggested(Choice):
     @property
     def spec(self) -> str:
         return "the values that the objective suggests, each drawn by Optuna's RandomSampler"
+
+
+def _draws_candidates(protocol: Protocol) -> bool:
+    """Whether every run has an independent candidate and the same noise, and one is released."""
+    if protocol.is_adaptive or protocol.releases_several or protocol.releases_step:
+        return False
+    return protocol.candidates_are == "drawn"
 
 
 class PrivateStudy:
@@ -70,7 +77,7 @@ class PrivateStudy:
         )
         self._model: Any = None
         self._study = Study(Space({"": _Suggested()}), protocol, **settings)
-        if not isinstance(self._study.protocol, RandomSearch | UntilAccepted | RandomStopping):
+        if not _draws_candidates(self._study.protocol):
             raise InvalidInput(
                 "protocol must draw every candidate independently (a distribution of K, until or "
                 f"stopping), got {self._study.protocol.spec}"

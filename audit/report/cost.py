@@ -13,7 +13,7 @@ from audit.accounting import DeltaUnreachable, Mechanism
 from audit.errors import InvalidInput
 from audit.protocols import Adaptive, Protocol, RandomSearch
 from audit.upper_bounds import tuning_cost
-from audit.upper_bounds.comparison import protocols_with
+from audit.upper_bounds.comparison import cases_with
 from audit.upper_bounds.registry import find, row
 
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
@@ -78,7 +78,7 @@ def _curves(
     curves: dict[str, list[tuple[float, float]]] = {}
     saves = True
     for mean in progress(runs):
-        for title, protocol in protocols_with(float(mean)).items():
+        for title, protocol in ((case.title, case.protocol) for case in cases_with(float(mean))):
             if isinstance(protocol, Adaptive):
                 if mean in runs[1::2]:
                     continue

@@ -16,19 +16,13 @@ from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
-from audit.certificate.wording import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_exact, format_rounded, memoize
 from audit.processes import watch_ray
 from audit.protocols import (
-    BestRuns,
     BudgetSchedule,
-    Grid,
     Protocol,
     RandomSearch,
-    RandomStopping,
-    Subset,
-    UntilAccepted,
 )
 from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.devices import device_names, shared_devices
@@ -169,7 +163,7 @@ class Study:
     def _check_training(self) -> None:
         training = self._training
         check_score(self.protocol, self.private)
-        if isinstance(self.protocol, Subset) and training.neighbours == "replace-one":
+        if self.protocol.trains_on_subset and training.neighbours == "replace-one":
             raise InvalidInput(
                 f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
                 f"{training.neighbours!r}"
@@ -537,7 +531,7 @@ class Study:
                     "study.rehearse(train, records); to skip it, pass rehearse=False."
                 )
                 raise
-        elif accept is not None and isinstance(self.protocol, UntilAccepted | RandomStopping):
+        elif accept is not None and self.protocol.may_never_end:
             raise InvalidInput(
                 f"train must be rehearsed with {self.protocol.spec}, which may never end if every "
                 "run raises an exception: pass records=, call study.rehearse(train, accept=accept) "
@@ -587,7 +581,7 @@ def _functions(train: Any, records: Any, accept: Any, save: Any, load: Any) -> N
 
 
 def _hash_of_models(best: Best, protocol: Protocol) -> str | None:
-    if not isinstance(protocol, BestRuns) or best.candidate is None:
+    if not protocol.releases_several or best.candidate is None:
         return model_hash(best.model)
     return model_hash([one.model for one in (best, *best.runners_up)])
 
@@ -607,14 +601,14 @@ def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
 
 def _supported(given: ProtocolLike, space: Space) -> Protocol:
     protocol = protocols.parse_protocol(given)
-    if not isinstance(protocol, PROTOCOLS):
-        names = ", ".join(kind.name for kind in PROTOCOLS)
+    if not protocol.can_be_studied():
+        names = ", ".join(kind.name for kind in protocols.all_protocols() if kind.can_be_studied())
         raise InvalidInput(
             f"protocol must be one that a study can run ({names}), got {protocol.spec}"
         )
-    if isinstance(protocol, Grid) and protocol.candidates != space.size:
+    if protocol.list_length is not None and protocol.list_length != space.size:
         raise InvalidInput(
-            f"space must have the {protocol.candidates} candidates of {protocol.spec}, got "
+            f"space must have the {protocol.list_length} candidates of {protocol.spec}, got "
             f"{space.size or 'a continuous one'}"
         )
     return protocol

@@ -22,7 +22,6 @@ from audit.simulation import batch_samplers, sequential_search
 from audit.simulation.tune import tune
 from audit.simulation.winners import GameContext
 from audit.tuning.journal import Record
-from audit.tuning.samplers import relative_density
 from audit.tuning.space import Space, Uniform
 from audit.upper_bounds.published import project_density
 from threat_models import build
@@ -123,7 +122,7 @@ def test_the_gaussian_process_equals_that_of_scikit_learn() -> None:
             before[t].append(Record(number, tuple(values[c]), kept))
         found = sampler.densities(np.arange(3))
         for row, ended in zip(found, before, strict=True):
-            expected = relative_density(protocol, space, [tuple(v) for v in values], ended)
+            expected = protocol.relative_density(space, [tuple(v) for v in values], ended)
             np.testing.assert_allclose(row, expected, rtol=1e-6)
             assert row.mean() == pytest.approx(1.0, abs=1e-12)
     assert found[0].max() > 1.2  # it has learned
@@ -339,7 +338,10 @@ def test_leakage_of_accepted_tails_equals_that_of_a_fine_grid() -> None:
         ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates for grid:3"),
         ({"protocol": "grid:3", "repetitions": "fixed:3"}, "must not be given with protocol grid"),
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
-        ({"protocol": "noisy-max:3"}, "protocol must be one that an audit can play: search, grid"),
+        (
+            {"protocol": "noisy-max:3"},
+            "protocol must be one that an audit can play: search, adaptive, grid",
+        ),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
         ({"sampler": "gp"}, "sampler must be"),
