@@ -185,8 +185,9 @@ class Protocol(ABC):
     @classmethod
     def _number_of_parameters(cls) -> tuple[int, int]:
         """The smallest and the largest number of parameters: those of the constructor."""
-        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else []
-        names: list[str] = [field.name for field in fields]
+        names: list[str] = []
+        if dataclasses.is_dataclass(cls):
+            names = [field.name for field in dataclasses.fields(cls)]
         count = len({*names} - {"repetitions"})
         return count, count
 
