@@ -20,7 +20,7 @@ The result contains everything that can run, and more, by these rules:
    definitions. Reachable code brings the statements that its module executes at import.
 5. A decorated definition in any module is reachable if its decorator, or a function that the
    decorator calls, changes a reachable variable or belongs to one: it may register something.
-6. C sources beside a reachable module are reachable; compiled files if there is no source.
+6. C sources next to a reachable module are reachable; compiled files if there is no source.
 
 Annotations are followed only where code may read them: at functions with an unusual decorator, and
 at the function from which the search starts. Three things are not found: methods that only another
@@ -93,7 +93,7 @@ class _Names:
     def lookup(
         self, module: Module, name: str, seen: frozenset[tuple[str, str]] = frozenset()
     ) -> list["_Definition | Module"]:
-        """The definitions, or the submodule, that a name stands for in a module."""
+        """The definitions, or the submodule, to which a name leads in a module."""
         if (module.name, name) in seen:
             return []
         seen |= {(module.name, name)}
@@ -234,7 +234,7 @@ class ReachableCode:
             self._todo.append((module, name, node))
 
     def _touch(self, module: Module) -> None:
-        """Adds what a module executes when it is imported, and the C sources beside it."""
+        """Adds what a module executes when it is imported, and the C sources next to it."""
         if module.name in self._touched:
             return
         self._touched.add(module.name)
@@ -372,7 +372,7 @@ class ReachableCode:
         return self._changed[key]
 
     def _named_in_text(self, module: Module, name: str) -> list[_Definition | Module]:
-        """What a name stands for, without parsing a module that imports it from elsewhere."""
+        """What a name leads to, without parsing a module that imports it from elsewhere."""
         if module.defines_in_text(name):
             return self._names.lookup(module, name)
         source = module.source_in_text(name)
