@@ -185,10 +185,8 @@ class Protocol(ABC):
     @classmethod
     def _number_of_parameters(cls) -> tuple[int, int]:
         """The smallest and the largest number of parameters: those of the constructor."""
-        names: list[str] = []
-        if dataclasses.is_dataclass(cls):
-            names = [field.name for field in dataclasses.fields(cls)]
-        count = len({*names} - {"repetitions"})
+        fields: Any = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        count = len({field.name for field in fields} - {"repetitions"})
         return count, count
 
     @classmethod
