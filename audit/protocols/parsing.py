@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.numbers_from_text import read_number
 from audit.protocols.base import Protocol
 from audit.protocols.fixed_candidates import Grid, NoisyMax
 from audit.protocols.random_runs import (
@@ -105,11 +107,10 @@ def _protocol(name: str, words: list[str], distribution: Repetitions) -> Protoco
         words, options = words[:-1], {"monotone": True}
     if name == "subset" and len(words) == 2:
         words, options = words[:1], {"final": words[1]}
+    values: list[Any] = list(words)  # as text, which the protocol reads as whole numbers or not
     try:
-        values = [
-            int(word) if word.isascii() and word.isdecimal() else checks.read_number(word)
-            for word in words
-        ]
+        for word in words:
+            read_number(word)
     except ValueError:
         values = []
     if not least <= len(values) <= most or len(values) != len(words):
