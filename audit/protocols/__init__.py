@@ -15,6 +15,7 @@ from audit.protocols.random_runs import (
     RandomSearch,
     Subset,
 )
+from audit.protocols.sequential import Sequential
 from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Protocol",
     "RandomSearch",
     "RandomStopping",
+    "Sequential",
     "Subset",
     "UntilAccepted",
     "parse_protocol",

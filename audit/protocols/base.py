@@ -10,6 +10,7 @@ class Protocol(ABC):
     Attributes:
         name: the name of the protocol in texts, such as `grid` in `grid:100,0.5`.
         assumption: the condition on a tuning under which theorems about this protocol apply.
+        release: what is released, in words.
 
     Example:
         >>> from audit.protocols import Grid
@@ -19,6 +20,7 @@ class Protocol(ABC):
 
     name: ClassVar[str]
     assumption: ClassVar[str]
+    release: ClassVar[str] = "only the best run is released"
 
     @property
     @abstractmethod

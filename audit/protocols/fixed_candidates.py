@@ -73,6 +73,7 @@ class NoisyMax(Protocol):
 
     name: ClassVar[str] = "noisy-max"
     assumption: ClassVar[str] = "the index of the largest of several noisy values of sensitivity 1"
+    release: ClassVar[str] = "only the index is released"
 
     def __post_init__(self) -> None:
         checks.validate(self, "candidates", checks.integer, 1, MAX_RUNS)

@@ -17,6 +17,7 @@ from audit.protocols.random_runs import (
     RandomSearch,
     Subset,
 )
+from audit.protocols.sequential import Sequential
 from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
 from audit.repetitions import FAMILIES, Repetitions, parse_repetitions
 
@@ -34,9 +35,13 @@ _FORMATS: dict[str, tuple[Callable[..., Protocol], float, float, str]] = {
     "until": (UntilAccepted, 1, 1, "ACCEPTANCE"),
     "stopping": (RandomStopping, 1, 1, "STOP"),
     "schedule": (lambda *noise: BudgetSchedule(noise), 1, math.inf, "FACTOR,FACTOR,..."),
+    "sequential": (Sequential, 1, 1, "RUNS"),
     "noisy-max": (NoisyMax, 1, 2, "CANDIDATES[,ROUNDS][,monotone]"),
 }
 """Constructor, smallest and largest number of numeric parameters, and the parameters in words."""
+
+_OTHER_NAMES = {"tpe": "sequential", "manual": "sequential", "bayesian": "sequential"}
+"""Names under which people know a protocol."""
 
 _WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto")
 
@@ -50,7 +55,8 @@ def parse_protocol(
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
             `schedule:FACTOR,FACTOR,...`, `noisy-max:CANDIDATES[,ROUNDS][,monotone]`,
-            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED` or `pareto:MOST`. A distribution of K
+            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED`, `pareto:MOST`, or `sequential:RUNS` (also
+            `tpe:RUNS` and `manual:RUNS`) for candidates that depend on results. A distribution of K
             follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone,
             as an object or as text, means random search. A protocol object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.
@@ -82,6 +88,7 @@ def parse_protocol(
         return RandomSearch(parse_repetitions(text))
     # The distributions of K are named in the error only.
     known = _FORMATS if slash else [*_FORMATS, *FAMILIES]
+    name = _OTHER_NAMES.get(name.strip().lower(), name)
     name = checks.one_of("protocol", name.strip().lower(), known)
     if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
         raise InvalidInput(

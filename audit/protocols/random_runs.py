@@ -68,6 +68,7 @@ class BestRuns(RandomRuns):
     assumption: ClassVar[str] = (
         "K independent runs, each candidate drawn independently, of which the best m are released"
     )
+    release: ClassVar[str] = "only the best m runs are released"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +103,7 @@ class ParetoFront(RandomRuns):
         "K independent runs, each candidate drawn independently, of which those on the Pareto "
         "front are released, at most m"
     )
+    release: ClassVar[str] = "only runs on the Pareto front are released, at most m"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,6 +177,7 @@ class Subset(RandomRuns):
     assumption: ClassVar[str] = (
         "K independent runs on a Poisson subset of the records, then one final run"
     )
+    release: ClassVar[str] = "only the chosen candidate and the final run are released"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,7 @@ class UntilAccepted(Protocol):
         "independent runs until one is accepted; on any data set, a run is accepted with at least "
         "the stated probability"
     )
+    release: ClassVar[str] = "only the accepted run is released"
 
     def __post_init__(self) -> None:
         checks.validate(self, "acceptance", checks.interval, 0.0, 1.0, closed_high=True)
@@ -63,6 +64,7 @@ class RandomStopping(Protocol):
         "independent runs until one is accepted; after each rejected run, the tuning stops with a "
         "fixed probability"
     )
+    release: ClassVar[str] = "only the accepted run is released, or that there was none"
 
     def __post_init__(self) -> None:
         checks.validate(self, "stop", checks.interval, 0.0, 1.0, closed_high=True)
@@ -95,6 +97,7 @@ class BudgetSchedule(Protocol):
         "a fixed schedule of noise with one run for each step, until one is accepted by a rule "
         "that depends on this run alone"
     )
+    release: ClassVar[str] = "only the accepted run and its step are released"
 
     def __post_init__(self) -> None:
         noise = tuple(checks.interval("noise", one, 0.0) for one in self.noise)
