@@ -6,7 +6,7 @@ mapping to type, unless everything that it could mean is known from other column
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -309,44 +309,57 @@ def _may_be(name: str) -> str:
 
 
 def refuse_doubtful(
-    roles: ColumnRoles, known: Iterable[str], where: str, varying: Mapping[str, bool] | None = None
+    roles: ColumnRoles,
+    known: Iterable[str],
+    settings: Iterable[str],
+    varying: Mapping[str, bool],
+    where: str,
 ) -> ColumnRoles:
     """The roles, with doubtful columns whose meaning is known otherwise as not needed.
 
     Args:
         roles: the roles of all columns.
-        known: the roles that are known, from columns and settings.
+        known: the roles of other columns.
+        settings: the roles that are given for all runs; all of them if a base is given.
+        varying: whether each column has several values. A setting for all runs says nothing about a
+            doubtful column that varies.
         where: the table, in words.
-        varying: if a base was given, whether each column has several values; a column with one
-            value is then taken to be part of the base.
 
     Raises:
         InvalidInput: a column may be a noise, a rate, a batch size, a number of steps or a target
             epsilon that is not known otherwise.
     """
-    given = set(known)
-    filled = {
-        _NOISE: bool(given & {"noise_multiplier", "gdp_mu", "zcdp_rho"}),
-        _RATE: bool(given & {"sampling_rate", "gdp_mu", "zcdp_rho"}),
-        _BATCH: bool(given & {"sampling_rate", "batch_size", "gdp_mu", "zcdp_rho"}),
-        _LENGTH: bool(given & {"steps", "epochs", "gdp_mu", "zcdp_rho"}),
-    }
-    filled[_EPSILON] = filled[_NOISE] or "target_epsilon" in given
+    by_columns, by_settings = _known_kinds(set(known)), _known_kinds({*known, *settings})
     refused, unused = {}, dict(roles.unused)
     for column, kind in roles.doubtful.items():
-        accumulates = "accum" in "".join(_words_of(column)) and "sampling_rate" not in given
-        if varying is not None:
-            is_known = not varying[column]
-            reason = "the base is given"
-        else:
-            is_known, reason = filled[kind] and not accumulates, f"{_MEANINGS[kind]} is known"
-        if is_known:
-            unused[column] = reason
+        kinds = by_columns if varying[column] else by_settings
+        # With several small batches per step, only the rate determines the expected batch.
+        needed = _RATE if "accum" in "".join(_words_of(column)) else kind
+        if needed in kinds:
+            unused[column] = f"{_MEANINGS[kind]} is known"
         else:
             refused[column] = kind
     if refused:
         raise InvalidInput(doubt(refused, where))
     return ColumnRoles(roles.used, roles.not_about_privacy, {}, unused)
+
+
+def _known_kinds(roles: Set[str]) -> set[str]:
+    """The kinds of doubtful columns that roles make superfluous."""
+    if roles & {"gdp_mu", "zcdp_rho"}:
+        return {_NOISE, _RATE, _BATCH, _LENGTH, _EPSILON}
+    kinds = set()
+    if "noise_multiplier" in roles:
+        kinds |= {_NOISE, _EPSILON}
+    if "target_epsilon" in roles:
+        kinds |= {_EPSILON}
+    if "sampling_rate" in roles:
+        kinds |= {_RATE, _BATCH}
+    if "batch_size" in roles:
+        kinds |= {_BATCH}
+    if roles & {"steps", "epochs"}:
+        kinds |= {_LENGTH}
+    return kinds
 
 
 def doubt(refused: Mapping[str, str], where: str) -> str:

@@ -9,6 +9,7 @@ from audit.errors import InvalidInput
 from audit.finished.columns import (
     IGNORE,
     PLAIN,
+    ROLES,
     ColumnRoles,
     is_missing,
     listed,
@@ -21,6 +22,13 @@ from audit.finished.material import Material
 from audit.finished.runs import RunSettings, is_false, mechanism_of
 
 _IDENTIFYING = frozenset({"noise_multiplier", "target_epsilon", "gdp_mu", "zcdp_rho"})
+_DETERMINED_BY = {
+    "batch_size": "sampling_rate",
+    "epochs": "steps",
+    "target_epsilon": "noise_multiplier",
+}
+"""The setting of all runs that a column with another role determines."""
+
 _SHUFFLING = ("poisson_sampling", "poisson")
 _TO_TYPE = (
     "give them for all runs, as --noise-multiplier 1.1 --sampling-rate 0.01 --steps 500 (in "
@@ -54,9 +62,11 @@ def interpret(
     found = {*roles.used.values(), *settings.constants}
     if not found & _IDENTIFYING:
         raise InvalidInput(_nothing_known(material.name, columns, roles, mapping))
-    roles = refuse_doubtful(roles, found, material.name)
-    runs = _mechanisms(material, roles, settings)
-    return runs, _without_unneeded(roles, found, settings)
+    varying = _varying(columns)
+    by_columns = set(roles.used.values())
+    roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
+    _check_settings(roles, settings, varying, material.name)
+    return _mechanisms(material, roles, settings), _without_unneeded(roles, found)
 
 
 def _check_no_settings(settings: RunSettings) -> None:
@@ -87,6 +97,28 @@ def _check_batches(columns: Mapping[str, list[Any]], settings: RunSettings) -> N
             )
 
 
+def _varying(columns: Mapping[str, list[Any]]) -> dict[str, bool]:
+    """Whether each column has several values."""
+    return {
+        column: len({str(cell) for cell in cells if not is_missing(cell)}) > 1
+        for column, cells in columns.items()
+    }
+
+
+def _check_settings(
+    roles: ColumnRoles, settings: RunSettings, varying: Mapping[str, bool], where: str
+) -> None:
+    """Refuses a setting for all runs beside a column by which it differs between runs."""
+    for column, role in roles.used.items():
+        setting = _DETERMINED_BY.get(role, "")
+        if setting in settings.constants and varying[column]:
+            raise InvalidInput(
+                f"{setting} must not be given for all runs, because {role} differs between those "
+                f"of {where} (column {checks.one_line(column)}), got "
+                f"{checks.one_line(settings.constants[setting])}"
+            )
+
+
 def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -> list[Mechanism]:
     cached: dict[tuple[tuple[str, str], ...], Mechanism] = {}
     runs = []
@@ -106,7 +138,7 @@ def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -
     return runs
 
 
-def _without_unneeded(roles: ColumnRoles, known: set[str], settings: RunSettings) -> ColumnRoles:
+def _without_unneeded(roles: ColumnRoles, known: set[str]) -> ColumnRoles:
     """The roles, with columns that are not needed, because others determine the run."""
     reasons = {}
     if "noise_multiplier" in known:
@@ -138,10 +170,7 @@ def _with_base(
             "whole run, got both"
         )
     columns = material.columns
-    varying = {
-        column: len({str(cell) for cell in cells if not is_missing(cell)}) > 1
-        for column, cells in columns.items()
-    }
+    varying = _varying(columns)
     unused = {}
     for column, role in roles.used.items():
         cells = [cell for cell in columns[column] if not is_missing(cell)]
@@ -158,7 +187,7 @@ def _with_base(
                     f"or add --columns '{checks.printable(without_prefix(column))[:60]}={IGNORE}'"
                 )
         unused[column] = "as the base"
-    doubtful = refuse_doubtful(roles, (), material.name, varying)
+    doubtful = refuse_doubtful(roles, (), ROLES, varying, material.name)
     found = ColumnRoles({}, roles.not_about_privacy, {}, {**unused, **dict(doubtful.unused)})
     return [base] * len(material.runs), found
 
