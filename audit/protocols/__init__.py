@@ -15,6 +15,7 @@ from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
 from audit.protocols.propose_test_release import ProposeTestRelease
 from audit.protocols.random_search import RandomSearch
 from audit.protocols.random_stopping import RandomStopping
+from audit.protocols.sequential import Sequential
 from audit.protocols.statement import Statement
 from audit.protocols.subset import Subset
 from audit.protocols.until_accepted import RepeatedRuns, UntilAccepted
@@ -33,6 +34,7 @@ __all__ = [
     "RandomSearch",
     "RandomStopping",
     "RepeatedRuns",
+    "Sequential",
     "Statement",
     "Subset",
     "UntilAccepted",

@@ -19,9 +19,9 @@ from typing import Protocol as Interface
 import numpy as np
 from numpy.typing import NDArray
 
-from audit import checks
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numbers_from_text import read_number
 from audit.protocols.statement import Statement
 from audit.repetitions import Repetitions
 
@@ -122,7 +122,9 @@ class Protocol(ABC):
 
     Attributes:
         name: the name of the protocol in texts, such as `grid` in `grid:100,0.5`.
+        other_names: further names in texts under which people know the protocol.
         assumption: the condition on a tuning under which theorems about this protocol apply.
+        release: what is released, in words.
         parameters: the parameters of the text form, in words, for error messages.
         draws_number: whether a distribution of K follows the text form after a slash.
         candidates_are: `drawn` from the prior, independently of each other or with an adaptive
@@ -144,7 +146,9 @@ class Protocol(ABC):
     """
 
     name: ClassVar[str]
+    other_names: ClassVar[tuple[str, ...]] = ()
     assumption: ClassVar[str]
+    release: ClassVar[str] = "only the best run is released"
     parameters: ClassVar[str] = "none"
     draws_number: ClassVar[bool] = False
     candidates_are: ClassVar[Literal["drawn", "listed", "chosen"]] = "drawn"
@@ -190,12 +194,12 @@ class Protocol(ABC):
         return count, count
 
     @classmethod
-    def _read_numbers(cls, words: Sequence[str], least: int, most: float) -> list[float]:
+    def _read_numbers(cls, words: Sequence[str], least: int, most: float) -> list[Any]:
+        """The numbers as text, which the constructor reads as whole numbers or not."""
+        values: list[Any] = list(words)
         try:
-            values = [
-                int(word) if word.isascii() and word.isdecimal() else checks.read_number(word)
-                for word in words
-            ]
+            for word in words:
+                read_number(word)
         except ValueError:
             values = []
         if not least <= len(values) <= most or len(values) != len(words):
@@ -323,6 +327,7 @@ class Protocol(ABC):
 
 
 _REGISTRY: dict[str, type[Protocol]] = {}
+_OTHER_NAMES: dict[str, str] = {}
 
 
 def _register(kind: type[Protocol]) -> None:
@@ -334,6 +339,7 @@ def _register(kind: type[Protocol]) -> None:
             f"{registered.__qualname__}"
         )
     _REGISTRY[kind.name] = kind
+    _OTHER_NAMES.update(dict.fromkeys(kind.__dict__.get("other_names", ()), kind.name))
 
 
 def all_protocols() -> list[type[Protocol]]:
@@ -343,7 +349,7 @@ def all_protocols() -> list[type[Protocol]]:
 
 def protocol_named(name: str) -> type[Protocol] | None:
     """The kind of protocols with a name; None if no protocol has it."""
-    return _REGISTRY.get(name)
+    return _REGISTRY.get(_OTHER_NAMES.get(name, name))
 
 
 def whole_runs(runs: float) -> int:

@@ -33,6 +33,7 @@ class BestRuns(RandomRuns):
     assumption: ClassVar[str] = (
         "K independent runs, each candidate drawn independently, of which the best m are released"
     )
+    release: ClassVar[str] = "only the best m runs are released"
     parameters: ClassVar[str] = "RELEASED"
     releases_several: ClassVar[bool] = True
 

@@ -42,6 +42,7 @@ class BudgetSchedule(Protocol):
         "a fixed schedule of noise with one run for each step, until one is accepted by a rule "
         "that depends on this run alone"
     )
+    release: ClassVar[str] = "only the accepted run and its step are released"
     parameters: ClassVar[str] = "FACTOR,FACTOR,..."
     is_sequential: ClassVar[bool] = True
     ends_with_accepted: ClassVar[bool] = True

@@ -28,6 +28,7 @@ class NoisyMax(Protocol):
 
     name: ClassVar[str] = "noisy-max"
     assumption: ClassVar[str] = "the index of the largest of several noisy values of sensitivity 1"
+    release: ClassVar[str] = "only the index is released"
     parameters: ClassVar[str] = "CANDIDATES[,ROUNDS][,monotone]"
     candidates_are: ClassVar[Literal["drawn", "listed", "chosen"]] = "listed"
 
@@ -40,7 +41,7 @@ class NoisyMax(Protocol):
     def from_words(cls, words: Sequence[str], repetitions: Repetitions | None) -> Self:
         is_monotone = words[-1:] == ["monotone"]
         candidates, *rounds = cls._read_numbers(words[:-1] if is_monotone else words, 1, 2)
-        return cls(candidates, is_monotone, *rounds)  # type: ignore[arg-type]  # checked there
+        return cls(candidates, is_monotone, *rounds)
 
     @property
     def spec(self) -> str:

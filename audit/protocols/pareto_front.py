@@ -32,6 +32,7 @@ class ParetoFront(RandomRuns):
         "K independent runs, each candidate drawn independently, of which those on the Pareto "
         "front are released, at most m"
     )
+    release: ClassVar[str] = "only runs on the Pareto front are released, at most m"
     parameters: ClassVar[str] = "MOST"
     releases_several: ClassVar[bool] = True
 

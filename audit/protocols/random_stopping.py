@@ -35,6 +35,7 @@ class RandomStopping(RepeatedRuns):
         "independent runs until one is accepted; after each rejected run, the tuning stops with a "
         "fixed probability"
     )
+    release: ClassVar[str] = "only the accepted run is released, or that there was none"
     parameters: ClassVar[str] = "STOP"
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ class Subset(RandomRuns):
     assumption: ClassVar[str] = (
         "K independent runs on a Poisson subset of the records, then one final run"
     )
+    release: ClassVar[str] = "only the chosen candidate and the final run are released"
     parameters: ClassVar[str] = "RATE or RATE,rest|all"
     candidates_are: ClassVar[Literal["drawn", "listed", "chosen"]] = "chosen"  # of the final run
     trains_on_subset: ClassVar[bool] = True

@@ -63,6 +63,7 @@ class UntilAccepted(RepeatedRuns):
         "independent runs until one is accepted; on any data set, a run is accepted with at least "
         "the stated probability"
     )
+    release: ClassVar[str] = "only the accepted run is released"
     parameters: ClassVar[str] = "ACCEPTANCE"
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.statement import statement_of_tuning
 
 ProtocolLike = str | Repetitions | Protocol
 """A protocol, or a distribution of K, which means random search; as an object or as text."""
@@ -296,7 +297,7 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
             f"delta must be one that some bound for {protocol.spec} reaches, got "
             f"{checks.one_line(delta)} ({'; '.join(reasons)})"
         )
-    return found
+    return replace(found, statement=statement_of_tuning(found.epsilon, delta, base, protocol))
 
 
 def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
