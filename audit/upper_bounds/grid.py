@@ -153,12 +153,16 @@ class GridCurve:
         return low if high < pair.event_range[1] else high
 
     def _log_h(self, log_left: FloatArray) -> FloatArray:
-        """log(1 - p + p x) from log(x)."""
-        with np.errstate(divide="ignore"):
-            near = np.log1p(self.inclusion * np.expm1(np.maximum(log_left, -1.0)))
-            rest = math.log1p(-self.inclusion) if self.inclusion < 1.0 else -math.inf
-            far = np.logaddexp(rest, math.log(self.inclusion) + log_left)
-        return np.where(log_left > -1.0, near, far)
+        return log_h(self.inclusion, log_left)
+
+
+def log_h(inclusion: float, log_left: FloatArray) -> FloatArray:
+    """log h(x) = log(1 - p + p x) from log(x), elementwise, for the inclusion probability p."""
+    with np.errstate(divide="ignore"):
+        near = np.log1p(inclusion * np.expm1(np.maximum(log_left, -1.0)))
+        rest = math.log1p(-inclusion) if inclusion < 1.0 else -math.inf
+        far = np.logaddexp(rest, math.log(inclusion) + log_left)
+    return np.where(log_left > -1.0, near, far)
 
 
 def _sum_of_boundaries(
@@ -213,7 +217,7 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
     return kinds(base.candidates)
 
 
-def _sides(
+def sides(
     base: Mechanism, protocol: Grid
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
     """Pairs and counts in every arrangement; candidates of one mechanism share its direction."""
@@ -230,7 +234,7 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
     """Whether few points of the curve show that the grid bound is above epsilon."""
     return any(
         GridCurve(*side, protocol.inclusion, delta, _FEW_POINTS).attained_delta(epsilon) > delta
-        for side in _sides(base, protocol)
+        for side in sides(base, protocol)
     )
 
 
@@ -249,9 +253,9 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     if protocol.candidates * inclusion <= delta:
         return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
     best = BoundValue(math.inf, error=math.inf)
-    sides = _sides(base, protocol)
+    arranged = sides(base, protocol)
     for share in _SHARES:
-        curves = [GridCurve(*side, inclusion, share * delta) for side in sides]
+        curves = [GridCurve(*side, inclusion, share * delta) for side in arranged]
         epsilon = largest_epsilon((curve.delta for curve in curves), delta)
         if epsilon < best.epsilon:
             below = largest_epsilon((curve.attained_delta for curve in curves), delta)
