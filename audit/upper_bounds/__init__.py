@@ -14,6 +14,7 @@ from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.conditional import TwoEvents
 from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.grid_by_levels import LevelCurve, grid_levels
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.grid_of_log_concave_losses import grid_log_concave, log_concave_pair
 from audit.upper_bounds.histories import HistoryCurve
@@ -53,6 +54,7 @@ __all__ = [
     "FoldedGame",
     "GridCurve",
     "HistoryCurve",
+    "LevelCurve",
     "LikelihoodOrder",
     "NotApplicable",
     "ProtocolLike",
@@ -73,6 +75,7 @@ __all__ = [
     "entries",
     "find",
     "first_accepted",
+    "grid_levels",
     "grid_log_concave",
     "grid_tight",
     "log_concave_pair",

@@ -58,11 +58,13 @@ class Entry:
     place: float  # position of its row in tables; the loosest bounds come first
     is_special: bool  # whether tables omit its row if it does not apply
     title: str  # its name in figures; empty if figures leave it out
-    # a quick test that is true only if the value is above an epsilon
+    # a quick test that is true only if the value is above an epsilon, or hardly below it
     exceeds: Exceeds | None = None
+    # whether it is computed after all others, if its quick test leaves it a chance to be smallest
+    deferred: bool = False
 
     def is_above(self, epsilon: float, base: Mechanism, protocol: Protocol, delta: float) -> bool:
-        """Whether a quick test shows that the bound is above epsilon, for parsed arguments."""
+        """Whether a quick test shows that the bound does not gain, for parsed arguments."""
         try:
             with np.errstate(all="ignore"):
                 return self.exceeds is not None and self.exceeds(base, protocol, delta, epsilon)
@@ -113,6 +115,7 @@ def bound(
     is_special: bool = False,
     title: str = "",
     exceeds: Exceeds | None = None,
+    deferred: bool = False,
 ) -> Callable[[Body], Bound]:
     """Registers a bound.
 
@@ -132,7 +135,9 @@ def bound(
         if (protocol, name) in _ENTRIES:
             raise InvalidInput(f"bound names must be used once, got {name!r} again")
         function.__doc__ = _with_arguments(body.__doc__ or "", protocol)
-        entry = Entry(name, body, function, claim, protocol, place, is_special, title, exceeds)
+        entry = Entry(
+            name, body, function, claim, protocol, place, is_special, title, exceeds, deferred
+        )
         _ENTRIES[protocol, name] = entry
         return function
 
@@ -172,7 +177,7 @@ def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
     Example:
         >>> from audit.protocols import Grid
         >>> [entry.name for entry in entries(Grid)]
-        ['composition', 'grid', 'grid-log-concave', 'grid-tight']
+        ['composition', 'grid', 'grid-levels', 'grid-log-concave', 'grid-tight']
     """
     found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
     return sorted(found, key=lambda entry: (entry.is_special, entry.place))
@@ -274,21 +279,23 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     base, protocol, delta = _parse(base, protocol, delta)
     bounds = entries(type(protocol))
     valid = [entry for entry in bounds if entry.claim.any_score]
+    computed: dict[str, UpperBound] = {}
     rows: list[UpperBound] = []
-    for entry in reversed(valid):  # sharpest first
+    for entry in sorted(reversed(valid), key=lambda entry: entry.deferred):  # sharpest first
         so_far = smallest(without_contradictions(rows))
         if so_far is not None and entry.is_above(so_far.epsilon, base, protocol, delta):
             continue
-        rows.insert(0, row(entry, base, protocol, delta))
-        is_exact = rows[0].epsilon <= (1.0 + _EXACT) * rows[0].attains
+        found = computed[entry.name] = row(entry, base, protocol, delta)
+        rows = [computed[one.name] for one in valid if one.name in computed]
+        is_exact = found.epsilon <= (1.0 + _EXACT) * found.attains
         if is_exact and not isinstance(protocol, RandomSearch):  # whose simplest equal is named
             break
     if not any(one.attains for one in rows):  # otherwise a bound found an attained epsilon already
         attained = [entry for entry in bounds if entry.claim.kind is Kind.ATTAINED]
         rows += [row(entry, base, protocol, delta) for entry in attained]
     rows = without_contradictions(rows)
-    found = smallest(rows)
-    if found is None:
+    best = smallest(rows)
+    if best is None:
         general = [one for entry, one in zip(valid, rows, strict=False) if not entry.is_special]
         # A bound that applies says which deltas it reaches; the others only why they do not apply.
         about_delta = {one.reason: one for one in general if one.reason.startswith("delta must")}
@@ -297,7 +304,7 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
             f"delta must be one that some bound for {protocol.spec} reaches, got "
             f"{checks.one_line(delta)} ({'; '.join(reasons)})"
         )
-    return replace(found, statement=statement_of_tuning(found.epsilon, delta, base, protocol))
+    return replace(best, statement=statement_of_tuning(best.epsilon, delta, base, protocol))
 
 
 def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
