@@ -1,8 +1,11 @@
 """Numbers of certificates, and the draws of studies with a fixed seed."""
 
+import warnings
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 import audit
 from audit import certificate, protocols, tuning
@@ -59,11 +62,11 @@ STUDIES: dict[str, dict[str, Any]] = {
     "noisy-max:20": {"space": "finite", "base": GaussianMechanism(0.25)},
 }
 SEED = 7
+_UNTIL = protocols.UntilAccepted, protocols.RandomStopping, protocols.BudgetSchedule
 QUICK = {
     "numbers | gaussian | fixed:1",
-    "numbers | full batch | poisson:20",
     "numbers | gaussian | until:0.1",
-    "study | fixed:5",
+    "study | subset:0.3/tnb:1,0.2",
     "study | until:0.3",
     "study | schedule:4,2,1",
 }
@@ -77,24 +80,35 @@ def numbers(base: Mechanism, protocol: str, bounds: tuple[str, ...]) -> dict[str
     return values
 
 
+def _accept(outcome: audit.Outcome) -> bool:
+    return outcome.score > 0.8
+
+
 def study(protocol: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The draws, the result and the numbers of a study with a fixed seed."""
-    options = dict(settings)
-    space = SPACES[options.pop("space")]
-    private = audit.Study(space, protocol, seed=SEED, folder=None, **options)
+    others = dict(settings)
+    space = SPACES[others.pop("space")]
+    private = audit.Study(space, protocol, seed=SEED, folder=None, **others)
     trials: list[Any] = []
 
     def train(trial: audit.Trial) -> audit.Outcome:
-        trials.append([dict(trial.candidate), trial.seed])
+        # The numbers of the records that the run may read, of 20 records.
+        part = np.flatnonzero(trial.records(20)).tolist() if trial.part is not None else []
+        trials.append([dict(trial.candidate), trial.seed, part])
         # Depends on everything that the study draws for a run.
         score = trial.candidate["lr"] * (1 + trial.seed % 1000 / 1000)
         return audit.Outcome(score, len(trials))
 
-    best = private.run(train)
+    waits = isinstance(private.protocol, _UNTIL)
+    options: dict[str, Any] = {"accept": _accept, "rehearse": False} if waits else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no candidate was chosen")
+        best = private.run(train, **options)
+    base = private.certificate.base
     values = asdict(private.certificate.numbers)
     return {
         "total epsilon": private.total_epsilon,
-        "noise": private.certificate.base.gaussian_mu,
+        "noise": base.noise_multiplier if isinstance(base, DpSgd) else None,
         "trials": trials,
         "candidate": best.candidate,
         "score": best.score,

@@ -51,9 +51,9 @@ GOAL: dict[str, Any] = {"target_epsilon": TARGET, "target_delta": DELTA}
 QUICK = {
     "noise | tnb:0,0.01 | full batch",
     "noise | until:0.1 | full batch",
-    "noise | tnb:0,0.01 | sampled",
-    "mu | grid:10",
-    "runs | gaussian | tnb:1,0.1",
+    "noise | schedule:4,2,1 | full batch",
+    "mu | noisy-max:20",
+    "runs | gaussian | poisson:20",
     "one run",
 }
 
@@ -86,13 +86,6 @@ def one_run() -> dict[str, Any]:
             for accounting_name in ("rdp", "exact")
             for epsilon, delta in ((0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-9))
         },
-        "noise multiplier": {
-            f"{accounting_name} {rate:g}": accounting.calibrate_noise_multiplier(
-                2.0, 1e-5, 100, rate, accounting_name
-            )
-            for accounting_name in ("rdp", "exact")
-            for rate in (0.02, 1.0)
-        },
         "full batch": accounting.full_batch_noise_multiplier(0.25, 300),
         "mean inclusion": accounting.mean_inclusion_mu(1.0, 500, 0.01),
         "limit": accounting.gdp_limit_mu(1.0, 500, 0.01),
@@ -101,10 +94,24 @@ def one_run() -> dict[str, Any]:
     }
 
 
+def noise_multipliers() -> dict[str, float]:
+    """Noise multipliers of a single run."""
+    return {
+        f"{accounting_name} {rate:g}": accounting.calibrate_noise_multiplier(
+            2.0, 1e-5, 100, rate, accounting_name
+        )
+        for accounting_name in ("rdp", "exact")
+        for rate in (0.02, 1.0)
+    }
+
+
 def entries() -> dict[str, Entry]:
     """The entries of this family."""
     noise = partial(upper_bounds.calibrate_noise, **GOAL)
-    calculations: dict[str, Any] = {"one run": one_run}
+    calculations: dict[str, Any] = {
+        "one run": one_run,
+        "one run | noise multipliers": noise_multipliers,
+    }
     for protocol in PROTOCOLS:
         calculations[f"noise | {protocol} | full batch"] = partial(noise, protocol, steps=100)
         calculations[f"mu | {protocol}"] = partial(
