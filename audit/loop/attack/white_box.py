@@ -78,6 +78,8 @@ class WhiteBox:
     Attributes:
         model: found at its first forward pass, or given.
         accountant: the function's own, or None.
+        record_gradient: for a loop of arrays, returns one record's gradient by its features and
+            label; None where the gradient is taken of the model.
         failure: the reason why the canaries' gradients could not be taken; empty if they were.
 
     Raises:
@@ -94,6 +96,7 @@ class WhiteBox:
     ) -> None:
         self.model: nn.Module | None = None
         self.accountant: Any = None
+        self.record_gradient: Any = None
         self.failure = ""
         self._optimizer = optimizer
         self._canaries = canaries
@@ -253,9 +256,11 @@ class WhiteBox:
         self, parameters: list[Tensor], released: list[Tensor]
     ) -> tuple[FloatArray, FloatArray]:
         """<z, p> of every canary and tensor, [m, tensors], and |z|^2, [m]."""
+        assert self._canaries is not None
+        if hasattr(self._optimizer, "leaf_names"):
+            return self._array_products(parameters, released)
         if self.model is None:
             raise InvalidInput("watch was not given the model: watch(optimizer, model, accountant)")
-        assert self._canaries is not None
         like = parameters[0]
         features = torch.from_numpy(self._canaries.features).to(like.device)
         if features.is_floating_point():
@@ -273,6 +278,30 @@ class WhiteBox:
                 products.append(torch.stack(inner, 1).double() * factors)
                 squares.append((norms * factors).square().sum(1))
         return torch.cat(products).cpu().numpy(), torch.cat(squares).cpu().numpy()
+
+    def _array_products(
+        self, parameters: list[Tensor], released: list[Tensor]
+    ) -> tuple[FloatArray, FloatArray]:
+        """The same for a loop of arrays, which states the gradient of a record."""
+        assert self._canaries is not None
+        if self.record_gradient is None:
+            raise InvalidInput(
+                "the gradient of a record is unknown: watch.step(noisy, params, gradient=...)"
+            )
+        records = zip(self._canaries.features, self._canaries.labels, strict=True)
+        each = [self.record_gradient(x, y) for x, y in records]
+        shapes = [tuple(p.shape) for p in parameters]
+        if any([g.shape for g in own] != shapes for own in each):
+            raise InvalidInput(
+                f"gradient must return arrays of the shapes {shapes} of the released value"
+            )
+        columns = [torch.from_numpy(np.stack(column)) for column in zip(*each, strict=True)]
+        factors, norms = self._factors(columns)
+        inner = [
+            (g * p.double()).flatten(1).sum(1) for g, p in zip(columns, released, strict=True)
+        ]
+        products = torch.stack(inner, 1) * factors
+        return products.numpy(), (norms * factors).square().sum(1).numpy()
 
     def _gradients(
         self, parameters: list[Tensor], features: Tensor, labels: Tensor

@@ -11,6 +11,7 @@ from scipy import stats
 
 from audit.arrays import FloatArray
 from audit.loop.explanations import explain, influence, weights_outside
+from audit.loop.premises.array_canaries import search_canaries
 from audit.loop.premises.canary_pool import (
     PoolRecord,
     ascend,
@@ -445,9 +446,14 @@ def _ascended(
         trace = experiment.runs.run(
             experiment.with_canary(experiment.pool[0]), experiment.base_seed, None, seen[int(t)] + 1
         )
+        if trace.record_gradient is not None:
+            seed = experiment.seed_of(1200 + rank)
+            made += search_canaries(trace.record_gradient, starts[0], labels, seed)
         model, parameters = trace.model, [p for p in trace.parameters if p.requires_grad]
         if model is None or not parameters:
-            break
+            if trace.record_gradient is None:
+                break
+            continue
         with undisturbed(model):
             for start in starts if rank == 0 else ():
                 longest = ascend(model, loss, start, parameters)

@@ -26,11 +26,12 @@ from audit.loop.explanations import (
 )
 from audit.loop.findings import PremiseReport
 from audit.loop.premises import canary_runs
+from audit.loop.premises.array_steps import refuse_unused_steps
 from audit.loop.premises.black_box import Pair, compare_released_numbers
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.equal_records import EqualRecords, copies, run_equal_records
-from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, draw_alike, replace_one
 from audit.loop.premises.number_of_records import compare_numbers_of_records
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.runs.coupled_runs import Trace
@@ -192,13 +193,19 @@ def _coupled_canaries(
             "the parameters that require a gradient are not the same in every step, so that steps "
             "cannot be compared"
         )
-    again = experiment.runs.run(experiment.records, run_seed(experiment.seed, 0, 9), like=first)
+    seed = run_seed(experiment.seed, 0, 9)
+    again = experiment.runs.run(experiment.records, seed, like=first)
+    if len(again.steps) == len(first.steps) and not draw_alike(first, again):
+        # Generators that outlive a run have other states in each run.
+        experiment.runs.has_own_generators = False
     if not _coupled(first, again):
         return (
             "runs cannot be coupled: two runs with the same seed on the same records release "
             "different gradients, so some randomness is not controlled by the seed (os.urandom, "
             "secrets, secure_mode, numpy.random.default_rng() or torch.Generator without the seed)"
         )
+    if first.of_arrays:
+        refuse_unused_steps(experiment, first, again, seed)
     # The first run may include imports and warm-up.
     experiment.start(first, min(first.seconds, again.seconds))
     pool, traces = canary_runs.run_canaries(experiment)

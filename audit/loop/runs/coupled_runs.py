@@ -9,13 +9,13 @@ on the optimizer replaces changes to the code of the training.
 """
 
 import contextlib
+import copy
 import hashlib
 import itertools
-import random
 import signal
-import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
+from audit.loop.runs.generators import digest_of_generators
 from audit.loop.runs.opacus_objects import (
     History,
     StepThreshold,
@@ -33,6 +35,9 @@ from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.training_runs import Train, many_runs, seed_everything
 from audit.loop.runs.watch import Watch
+from audit.loop.sources.arrays import Gradient, record_gradient
+from audit.loop.sources.current import current_watch
+from audit.loop.sources.trees import Tree, as_numbers
 from threat_models.user_code import format_error
 
 # Time limit of a run: this many seconds, plus this many times the time of a complete one.
@@ -96,6 +101,26 @@ class Step:
 
 
 @dataclass(frozen=True)
+class DeclaredNoise:
+    """The noise of a value that the function declared by `watch.release`.
+
+    Attributes:
+        values: [d], its numbers; None where it holds something else.
+        noise_multiplier: of Gaussian noise, its standard deviation over the sensitivity, or None.
+        epsilon: of Laplace noise, the sensitivity over its scale, or None.
+    """
+
+    values: Vector | None
+    noise_multiplier: float | None
+    epsilon: float | None
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the function stated the size of the noise."""
+        return self.noise_multiplier is not None or self.epsilon is not None
+
+
+@dataclass(frozen=True)
 class Accounted:
     """The accountant's history, step by step."""
 
@@ -145,6 +170,11 @@ class Trace:
         opacus: whether the watched optimizer scales its gradients as Opacus does.
         seconds: duration of the run.
         further: the numbers that the function declared by `watch.release`.
+        declared: their values before they were forced, and their noise.
+        rows: the values of steps with correlated noise, before they are encoded.
+        of_arrays: whether the steps are those of `watch.step`.
+        record_gradient: the gradient of a record at the weights of the last step, if the function
+            stated it.
         model: the watched model, in runs that are not coupled to another.
         parameters: the tensors that the optimizer updates, in the same runs.
     """
@@ -168,6 +198,10 @@ class Trace:
     opacus: bool = False
     seconds: float = 0.0
     further: list[Any] = field(default_factory=list)
+    declared: list[DeclaredNoise] = field(default_factory=list)
+    rows: list[Vector] = field(default_factory=list)
+    of_arrays: bool = False
+    record_gradient: Any = None
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
 
@@ -210,11 +244,14 @@ class CoupledRuns:
     Attributes:
         count: number of runs.
         least_recorded: the complete run with the largest number of steps that were not recorded.
+        has_own_generators: whether the generators among the function's variables are seeded in each
+            run, so that their states show how many numbers were drawn.
     """
 
     def __init__(self, train: Train, candidate: Any) -> None:
         self._train, self._candidate = train, candidate
         self.count = 0
+        self.has_own_generators = True
         self.least_recorded: Trace | None = None
         self._limit = 1e6
 
@@ -239,16 +276,18 @@ class CoupledRuns:
             The record of the run, which contains an error that the function raised.
         """
         self.count += 1
-        watch = RecordingWatch(like, stop_after, digests)
+        code = CoupledRuns.run.__code__ if self.has_own_generators else None
+        watch = RecordingWatch(like, stop_after, digests, code)
         trace = watch.recorded
         start = time.perf_counter()
         with many_runs():
             seed_everything(seed)
             try:
-                with _at_most(self._limit):
+                with _at_most(self._limit), current_watch(watch):
                     result = self._train(records, self._candidate, seed, watch)
+                watch.raise_failure()
                 trace.released = watch.released(result)
-                trace.complete = True
+                trace.complete = not watch.has_more_steps
             except _EnoughSteps:
                 pass
             except _TooLong as error:
@@ -273,9 +312,19 @@ class CoupledRuns:
 class RecordingWatch(Watch):
     """A watch that records every released gradient and overwrites it in coupled runs."""
 
-    def __init__(self, like: Trace | None, stop_after: int | None, digests: bool = True) -> None:
+    def __init__(
+        self,
+        like: Trace | None,
+        stop_after: int | None,
+        digests: bool = True,
+        caller: types.CodeType | None = None,
+    ) -> None:
         super().__init__(None, np.zeros(0, np.bool_))
         self._like, self._stop_after, self._digests = like, stop_after, digests
+        self._caller = caller
+        self._params: list[Any] = []
+        self._can_stop = True
+        self.has_more_steps = False
         self._hooks: list[Any] = []
         self._threshold: Any = None
         self._described: list[int] = []
@@ -296,12 +345,37 @@ class RecordingWatch(Watch):
         self.recorded.initial_digest += _digest(list(state.values()))
         self._restore(None if self._like is None else self._like.initial)
 
-    def release(self, value: Any) -> Any:
+    def release(
+        self, value: Any, *, noise_multiplier: float | None = None, epsilon: float | None = None
+    ) -> Any:
         number = len(self.recorded.further)
+        values = _flat_numbers(value)
+        self.recorded.declared.append(DeclaredNoise(values, noise_multiplier, epsilon))
         if self._like is not None and number < len(self._like.further):
             value = self._like.further[number]
         self.recorded.further.append(_copied(value))
         return _copied(value)
+
+    def _keep_params(self, params: Any, gradient: Gradient | None, can_stop: bool) -> None:
+        self.recorded.of_arrays = True
+        self._can_stop = can_stop
+        leaves = () if params is None else Tree.of(params, "params").leaves
+        self._params = [leaf.values for leaf in leaves]
+        if gradient is not None:
+            self.recorded.record_gradient = record_gradient(gradient, params)
+
+    def _force_row(self, number: int, row: Vector) -> Vector:
+        self.recorded.rows.append(row)
+        if self._like is not None and number < len(self._like.rows):
+            return self._like.rows[number]
+        return row
+
+    def _initial_weights(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.recorded.initial_digest += _digest(list(state.values()))
+        if self._like is not None:
+            return self._like.initial
+        self.recorded.initial |= state
+        return {}
 
     def close(self) -> None:
         """Removes the hooks."""
@@ -316,6 +390,9 @@ class RecordingWatch(Watch):
         known = {}
         if self._model is not None:
             known = {id(p): name for name, p in self._model.named_parameters()}
+        leaf_names = getattr(self._optimizer, "leaf_names", None)
+        if leaf_names is not None:
+            known = {id(p): name for p, name in zip(parameters, leaf_names, strict=True)}
         self.recorded.names = [
             known.get(id(p), f"parameter {i}").removeprefix("_module.")
             for i, p in enumerate(parameters)
@@ -327,7 +404,7 @@ class RecordingWatch(Watch):
 
     def _after_step(self) -> None:
         steps = self.recorded.steps
-        if steps and self._digests:
+        if steps and self._digests and not self.has_more_steps:
             steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
 
     def _weights(self) -> list[Any]:
@@ -341,6 +418,9 @@ class RecordingWatch(Watch):
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
         number = len(trace.steps)
+        if self._stop_after is not None and number >= self._stop_after:
+            self.has_more_steps = True  # of compiled code, which does not end early
+            return
         if [id(p) for p in parameters] != self._described:
             trace.has_equal_steps = number == 0
             self._describe_parameters()
@@ -371,21 +451,22 @@ class RecordingWatch(Watch):
                     optimizer.max_grad_norm = _copied(self._like.clips[number])
             trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
             self._threshold.start_step()
-        if self._stop_after is not None and len(trace.steps) >= self._stop_after:
+        if self._stop_after is not None and len(trace.steps) >= self._stop_after and self._can_stop:
             raise _EnoughSteps
 
     def _state_digests(self) -> tuple[bytes, bytes, str] | tuple[()]:
         if not self._digests:
             return ()
         optimizer = self._optimizer
-        return _generator_digest(optimizer), _digest(self._weights()), _settings(optimizer)
+        generators = digest_of_generators(optimizer, self._caller)
+        return generators, _digest([*self._weights(), *self._params]), _settings(optimizer)
 
     def released(self, result: Any) -> Mapping[str, Any]:
         """Every number that the run released, by name."""
         numbers = dict(numbers_of(result))
         if self._model is not None and self._model is not result:
             numbers |= {f"model.{k}": v for k, v in numbers_of(self._model).items()}
-        elif self._model is None and self._optimizer is not None and not numbers:
+        elif self._optimizer is not None and not numbers and not self.recorded.of_arrays:
             parts = zip(self.recorded.names, self._parameters(), strict=True)
             numbers = {name: p.detach().double().cpu().numpy() for name, p in parts}
         return numbers
@@ -406,7 +487,18 @@ class RecordingWatch(Watch):
 def _copied(value: Any) -> Any:
     if hasattr(value, "clone"):
         return value.detach().clone()
+    if isinstance(value, dict | list | tuple):
+        return copy.deepcopy(value)
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _flat_numbers(value: Any) -> Vector | None:
+    """[d], all numbers of a declared value; None where it holds something else."""
+    try:
+        leaves = Tree.of(value, "value").leaves
+    except InvalidInput:
+        return None
+    return np.concatenate([leaf.values.astype(np.float64).ravel() for leaf in leaves])
 
 
 def _settings(optimizer: Any) -> str:
@@ -442,25 +534,7 @@ def _divisor(optimizer: Any) -> float | None:
 def _digest(tensors: Sequence[Any]) -> bytes:
     state = hashlib.blake2b(digest_size=16)
     for each in tensors:
-        values = each.detach().cpu().contiguous()
-        if values.dtype.is_floating_point and values.dtype.itemsize < 4:
-            values = values.float()  # numpy has no bfloat16
-        state.update(values.numpy().tobytes())
+        values = as_numbers(each)
+        state.update(b"" if values is None else values.tobytes())
     return state.digest()
 
-
-def _generator_digest(optimizer: Any) -> bytes:
-    """A digest of the states of Python's, numpy's, torch's and the optimizer's generators."""
-    state = hashlib.blake2b(digest_size=16)
-    state.update(repr(hash(random.getstate())).encode())
-    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002
-    state.update(np.asarray(keys).tobytes() + repr((place, rest)).encode())
-    torch = sys.modules["torch"]
-    state.update(torch.get_rng_state().numpy().tobytes())
-    if torch.cuda.is_initialized():
-        for each in torch.cuda.get_rng_state_all():
-            state.update(each.numpy().tobytes())
-    own = getattr(optimizer, "generator", None)
-    if own is not None:
-        state.update(own.get_state().cpu().numpy().tobytes())
-    return state.digest()

@@ -16,6 +16,7 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import held_by_function
+from audit.loop.sources.trees import as_numbers
 from threat_models.user_code import format_error
 
 # Number of other records that are scored too, because the canary may change their scores.
@@ -71,6 +72,9 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
     if hasattr(result, "detach"):
         tensor = result.detach().cpu()
         result = tensor.double() if tensor.is_floating_point() else tensor  # numpy has no bfloat16
+    elif not isinstance(result, np.ndarray | np.generic):
+        numbers = as_numbers(result)  # of JAX and TensorFlow
+        result = result if numbers is None else numbers
     try:
         is_complex = np.iscomplexobj(result)
         if not is_complex:

@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from audit.loop.sources.trees import as_numbers, in_plain_type
+
 _Numbers = Iterator[tuple[str, Any]]
 _CONTAINERS = (list, tuple, set, frozenset, Mapping)
+# Slots that belong to Python and not to the object's data.
+_NOT_HELD = ("__weakref__", "__dict__")
 _MAX_DEPTH = 6
 _MAX_NUMBERS = 200_000_000
 # Attributes of torch and Opacus modules that belong to a batch and not to the model.
@@ -73,7 +77,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
         yield from _walk(state, path, depth + 1, seen)
     else:
         slots = [np.atleast_1d(vars(kind).get("__slots__", [])) for kind in type(value).__mro__]
-        names = [str(key) for each in slots for key in each]
+        names = [str(key) for each in slots for key in each if key not in _NOT_HELD]
         held = {key: getattr(value, key) for key in names if hasattr(value, key)}
         for key, each in {**held, **getattr(value, "__dict__", {})}.items():
             if not callable(each) or hasattr(each, "__dict__"):
@@ -120,6 +124,7 @@ def _as_array(value: Any) -> Any:
     if isinstance(value, bool | int | float | complex | str | bytes | np.generic):
         return np.asarray(value)
     if isinstance(value, np.ndarray):
+        value = in_plain_type(value)
         return value if value.dtype.kind in "fiubcSU" and value.size <= _MAX_NUMBERS else None
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         tensor = value.detach().cpu().clone()  # the object may be changed later
@@ -128,6 +133,10 @@ def _as_array(value: Any) -> Any:
         if tensor.is_floating_point():
             tensor = tensor.double()
         return tensor.numpy()
+    numbers = as_numbers(value)  # of JAX and TensorFlow
+    if numbers is not None:
+        numbers = in_plain_type(numbers)
+        return numbers if numbers.dtype.kind in "fiubc" and numbers.size <= _MAX_NUMBERS else None
     plain = bool | int | float | np.generic
     if isinstance(value, list | tuple) and value and all(isinstance(v, plain) for v in value):
         return np.asarray(value)

@@ -19,6 +19,7 @@ from audit.loop.runs import readings
 from audit.loop.runs.opacus_objects import History, history_of, remembered_calibration
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.watch import Watch
+from audit.loop.sources.current import current_watch
 from threat_models.user_code import call_user_code
 
 _MASK = 0xFFFFFFFF
@@ -155,7 +156,9 @@ def run_once(
     watch = Watch(canaries, included, task.loss, seed, task.initial, recorder)
     seed_everything(seed)
     try:
-        result = call_user_code("train", task.train, records, candidate, seed, watch)
+        with current_watch(watch):
+            result = call_user_code("train", task.train, records, candidate, seed, watch)
+        watch.raise_failure()
     finally:
         watch.close()
     trace = watch.trace()

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from audit import checks
 from audit.errors import InvalidInput
 from audit.loop.runs.records import TrainingSet
+from audit.loop.sources.accounts import StatedAccountant
+from audit.loop.sources.arrays import ArraySteps, Gradient, Values, record_gradient
+from audit.loop.sources.trees import Tree
 
 if TYPE_CHECKING:
     from audit.loop.attack.white_box import WhiteBox, WhiteBoxTrace
@@ -23,6 +26,9 @@ class Watch:
     (if the optimizer does not step it). Other optimizers than Opacus's work if they release p.grad.
     Then C counts as 1, and the canary's gradient is scaled to length 1. `watch.claim(epsilon)`
     states the epsilon that the function promises.
+
+    A loop of arrays (numpy, JAX, TensorFlow) has no such optimizer. It calls
+    `noisy = watch.step(noisy)` in each step, and states its accounting by `watch.account`.
 
     Args:
         canaries: the records whose gradients are taken, [m, ...]; None for Dirac canaries.
@@ -58,7 +64,11 @@ class Watch:
         self._accountant: Any = None
         self._model: Any = None
         self._white_box: WhiteBox | None = None
+        self._arrays: ArraySteps | None = None
+        self._record_gradient: Any = None
+        self._started = 0
         self.claimed: float | None = None
+        self.failed: Exception | None = None
 
     def __call__(self, *watched: Any) -> None:
         """Watches an optimizer, and a model, a privacy engine or an accountant.
@@ -100,6 +110,7 @@ class Watch:
             )
         if self._model is not None:
             self._white_box.model = self._model
+        self._white_box.record_gradient = self._record_gradient
         self._white_box.accountant = self.accountant
         self._restore(self._initial)
 
@@ -133,23 +144,187 @@ class Watch:
                     value.copy_(wanted)
         self._restored |= set(state)
 
-    def release(self, value: Any) -> Any:
+    def step(
+        self,
+        noisy: Any,
+        params: Any = None,
+        *,
+        encoder: Any = None,
+        gradient: Gradient | None = None,
+        can_stop: bool = True,
+    ) -> Any:
+        """Declares the noisy value that one step of a loop of arrays releases.
+
+        The differential test records it and, in coupled runs, replaces it by that of another run.
+        So the loop must use the returned value. Call it once per step, right after the noise is
+        added, with all arrays of the step.
+
+        Args:
+            noisy: the noisy sum or mean of clipped gradients: an array of numpy, JAX, TensorFlow or
+                torch, or dictionaries, lists and tuples of arrays.
+            params: the weights before the step, of any shapes. With them, the test sees whether
+                the weights depend on anything but earlier noisy values.
+            encoder: [T, T], the encoder matrix C of correlated noise (DP-FTRL, BandMF): the loop
+                releases the gradients plus C^-1 z, with independent noise z. C times the stack of
+                the T released values is tested as one Gaussian mechanism: account for one step.
+            gradient: `gradient(params, features, label)`: the gradient of one record without
+                clipping and noise. With it, the test seeks records with long and with opposite
+                gradients, and the attack compares each step with the canary's gradient.
+            can_stop: whether the test may end the run after this step by an exception.
+
+        Returns:
+            The value to use from here, of the same types: `noisy = watch.step(noisy)`.
+
+        Raises:
+            InvalidInput: the value holds something other than arrays of real numbers.
+
+        Example:
+            >>> Watch(None, np.array([True])).step({"w": np.ones(2)})
+            {'w': array([1., 1.])}
+        """
+        if self._arrays is None:
+            if self._optimizer is not None:
+                raise InvalidInput(
+                    "watch must be given the values of one optimizer, got watch.step after "
+                    "watch(optimizer)"
+                )
+            self._arrays = ArraySteps(self, self._force_row)
+        self._keep_params(params, gradient, can_stop)
+        return self._arrays.step(noisy, encoder)
+
+    def _keep_params(self, params: Any, gradient: Gradient | None, can_stop: bool) -> None:
+        """Keeps the weights before a step, and the gradient of a record at these weights."""
+        if self._recorder is not None:
+            self._recorder._keep_params(params, gradient, can_stop)
+        if gradient is not None:
+            self._record_gradient = record_gradient(gradient, params)
+            if self._white_box is not None:
+                self._white_box.record_gradient = self._record_gradient
+
+    def _force_row(self, number: int, row: Values) -> Values:
+        """The flat values that a step with correlated noise uses."""
+        return row if self._recorder is None else self._recorder._force_row(number, row)
+
+    def start(self, params: Any) -> Any:
+        """Fixes the initial weights of a loop of arrays.
+
+        An accountant's epsilon holds for every initialization. So all runs of a test may start from
+        the same weights, and must where the initial weights depend on the seed.
+
+        Args:
+            params: the initial weights: arrays, or dictionaries, lists and tuples of arrays.
+
+        Returns:
+            The weights to start from, of the same types: `params = watch.start(params)`.
+
+        Raises:
+            InvalidInput: the value holds something other than arrays of real numbers.
+
+        Example:
+            >>> Watch(None, np.array([True])).start([0.5])
+            [0.5]
+        """
+        import torch
+
+        number = self._started
+        self._started += 1
+        tree = Tree.of(params, "params")
+        state = {
+            f"start {number} {leaf.name}": torch.from_numpy(np.array(leaf.values, np.float64))
+            for leaf in tree.leaves
+        }
+        initial = self._initial_weights(state)
+        values = [
+            wanted.numpy() if wanted is not None and wanted.shape == value.shape else value.numpy()
+            for value, wanted in ((value, initial.get(name)) for name, value in state.items())
+        ]
+        return tree.with_values(values)
+
+    def _initial_weights(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The weights that the run starts from, by name."""
+        if self._recorder is not None:
+            self._recorder._initial_weights(state)
+        return {} if self._initial is None else self._initial
+
+    def account(
+        self,
+        event: Any = None,
+        *,
+        noise_multiplier: float | None = None,
+        sampling_rate: float = 1.0,
+        steps: int | None = None,
+    ) -> None:
+        """States the accounting of a loop that has no accountant of Opacus.
+
+        Args:
+            event: a `DpEvent` of dp-accounting that composes (Poisson-sampled) Gaussian events; or
+                None, with the numbers below.
+            noise_multiplier: standard deviation of the noise of a step over C, the largest
+                contribution of one record.
+            sampling_rate: probability that a record is in a batch; 1 for full batches.
+            steps: number of steps. Further calls add further steps.
+
+        Raises:
+            InvalidInput: a number is missing or out of its range, or the event is of another kind.
+
+        Example:
+            >>> watch = Watch(None, np.array([True]))
+            >>> watch.account(noise_multiplier=1.0, sampling_rate=0.1, steps=50)
+            >>> watch.accountant.history
+            [(1.0, 0.1, 50)]
+        """
+        if not isinstance(self._accountant, StatedAccountant):
+            self._accountant = StatedAccountant()
+        if event is not None:
+            self._accountant.add_event(event)
+        elif noise_multiplier is None or steps is None:
+            missing = "noise_multiplier" if noise_multiplier is None else "steps"
+            raise InvalidInput(f"{missing} must be given to watch.account, got none")
+        else:
+            self._accountant.add(noise_multiplier, sampling_rate, steps)
+        if self._recorder is not None:
+            self._recorder._accountant = self._accountant
+        if self._white_box is not None:
+            self._white_box.accountant = self._accountant
+
+    def release(
+        self, value: Any, *, noise_multiplier: float | None = None, epsilon: float | None = None
+    ) -> Any:
         """Declares a further noisy number that the function releases and accounts for.
 
         The differential test forces it, as it forces released gradients: a noisy quantile that sets
-        the next threshold, a noisy mean that standardizes the data.
+        the next threshold, a noisy mean that standardizes the data. In a function without a
+        training loop (a histogram, moments for a regression, a noisy k-means), state the noise of
+        each value: then its sensitivity and its noise are tested.
 
         Args:
-            value: a number, an array or a tensor, after its noise.
+            value: a number, an array or a tensor, right after its noise; or containers of them.
+            noise_multiplier: of Gaussian noise, its standard deviation over the L2 sensitivity.
+            epsilon: of Laplace or geometric noise, the L1 sensitivity over its scale.
 
         Returns:
             The value to use from here: `value` itself outside of the differential test.
+
+        Raises:
+            InvalidInput: both numbers are given, or one is not positive.
 
         Example:
             >>> Watch(None, np.array([True])).release(0.7)
             0.7
         """
-        return value if self._recorder is None else self._recorder.release(value)
+        if noise_multiplier is not None and epsilon is not None:
+            raise InvalidInput("epsilon must be left out where noise_multiplier is given")
+        for name, number in (("noise_multiplier", noise_multiplier), ("epsilon", epsilon)):
+            if number is not None:
+                checks.interval(name, number, 0.0)
+        if self._recorder is None:
+            return value
+        return self._recorder.release(value, noise_multiplier=noise_multiplier, epsilon=epsilon)
+
+    def raise_failure(self) -> None:
+        """Raises the error of a step within compiled code, from which it could not be raised."""
+        if self.failed is not None:
+            raise self.failed
 
     def claim(self, epsilon: float) -> None:
         """States the epsilon that the function promises, at the delta of the audit."""

@@ -1,0 +1,127 @@
+"""Digests of the random generators that a training function draws from.
+
+Two coupled runs draw the same noise if all of their generators have the same states in each step.
+The global generators are known. Others are found among the local variables of the functions that
+are running, such as a numpy Generator for batches and noise.
+"""
+
+import hashlib
+import inspect
+import random
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from audit.loop.sources.trees import as_numbers, is_random_key
+
+_MAX_DEPTH, _MAX_ITEMS, _MAX_VISITED = 3, 64, 1000
+
+
+def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
+    """A digest of the states of all generators in use.
+
+    Args:
+        optimizer: the watched optimizer, whose own generator is one of them.
+        last: code of the function whose callees are searched for further generators; None searches
+            nothing.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    state.update(repr(hash(random.getstate())).encode())
+    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002
+    state.update(np.asarray(keys).tobytes() + repr((place, rest)).encode())
+    torch = sys.modules["torch"]
+    state.update(torch.get_rng_state().numpy().tobytes())
+    if torch.cuda.is_initialized():
+        for each in torch.cuda.get_rng_state_all():
+            state.update(each.numpy().tobytes())
+    own = getattr(optimizer, "generator", None)
+    if own is not None:
+        state.update(own.get_state().cpu().numpy().tobytes())
+    if last is not None:
+        for part in _local_states(last):
+            state.update(part)
+    return state.digest()
+
+
+def _local_states(last: types.CodeType) -> Iterator[bytes]:
+    """States of the generators among the variables of all functions that `last` called."""
+    frame = sys._getframe(2)
+    seen: set[int] = set()
+    while frame is not None and frame.f_code is not last:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("audit.loop.", "torch.", "opacus.", "jax.")):
+            for value in frame.f_locals.values():
+                yield from _states(value, 0, seen)
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
+    if value is None or isinstance(value, str | bytes | int | float | np.ndarray | type):
+        return
+    if depth > _MAX_DEPTH or id(value) in seen or len(seen) > _MAX_VISITED:
+        return
+    seen.add(id(value))
+    own = _state(value)
+    if own is not None:
+        yield own
+        return
+    for part in _parts(value):
+        yield from _states(part, depth + 1, seen)
+
+
+def _state(value: Any) -> bytes | None:
+    """The state of a generator; None for anything else."""
+    if isinstance(value, np.random.Generator):
+        return _of_bits(value.bit_generator.state)
+    if isinstance(value, np.random.BitGenerator):
+        return _of_bits(value.state)
+    if isinstance(value, np.random.RandomState):
+        return _of_bits(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        return repr(hash(value.getstate())).encode()
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Generator):
+        return bytes(value.get_state().cpu().numpy().tobytes())
+    if is_random_key(value) or _is_raw_key(value):
+        numbers = as_numbers(value)
+        return None if numbers is None else numbers.tobytes()
+    return None
+
+
+def _is_raw_key(value: Any) -> bool:
+    """Whether a value has the type and shape of JAX's keys without a type of their own."""
+    if not type(value).__module__.startswith("jax"):
+        return False
+    return getattr(value, "shape", None) == (2,) and str(getattr(value, "dtype", "")) == "uint32"
+
+
+def _of_bits(state: Any) -> bytes:
+    if isinstance(state, Mapping):
+        return b"".join(_of_bits(part) for part in state.values())
+    if isinstance(state, np.ndarray):
+        return state.tobytes()
+    return repr(state).encode()
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Values that an object holds and that may be generators."""
+    if isinstance(value, Mapping):
+        yield from list(value.values())[:_MAX_ITEMS]
+    elif isinstance(value, list | tuple):
+        yield from value[:_MAX_ITEMS]
+    elif isinstance(value, types.GeneratorType):
+        if value.gi_frame is not None:
+            yield from value.gi_frame.f_locals.values()
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # a variable that has no value yet
+                continue
+    elif isinstance(value, types.MethodType):
+        yield value.__self__
+    elif not inspect.ismodule(value) and not hasattr(value, "named_parameters"):
+        yield from list(getattr(value, "__dict__", {}).values())[:_MAX_ITEMS]

@@ -1,0 +1,1 @@
+"""Doors of the test of training loops: arrays, scripts, and records of every common form."""
