@@ -132,7 +132,7 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     solved = arguments.solve if arguments.target_epsilon is not None else None
     notes += [*delta_note(arguments), *_ends_of_search(base, protocol, solved)]
     report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
-    rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
+    rows = [*report.bounds, *upper_bounds.costs_of(base, protocol, delta).rows]
     total = _total(base, protocol, arguments)
     recommended = upper_bounds.smallest(total or rows)
     if recommended is None and arguments.epsilon_base is not None:

@@ -18,15 +18,7 @@ from audit.finished.combined_trials import (
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Fixed
-from audit.upper_bounds import (
-    ProtocolLike,
-    UpperBound,
-    grid_log_concave,
-    grid_tight,
-    smallest,
-    tuning_cost,
-)
-from audit.upper_bounds.grid import grid
+from audit.upper_bounds import ProtocolLike, UpperBound, costs_of
 
 PLANS = ("planned", "adaptive")
 """Whether the number of trials and their budgets were fixed before the first trial."""
@@ -35,8 +27,6 @@ NO_BOUND = "no bound"
 """The kind of a cost for which no bound is valid."""
 
 _ALL = "composition of all trials"
-# Without the bound by composition, which takes long for many different trials and is computed here.
-_OF_GRIDS = grid, grid_tight, grid_log_concave
 _WORDS = {
     "grid": (
         "the list of runs was fixed beforehand, each was run once, and none was changed or stopped "
@@ -145,7 +135,7 @@ def cost_of_independent(
         protocol = search or RandomSearch(Fixed(len(runs)))
         one = worst if prior is None else dominating_prior(prior)
         try:
-            found.append((tuning_cost(one, protocol, delta), protocol))
+            found.append((costs_of(one, protocol, delta).smallest, protocol))
         except DeltaUnreachable:
             if search is not None:
                 raise
@@ -153,8 +143,9 @@ def cost_of_independent(
         # Draws that do not depend on the data are a list that was fixed beforehand.
         one = worst if len(different) == 1 else Candidates(tuple(few[run] for run in runs))
         grid_of_trials = Grid(len(runs))
-        rows = [bound(one, grid_of_trials, delta) for bound in _OF_GRIDS]
-        found.append((smallest(rows), grid_of_trials))
+        # The composition takes long for many different trials and is computed above.
+        costs = costs_of(one, grid_of_trials, delta)
+        found.append((costs.smallest_except(("composition",)), grid_of_trials))
     for upper, assumed_protocol in found:
         # If K is secret, the composition of these trials is not a bound: it depends on K.
         if upper is not None and (upper.epsilon < best or search is not None):

@@ -17,12 +17,11 @@ from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, pa
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
-from audit.numerics import format_exact, format_rounded, memoize
+from audit.numerics import format_exact, format_rounded
 from audit.processes import watch_ray
 from audit.protocols import (
     BudgetSchedule,
     Protocol,
-    RandomSearch,
 )
 from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.devices import device_names, shared_devices
@@ -42,8 +41,7 @@ from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Space
 from audit.tuning.training import Training
-from audit.upper_bounds import ProtocolLike, UpperBound, schedule_ex_post, tuning_cost
-from audit.upper_bounds.registry import find, row
+from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, schedule_ex_post
 from audit.version import __version__
 
 if TYPE_CHECKING:
@@ -195,11 +193,8 @@ class Study:
 
     def _check_cost(self) -> None:
         """Refuses a study that no bound covers, and a base that exceeds epsilon."""
-        # The region bound is the fastest; only if it does not apply are the others computed here.
-        if not isinstance(self.protocol, RandomSearch) or not _by_region(
-            self.base, self.protocol, self.delta
-        ):
-            self.total_epsilon  # noqa: B018
+        # The quick bound shows that the study has a cost; the smallest takes longer.
+        costs_of(self.base, self.protocol, self.delta).quick  # noqa: B018
         if self._training.base is None or self.epsilon is None:
             return
         if self.total_epsilon > self.epsilon:
@@ -222,7 +217,7 @@ class Study:
     @cached_property
     def cost(self) -> UpperBound:
         """Cost of the whole tuning, the smallest bound that holds for any score."""
-        return _cost(self.base, self.protocol, self.delta)
+        return costs_of(self.base, self.protocol, self.delta).smallest
 
     @property
     def total_epsilon(self) -> float:
@@ -588,15 +583,6 @@ def _hash_of_models(best: Best, protocol: Protocol) -> str | None:
 
 def _nothing(trial: Trial) -> Outcome:
     return Outcome(0.0)
-
-
-# Each takes seconds, and a study that resumes needs it again.
-_cost = memoize(32)(tuning_cost)
-
-
-@memoize(32)
-def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
-    return row(find("region"), base, protocol, delta).applies
 
 
 def _supported(given: ProtocolLike, space: Space) -> Protocol:

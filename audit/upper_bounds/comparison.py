@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.protocols import Case, Protocol, all_protocols
-from audit.upper_bounds.registry import tuning_cost
+from audit.upper_bounds.costs import tuning_cost
 
 MAX_COMPARED = (2.0, 1e6)
 """The smallest and the largest number of runs that can be compared."""
