@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from audit import checks, numbers_from_text
+from audit import checks, numbers_from_text, plug_ins
 from audit.version import __version__
 
 if not hasattr(sys.modules["audit"], "__version__"):
@@ -68,6 +68,13 @@ def _number(text: str) -> float:
         ) from None
 
 
+def _imports(text: str) -> str:
+    try:
+        return plug_ins.import_modules(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 READERS: Mapping[type, Callable[[str], Any]] = {int: _whole_number, float: _number}
 """Functions that read options of these types; they raise `argparse.ArgumentTypeError`."""
 
@@ -112,6 +119,10 @@ class Parser(argparse.ArgumentParser):
             "--version", action="version", version=version, help="print the version and exit"
         )
         self._rare: argparse._ArgumentGroup | None = None
+
+    def add_imports(self) -> None:
+        """Adds the option that imports the user's own modules as soon as it is read."""
+        self.add_argument("--imports", type=_imports, metavar="MODULES", help=plug_ins.MEANING)
 
     def add_rare_group(self) -> argparse._ArgumentGroup:
         """A group of options that only `--help-all` shows."""

@@ -293,6 +293,7 @@ def make_parser() -> console.Parser:
         examples=_EXAMPLES,
     )
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free port")
+    parser.add_imports()
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     return parser
 

@@ -25,6 +25,7 @@ def make_parser() -> console.Parser:
         examples=_EXAMPLES,
     )
     parser.add_options(_OPTIONS)
+    parser.add_imports()
     return parser
 
 
@@ -126,7 +127,9 @@ _SAMPLING = frozenset({"sampling_rate", "steps", "batch_size", "records", "epoch
 BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base", "base"})
 _PROTECTED = frozenset({"neighbours", "group_size"})
 _ONE_RUN = _SAMPLING | BASES | _PROTECTED | {"delta_base", "accounting"}
-_REPORT = frozenset({"protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"})
+_REPORT = frozenset(
+    {"imports", "protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"}
+)
 _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
     "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,

@@ -71,6 +71,7 @@ def make_parser() -> console.Parser:
         metavar="PAGE",
         help="write the verified certificate as .html, as .txt, or as .yaml for a registry",
     )
+    parser.add_imports()
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema, and exit")
     parser.add_argument(
         "--seconds", default=SECONDS, help=f"time limit of the verification ({SECONDS:g})"

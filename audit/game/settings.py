@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from audit import checks, protocols
+from audit import checks, plug_ins, protocols
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
 from audit.dpsgd.settings import several_numbers
@@ -87,6 +87,7 @@ class AuditConfig:
     repetitions: str = _setting(
         protocols.DEFAULT_REPETITIONS, "distribution of K, the number of runs"
     )
+    imports: str = _setting("", plug_ins.MEANING)
     sampler: str = _setting(
         "gaussian-process",
         f"sampler of an adaptive protocol: {' or '.join(SAMPLERS)} (which reveals the canary)",
@@ -161,6 +162,7 @@ class AuditConfig:
                 checks.validate(self, each.name, each.metadata["check"])
         if self.stop_at and self.repeats != 1:
             raise InvalidInput(f"repeats must be 1 with stop_at, got {self.repeats}")
+        self._set(imports=plug_ins.import_modules(self.imports))
         self._set(score=validation.checked_score(self.score, self.pairs, self.sampling_rate))
         grid_points = len(self.learning_rates) * len(self.max_grad_norm) * len(self.momentum)
         protocol, repetitions = validation.checked_protocol(
@@ -231,13 +233,17 @@ class AuditConfig:
 
     @property
     def plug_ins(self) -> list[str]:
-        """Dotted names of the user's own score, model and canaries."""
-        named = (self.score, self.model, *self.canary.split("+"))
+        """Dotted names of the user's own score, model, canaries and protocol."""
+        named = [self.score, self.model, *self.canary.split("+")]
+        protocol = type(self.parsed_protocol)
+        if self.imports and protocol.__module__.split(".")[0] != "audit":
+            named.append(f"{protocol.__module__}.{protocol.__qualname__}")
         return [name for name in named if "." in name]
 
     @cached_property
     def parsed_protocol(self) -> Protocol:
         """How the best run is chosen."""
+        plug_ins.import_modules(self.imports)  # a worker may not have imported them yet
         is_search = self.protocol == "search"
         return protocols.parse_protocol(self.repetitions if is_search else self.protocol)
 

@@ -1,71 +1,92 @@
-"""A custom protocol: each candidate is trained on a separate part of the records."""
+"""A custom protocol in one file: some candidates of a list, drawn at random, each run once."""
 
-import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-import pytest
 
-from audit import upper_bounds
-from audit.accounting import GaussianMechanism, RandomisedResponse
-from audit.protocols import Protocol
+from audit import checks
+from audit.protocols import Case, Grid, Protocol, Statement
+from audit.repetitions import Fixed
+from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.registry import BoundValue, bound
 
 
 @dataclass(frozen=True)
-class DisjointParts(Protocol):
-    """One run on each part of the records; a record's part depends only on that record."""
+class Shortlist(Protocol):
+    """Draws `drawn` distinct candidates of a list uniformly, trains each once, releases the best.
 
-    parts: int
-    name: ClassVar[str] = "parts"
-    assumption: ClassVar[str] = "one run per part, and a record's part depends only on that record"
+    The draw does not depend on the data.
+    """
+
+    candidates: int
+    drawn: int
+
+    name: ClassVar[str] = "shortlist"
+    assumption: ClassVar[str] = "candidates drawn from a fixed list without replacement"
+    parameters: ClassVar[str] = "CANDIDATES,DRAWN"
+    candidates_are: ClassVar = "chosen"  # so that each run counts as the least private candidate
+
+    def __post_init__(self):
+        checks.validate(self, "candidates", checks.integer, 1)
+        checks.validate(self, "drawn", checks.integer, 1, self.candidates)
 
     @property
     def spec(self):
-        return f"parts:{self.parts}"
+        return f"shortlist:{self.candidates},{self.drawn}"
+
+    # How many runs there are, and which candidate each trains.
 
     @property
     def mean_runs(self):
-        return float(self.parts)
+        return float(self.drawn)
+
+    @property
+    def runs_distribution(self):
+        return Fixed(self.drawn)
+
+    @property
+    def list_length(self):
+        return self.candidates
+
+    def draw_runs(self, rng):
+        return sorted(int(index) for index in np.argsort(rng.random(self.candidates))[: self.drawn])
+
+    def next_candidate(self, space, rng, index, before):
+        return space.points()[index]
+
+    def simulate(self, tunings):
+        order = np.argsort(tunings.rng.random((tunings.count, self.candidates)), axis=1)
+        return tunings.best_of_list(np.argsort(order, axis=1) < self.drawn)
+
+    # What certificates, comparisons and the calculator say.
+
+    def expected_quantile(self):
+        return Fixed(self.drawn).expected_quantile()
+
+    @cached_property
+    def statement(self):
+        return Statement(
+            f"The tuning draws {self.drawn} distinct candidates of a fixed list of "
+            f"{self.candidates}, trains each of them once, and releases the best run.",
+            secret="",
+            candidates="the list is fixed, and candidates are drawn from it without replacement",
+            runs="the candidates to run are drawn before the first run, and no run is left out",
+        )
+
+    @classmethod
+    def cases(cls, runs):
+        drawn = round(runs)
+        condition = f"{drawn} of {2 * drawn} candidates that were fixed in advance are trained once"
+        return [Case("shortlist, half of a list", cls(2 * drawn, drawn), condition)]
 
 
-@bound("one-part", 10, "parallel composition (McSherry 2009)", protocol=DisjointParts)
-def one_part(base, protocol, delta):
-    """Epsilon of one run: a record affects only one run, even if all runs are released."""
-    return BoundValue(base.epsilon(delta))
+@bound("shortlist-of-grids", 10, "a grid of the drawn candidates", protocol=Shortlist)
+def shortlist_of_grids(base, protocol, delta):
+    """The cost of a grid of the drawn candidates.
 
-
-def test_cost_finds_it():
-    base = GaussianMechanism(0.5)
-    found = upper_bounds.tuning_cost(base, DisjointParts(20), delta=1e-5)
-    assert (found.name, found.epsilon) == ("one-part", base.epsilon(1e-5))
-    assert "a record's part depends only on that record" in found.assumes
-
-
-def test_cost_equals_the_worst_order_of_a_small_case():
-    # Two parts with randomised response; the record is in the first part. Tries all orders of
-    # (part, response).
-    keep = np.exp(1.0) / (1.0 + np.exp(1.0))
-    of_first = {"without": (1.0 - keep, keep), "with": (keep, 1.0 - keep)}
-    pairs = list(itertools.product([(0, 0), (0, 1)], [(1, 0), (1, 1)]))  # outputs of the two runs
-    leaks = []
-    for ranking in itertools.permutations(itertools.product((0, 1), (0, 1))):
-        winners = [min(pair, key=ranking.index) for pair in pairs]
-        probabilities = {
-            data: [
-                sum(
-                    probability[a] * 0.5
-                    for ((_, a), _), won in zip(pairs, winners, strict=True)
-                    if won == one
-                )
-                for one in sorted(set(winners))
-            ]
-            for data, probability in of_first.items()
-        }
-        ratios = np.divide(probabilities["with"], probabilities["without"])
-        leaks.append(np.abs(np.log(ratios)).max())
-    cost = upper_bounds.tuning_cost(
-        RandomisedResponse(1.0, 2), DisjointParts(2), delta=1e-12
-    ).epsilon
-    assert max(leaks) == pytest.approx(cost)  # no order exceeds the cost, and one attains it
+    Which candidates are drawn is independent of the data, so the loss is a mixture of the losses of
+    grids, and delta(eps) is the mean of their deltas, each at most that of the worst grid.
+    """
+    return BoundValue(tuning_cost(base, Grid(protocol.drawn), delta).epsilon)
