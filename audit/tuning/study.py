@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import secrets
@@ -46,7 +47,7 @@ from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.plan import Plan
 from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
-from audit.tuning.space import Space
+from audit.tuning.space import Choice, Space
 from audit.tuning.training import Training
 from audit.upper_bounds import ProtocolLike, UpperBound, schedule_ex_post, tuning_cost
 from audit.upper_bounds.registry import find, row
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from audit.loop.findings import PremiseReport
 
 _PUBLIC = "public"
+# In the text of functions and of objects without a text of their own.
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 # The safe default: most training loops compute the divisor of their noisy sums from n.
 _NEIGHBOURS = "zero-out"
 
@@ -133,6 +136,7 @@ class Study:
         keep: bool = False,
     ) -> None:
         self.space = Space.parse(space)
+        _check_same_everywhere(self.space)
         self.protocol = _supported(protocol, self.space)
         self.delta = checks.interval("delta", delta, 0.0, 1.0)
         self.epsilon = None if epsilon is None else checks.interval("epsilon", epsilon, 0.0)
@@ -276,17 +280,8 @@ class Study:
 
     @property
     def settings_hash(self) -> str:
-        """SHA-256 of the settings.
-
-        Raises:
-            InvalidInput: a value in the space is not the same in another process.
-        """
+        """SHA-256 of the settings."""
         text = json.dumps(self.settings, sort_keys=True)
-        if address := re.search(r"<[^<>]* at 0x[0-9a-f]+>", text):
-            raise InvalidInput(
-                "space must hold values with the same text in every process, such as numbers and "
-                f"strings, got {address.group()}"
-            )
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -618,6 +613,36 @@ def _supported(given: ProtocolLike, space: Space) -> Protocol:
             f"{space.size or 'a continuous one'}"
         )
     return protocol
+
+
+def _check_same_everywhere(space: Space) -> None:
+    """Refuses values whose text differs between processes, because such a study cannot resume."""
+    for name, dimension in space.dimensions.items():
+        for value in dimension.values if isinstance(dimension, Choice) else ():
+            if (reason := _difference_between_processes(value)) is not None:
+                raise InvalidInput(
+                    f"space[{checks.one_line(name or 'candidate')}] must hold values with the same "
+                    "text in every process, such as numbers, text and lists of them, so that an "
+                    f"interrupted study can resume, got {reason}"
+                )
+
+
+def _difference_between_processes(value: Any) -> str | None:
+    """The part of a value whose text contains an address or an order that is not fixed."""
+    if isinstance(value, set | frozenset):
+        return f"{checks.one_line(value)}, whose order is not fixed: use a tuple or a sorted list"
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = itertools.chain(value.keys(), value.values())
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        if (reason := _difference_between_processes(part)) is not None:
+            return reason
+    text = repr(value)
+    if _ADDRESS.search(text) and not isinstance(value, str):
+        return f"{checks.one_line(text)}: name it by a text and look it up in train"
+    return None
 
 
 def _score_noise(scored_on: str | Private) -> Private | None:
