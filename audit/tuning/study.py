@@ -8,10 +8,12 @@ import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
@@ -618,30 +620,37 @@ def _supported(given: ProtocolLike, space: Space) -> Protocol:
 def _check_same_everywhere(space: Space) -> None:
     """Refuses values whose text differs between processes, because such a study cannot resume."""
     for name, dimension in space.dimensions.items():
-        for value in dimension.values if isinstance(dimension, Choice) else ():
-            if (reason := _difference_between_processes(value)) is not None:
-                raise InvalidInput(
-                    f"space[{checks.one_line(name or 'candidate')}] must hold values with the same "
-                    "text in every process, such as numbers, text and lists of them, so that an "
-                    f"interrupted study can resume, got {reason}"
-                )
+        values = dimension.values if isinstance(dimension, Choice) else (dimension,)
+        if (reason := _difference_between_processes(values, ())) is not None:
+            raise InvalidInput(
+                f"space[{checks.one_line(name or 'candidate')}] must hold values with the same "
+                "text in every process, such as numbers, text and lists of them, so that an "
+                f"interrupted study can resume, got {reason}"
+            )
 
 
-def _difference_between_processes(value: Any) -> str | None:
-    """The part of a value whose text contains an address or an order that is not fixed."""
+def _difference_between_processes(value: Any, around: tuple[Any, ...]) -> str | None:
+    """The part of a value whose text is not the same in every process, and what to do."""
+    if any(value is one for one in around):
+        return "a value that contains itself"
+    if isinstance(value, str | bytes | int | float | complex | None):
+        return None
     if isinstance(value, set | frozenset):
         return f"{checks.one_line(value)}, whose order is not fixed: use a tuple or a sorted list"
+    if isinstance(value, np.ndarray) and "..." in repr(value):
+        return f"an array of {value.size} numbers, whose text is shortened: use a list"
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
         parts = itertools.chain(value.keys(), value.values())
     elif isinstance(value, list | tuple):
         parts = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, one.name) for one in fields(value)]
+    elif _ADDRESS.search(text := repr(value)):
+        return f"{checks.one_line(text)}: name it by a text, and look it up in train"
     for part in parts:
-        if (reason := _difference_between_processes(part)) is not None:
+        if (reason := _difference_between_processes(part, (*around, value))) is not None:
             return reason
-    text = repr(value)
-    if _ADDRESS.search(text) and not isinstance(value, str):
-        return f"{checks.one_line(text)}: name it by a text and look it up in train"
     return None
 
 
