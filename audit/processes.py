@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.errors import imports_of_game
+from audit.files import refuse_link
 
 __all__ = ["end_with_parent", "locked", "loky_options", "watch_ray", "worker_deaths"]
 
@@ -116,11 +117,12 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
 
     Raises:
         TimeoutError: another process holds the lock, and `wait` is false.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a link.
         MissingExtra: the package filelock is not installed.
     """
     with imports_of_game():
         from filelock import FileLock
+    refuse_link(path)
     lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)
     try:
         lock.acquire()

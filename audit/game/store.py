@@ -14,6 +14,7 @@ import numpy as np
 
 from audit import checks, processes
 from audit.errors import DamagedShard, InvalidInput
+from audit.files import create, make_folder
 from audit.game.binding import audit_digest, seal
 from audit.game.blocks import Block
 from audit.game.play import Trials
@@ -58,6 +59,7 @@ def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with _writable(path.parent):
+            os.close(create(temporary))
             yield temporary
             with open(temporary, "r+b") as file:  # Windows syncs only files opened for writing.
                 os.fsync(file.fileno())
@@ -129,7 +131,8 @@ class RunFolder:
     def open(self) -> None:
         """Creates the folder, which must be locked, or checks that it holds the same audit."""
         with _writable(self.path):
-            (self.path / _SHARDS).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path / _SHARDS)
             if not is_started(self.path):
                 text = json.dumps(self.identity | {_BOUND_TO: self.bound_to}, indent=2)
                 write_text(self.path / _CONFIG, text + "\n", new=True)

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
+from audit.game.store import write_text
 from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import summary
@@ -22,7 +23,7 @@ def write(folder: str | Path) -> Path:
     folder = Path(folder)
     report = summary.read(folder / "summary.json")
     path = folder / PAGE
-    path.write_text(html(report, folder), encoding="utf-8")
+    write_text(path, html(report, folder))
     return path
 
 

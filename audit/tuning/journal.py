@@ -18,22 +18,24 @@ from typing import Any
 
 from audit import processes
 from audit.errors import InvalidInput
+from audit.files import create, open_same
 
 _FORMAT = 2
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
-# In the order of deletion: first the state with the key, so that an incomplete folder is not
-# resumed; last the lock, because it marks the folder as that of a study.
+# In the order of deletion. The state, which then says that the study is over, is deleted after the
+# runs, so that a folder with runs and no state is recognised as damaged. The lock is deleted last,
+# because it marks the folder as that of a study.
 _MODELS, _LOCK = "models", "lock"
 _NAMES = (
-    "state.json",
     "runs.jsonl",
     "end.json",
+    _MODELS,
+    "state.json",
     "READ_ME_PRIVATE.txt",
     ".gitignore",
-    _MODELS,
     _LOCK,
 )
-_DRAFT = ".draft"
+_DRAFT, _OVER = ".draft", "over"
 _WORDS = """PRIVATE. This folder belongs to a differentially private tuning that is not over.
 
 It contains the number of runs, all candidates and their scores. The guarantee of the tuning does
@@ -145,6 +147,9 @@ class Journal(Memory):
     def state(self) -> dict[str, Any] | None:
         """The state of the study; None if it has not begun."""
         if not (text := self._read(self._state_path)) and not self._state_path.exists():
+            for path in (self._records_path, self._end_path, self.folder / _MODELS):
+                if path.exists() or path.is_symlink():
+                    raise self._edited(self._state_path, f", got {path.name} without it")
             return None
         try:
             state = json.loads(text.decode())
@@ -152,6 +157,8 @@ class Journal(Memory):
             raise InvalidInput(f"folder must hold a study, got {self._state_path}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
             raise InvalidInput(f"folder must hold a study of format {_FORMAT}, got {self.folder}")
+        if state.get(_OVER) is True:  # its deletion was interrupted
+            return None
         checksum = state.pop("checksum", None)
         known = all(name in state and isinstance(state[name], _STATE[name]) for name in _STATE)
         if not known or checksum != _checksum("", state):
@@ -165,8 +172,10 @@ class Journal(Memory):
             write_durably(self.folder / "READ_ME_PRIVATE.txt", _WORDS)
             write_durably(self.folder / ".gitignore", "*\n")
             text = json.dumps({**state, "checksum": _checksum("", state)})
-            if self._state_path.exists():  # an aborted study; a kill must not bring it back
+            if self._state_path.exists() and self.state() is not None:
+                # an aborted study; a kill must not bring it back
                 write_durably(self._state_path, text)
+            shutil.rmtree(self.folder / _MODELS, ignore_errors=True)
             for path in (self._records_path, self._end_path):
                 path.unlink(missing_ok=True)
             write_durably(self._state_path, text)
@@ -198,7 +207,7 @@ class Journal(Memory):
                 f", got {self._lines} runs where {self._end_path} has {end[:8].split(' ')[0]!r}",
             )
         if lines[-1]:
-            with self._written(), open(self._records_path, "r+b") as file:
+            with self._written(), open(self._records_path, "r+b", opener=open_same) as file:
                 file.truncate(sum(len(line) + 1 for line in lines[:-1]))
         if end != ends[-1]:  # a second death at this place must not leave two lines uncounted
             with self._written():
@@ -209,7 +218,7 @@ class Journal(Memory):
         row = json.loads(json.dumps(asdict(record)))
         checksum = _checksum(self._checksum, row)
         with self._written():
-            with open(self._records_path, "a", encoding="utf-8", opener=_private) as file:
+            with open(self._records_path, "a", encoding="utf-8", opener=open_same) as file:
                 file.write(json.dumps({**row, "checksum": checksum}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -232,7 +241,8 @@ class Journal(Memory):
             # A pipe or a device in its place would never end.
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise self._edited(path)
-            return path.read_bytes()
+            with open(path, "rb", opener=open_same) as file:
+                return file.read()
         return b""
 
     def _edited(self, path: Path, found: str = "") -> InvalidInput:
@@ -244,9 +254,12 @@ class Journal(Memory):
 
     def end(self) -> None:
         """Deletes the files of the study, and the folder if nothing else is in it."""
+        # If the disk is full, an interrupted deletion may leave a folder that is refused.
+        with contextlib.suppress(OSError):
+            write_durably(self._state_path, json.dumps({"format": _FORMAT, _OVER: True}))
         for name in _NAMES:
             for path in (self.folder / name, self.folder / (name + _DRAFT)):
-                if path.is_dir():
+                if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
@@ -263,14 +276,10 @@ def _checksum(before: str, row: dict[str, Any]) -> str:
     return hashlib.sha256((before + json.dumps(row, sort_keys=True)).encode()).hexdigest()
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def write_durably(path: Path, text: str) -> None:
     """Writes a file atomically, and waits until it is on disk."""
     draft = path.with_name(path.name + _DRAFT)
-    with open(draft, "w", encoding="utf-8", opener=_private) as file:
+    with open(create(draft, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.errors import InvalidInput, StudyAborted
+from audit.files import make_folder
 from audit.protocols.base import Point
 from audit.tuning.devices import Devices
 from audit.tuning.journal import Memory, Record
@@ -222,9 +223,16 @@ class _Models:
         """Saves a model; those saved before remain."""
         if self._save is None or self._folder is None:
             return
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / str(index)
         draft = path.with_name(path.name + ".draft")
+        try:
+            make_folder(self._folder, 0o700)
+            if draft.is_symlink() or draft.is_file():  # prepared, or of a process that was killed
+                draft.unlink()
+        except OSError as error:
+            raise InvalidInput(
+                f"folder must be one that can be written, got {str(draft)!r}: {error.strerror}"
+            ) from error
         self._save(model, draft)
         draft.chmod(0o600)
         os.replace(draft, path)
@@ -244,4 +252,5 @@ class _Models:
         if self._load is None or self._folder is None:
             return False, None
         path = self._folder / str(index)
-        return (True, self._load(path)) if path.exists() else (False, None)
+        is_file = path.exists() and not (path.is_symlink() or self._folder.is_symlink())
+        return (True, self._load(path)) if is_file else (False, None)

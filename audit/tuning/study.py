@@ -2,15 +2,18 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
@@ -39,7 +42,7 @@ from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.plan import Plan
 from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
-from audit.tuning.space import Space
+from audit.tuning.space import Choice, Space
 from audit.tuning.training import Training
 from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, schedule_ex_post
 from audit.version import __version__
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from audit.loop.findings import PremiseReport
 
 _PUBLIC = "public"
+# In the text of functions and of objects without a text of their own.
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 # The safe default: most training loops compute the divisor of their noisy sums from n.
 _NEIGHBOURS = "zero-out"
 
@@ -125,6 +130,7 @@ class Study:
         keep: bool = False,
     ) -> None:
         self.space = Space.parse(space)
+        _check_same_everywhere(self.space)
         self.protocol = _supported(protocol, self.space)
         self.delta = checks.interval("delta", delta, 0.0, 1.0)
         self.epsilon = None if epsilon is None else checks.interval("epsilon", epsilon, 0.0)
@@ -265,17 +271,8 @@ class Study:
 
     @property
     def settings_hash(self) -> str:
-        """SHA-256 of the settings.
-
-        Raises:
-            InvalidInput: a value in the space is not the same in another process.
-        """
+        """SHA-256 of the settings."""
         text = json.dumps(self.settings, sort_keys=True)
-        if address := re.search(r"<[^<>]* at 0x[0-9a-f]+>", text):
-            raise InvalidInput(
-                "space must hold values with the same text in every process, such as numbers and "
-                f"strings, got {address.group()}"
-            )
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -598,6 +595,43 @@ def _supported(given: ProtocolLike, space: Space) -> Protocol:
             f"{space.size or 'a continuous one'}"
         )
     return protocol
+
+
+def _check_same_everywhere(space: Space) -> None:
+    """Refuses values whose text differs between processes, because such a study cannot resume."""
+    for name, dimension in space.dimensions.items():
+        values = dimension.values if isinstance(dimension, Choice) else (dimension,)
+        if (reason := _difference_between_processes(values, ())) is not None:
+            raise InvalidInput(
+                f"space[{checks.one_line(name or 'candidate')}] must hold values with the same "
+                "text in every process, such as numbers, text and lists of them, so that an "
+                f"interrupted study can resume, got {reason}"
+            )
+
+
+def _difference_between_processes(value: Any, around: tuple[Any, ...]) -> str | None:
+    """The part of a value whose text is not the same in every process, and what to do."""
+    if any(value is one for one in around):
+        return "a value that contains itself"
+    if isinstance(value, str | bytes | int | float | complex | None):
+        return None
+    if isinstance(value, set | frozenset):
+        return f"{checks.one_line(value)}, whose order is not fixed: use a tuple or a sorted list"
+    if isinstance(value, np.ndarray) and "..." in repr(value):
+        return f"an array of {value.size} numbers, whose text is shortened: use a list"
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = itertools.chain(value.keys(), value.values())
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, one.name) for one in fields(value)]
+    elif _ADDRESS.search(text := repr(value)):
+        return f"{checks.one_line(text)}: name it by a text, and look it up in train"
+    for part in parts:
+        if (reason := _difference_between_processes(part, (*around, value))) is not None:
+            return reason
+    return None
 
 
 def _score_noise(scored_on: str | Private) -> Private | None:

@@ -1,6 +1,7 @@
 """Trials on disk: complete, verified, and bound to their audit."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,24 @@ def test_joined_trials_keep_their_order(played: tuple[RunFolder, Block]) -> None
     (trials,) = folder.load(block)
     joined = Trials.joined(trials, trials)
     np.testing.assert_array_equal(joined.score, np.tile(trials.score, 2))
+
+
+@pytest.mark.parametrize("name", ["shards", ".lock", ".config.json.{pid}", "shards/.{shard}.{pid}"])
+def test_a_prepared_link_is_not_followed(tmp_path: Path, name: str) -> None:
+    target, folder = tmp_path / "precious", tmp_path / "audit"
+    (block,) = all_blocks(AuditConfig(trials=300, repeats=1, epsilon=(1.0,)).workload, "reduced")
+    path = folder / name.format(pid=os.getpid(), shard=f"{block.name}.npz")
+    path.parent.mkdir(parents=True)
+    if name == "shards":
+        target.mkdir()
+    else:
+        target.write_text("mine")
+    path.symlink_to(target)
+    try:
+        with locked(folder):
+            config, stored, block = opened(folder)
+            stored.save(block, play(config, block))
+    except InvalidInput as error:
+        assert "link" in str(error)  # noqa: PT017
+        assert name in ("shards", ".lock")
+    assert list(target.iterdir()) == [] if name == "shards" else target.read_text() == "mine"

@@ -1,6 +1,8 @@
 """The checks of each run, and what ends a study."""
 
 import contextlib
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ from study_helpers import (
     study,
 )
 
-from audit import accounting, tuning
+from audit import Study, accounting, tuning
+from audit.accounting import GaussianMechanism
 from audit.errors import InvalidInput
 
 # The bounds of a certificate are tested elsewhere.
@@ -264,3 +267,47 @@ def test_invalid_scores_lose_and_invalid_jobs_are_refused() -> None:
     for jobs in (0, -2, 1e308, 10**30, "x"):
         with pytest.raises(InvalidInput, match="jobs must be a whole number in"):
             study.run(lambda trial: tuning.Outcome(1.0), jobs=jobs)
+
+
+def _augment(image: Any) -> Any:
+    return image
+
+
+@dataclass(frozen=True)
+class _Choice:
+    names: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda x: x, "name it by a text"),
+        (_augment, "name it by a text"),
+        (partial(_augment, 1), "name it by a text"),
+        (object(), "name it by a text"),
+        ({"a", "b"}, "use a tuple or a sorted list"),
+        (frozenset({"a", "b"}), "use a tuple or a sorted list"),
+        ([1, ({"a", "b"}, 2)], "use a tuple or a sorted list"),
+        ({"layers": {"a", "b"}}, "use a tuple or a sorted list"),
+        ({"f": lambda x: x}, "name it by a text"),
+        (_Choice({"a", "b"}), "use a tuple or a sorted list"),
+        (np.zeros(2000), "use a list"),
+    ],
+)
+@pytest.mark.parametrize("is_candidate", [False, True])
+def test_values_that_differ_between_processes_are_refused_at_construction(
+    value: Any, words: str, is_candidate: bool
+) -> None:
+    space = [{"x": 1}, {"x": value}] if is_candidate else {"x": [1, value]}
+    for folder in (None, "", "elsewhere"):
+        with pytest.raises(ValueError, match=rf"space\['?(x|candidate)'?\] must hold .*{words}"):
+            Study(space, "fixed:2", base=GaussianMechanism(0.5), folder=folder)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, "at 0x1", ["at 0x1"], None, True, (1, 2), {"a": [1]}, _Choice((1,)), np.zeros(3), int],
+)
+def test_values_that_are_the_same_in_every_process_are_allowed(value: Any) -> None:
+    study = Study({"x": [1, value]}, "fixed:2", base=GaussianMechanism(0.5), folder=None)
+    assert len(study.settings_hash) == 64

@@ -56,20 +56,72 @@ def test_other_folders_are_not_changed(tmp_path: Path) -> None:
         study(folder=tmp_path / ".gitignore" / "study").run(noisy)
 
 
-@pytest.mark.parametrize("left", range(7))
-def test_a_study_continues_in_a_partly_created_or_partly_deleted_folder(
-    tmp_path: Path, left: int
+@pytest.mark.parametrize("left", range(8))
+def test_a_study_begins_anew_where_the_deletion_of_the_last_one_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     folder = tmp_path / "study"
     study(folder=folder, keep=True).run(noisy)
     (folder / "models").mkdir()
     (folder / "state.json.draft").write_text("{")
-    for name in ("state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", ".gitignore")[:left]:
-        (folder / name).unlink()
-    if left > 4:
-        (folder / "models").rmdir()
-    assert study(folder=folder, keep=left > 5).run(noisy).candidate is not None
-    assert folder.exists() == (left > 5)
+    with monkeypatch.context() as patch:
+        deletions = iter(range(left))
+
+        def count(path: Path) -> bool:
+            if path.exists() and path != folder and next(deletions, None) is None:
+                raise KeyboardInterrupt
+            return True
+
+        unlink = Path.unlink
+        patch.setattr(Path, "unlink", lambda path, **given: count(path) and unlink(path, **given))
+        with contextlib.suppress(KeyboardInterrupt):
+            Journal(folder).end()
+    assert folder.exists() or left == 7
+    assert study(folder=folder).run(noisy).candidate is not None
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("missing", ["state.json", "runs.jsonl", "end.json"])
+def test_a_journal_without_one_of_its_files_is_refused(tmp_path: Path, missing: str) -> None:
+    folder = tmp_path / "study"
+    study(folder=folder, keep=True).run(noisy)
+    (folder / missing).unlink()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match="folder must hold a study as it was written"):
+        study(folder=folder, keep=True).run(noisy)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("state.json.draft", ".gitignore.draft", "READ_ME_PRIVATE.txt.draft", "end.json.draft"),
+        *("state.json", "runs.jsonl", "end.json", "lock", "models", "models/0.draft"),
+    ],
+)
+def test_a_prepared_link_does_not_lead_to_a_file_of_the_owner(tmp_path: Path, name: str) -> None:
+    folder, target = tmp_path / "study", tmp_path / "precious"
+    path = folder / name
+    path.parent.mkdir(parents=True)
+    (folder / "lock").touch()
+    if name == "models":
+        target.mkdir()
+        (target / "mine").write_text("mine")
+    else:
+        target.write_text("mine")
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+    def save(model: Any, path: Path) -> None:
+        path.write_text("a model")
+
+    with contextlib.suppress(ValueError):
+        one = study(folder=folder, protocol="fixed:1")
+        one.run(noisy, save=save, load=lambda path: path.read_text())
+    if name == "models":
+        assert [file.name for file in target.iterdir()] == ["mine"]
+        target = target / "mine"
+    assert target.read_text() == "mine"
 
 
 def test_a_kept_study_returns_the_same_result_when_run_again(tmp_path: Path) -> None:

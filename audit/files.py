@@ -1,0 +1,46 @@
+"""New files that replace no file of anyone else: links are not followed."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+_NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag; links are rare there
+_BINARY: int = getattr(os, "O_BINARY", 0)
+
+
+def create(path: Path, mode: int = 0o666) -> int:
+    """Descriptor of a new file for writing, in place of a file or link with this name.
+
+    A link that someone prepared at a predictable name, such as that of a draft, would otherwise
+    lead to another file, which would be overwritten.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # the draft of a process that was killed, or a link; never its target
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS | _BINARY, mode)
+
+
+def open_same(path: str | Path, flags: int, mode: int = 0o600) -> int:
+    """Descriptor of a file that is not a link, created if the flags say so.
+
+    Raises:
+        OSError: it is a link, or it cannot be opened.
+    """
+    refuse_link(path)  # for systems without the flag
+    return os.open(path, flags | _NO_LINKS | _BINARY, mode)
+
+
+def refuse_link(path: str | Path) -> None:
+    """Raises OSError if a path is a link."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "It is a link, which is not followed", str(path))
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Creates a folder unless it exists; raises OSError if it is a link or another file."""
+    refuse_link(path)
+    path.mkdir(mode=mode, exist_ok=True)
+    refuse_link(path)
