@@ -29,6 +29,7 @@ _DETERMINED_BY = {
 }
 """The setting of all runs that a column with another role determines."""
 
+_WHOLE_CURVES = ("gdp_mu", "zcdp_rho")
 _SHUFFLING = ("poisson_sampling", "poisson")
 _TO_TYPE = (
     "give them for all runs, as --noise-multiplier 1.1 --sampling-rate 0.01 --steps 500 (in "
@@ -128,6 +129,12 @@ def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -
             for column, role in roles.used.items()
             if column in run.values and not is_missing(run.values[column])
         }
+        rates = [role for role in ("sampling_rate", "batch_size") if role in roles.used.values()]
+        if rates and not {*rates, *_WHOLE_CURVES} & {*values, *settings.constants}:
+            raise InvalidInput(
+                f"{run.where}: {rates[0]} must be given for every run, got none: write 1 for full "
+                "batches"
+            )
         key = tuple((role, repr(cell)) for role, cell in values.items())
         if key not in cached:
             try:

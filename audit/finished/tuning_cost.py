@@ -240,7 +240,7 @@ def cost_of_trials(
         >>> runs = [{"sigma": 1.1, "bs": 100, "epochs": 5, "lr": lr} for lr in (0.1, 0.2)]
         >>> columns = "sigma=noise_multiplier,bs=batch_size"
         >>> round(cost_of_trials(runs, "grid", columns=columns, records=10_000).epsilon, 3)
-        1.587
+        1.515
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     if chosen is not None:
