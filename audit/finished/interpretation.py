@@ -70,6 +70,24 @@ def interpret(
     return _mechanisms(material, roles, settings), _without_unneeded(roles, found)
 
 
+def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSettings) -> str:
+    """How the rate follows from a batch size that does not divide the records; else empty."""
+    found = {*roles.used.values(), *settings.constants}
+    if settings.records is None or "batch_size" not in found or "sampling_rate" in found:
+        return ""
+    columns = [column for column, role in roles.used.items() if role == "batch_size"]
+    cells = [run.values.get(column) for run in material.runs for column in columns]
+    sizes = [cell for cell in cells if not is_missing(cell)]
+    sizes += [settings.constants["batch_size"]] if "batch_size" in settings.constants else []
+    if all(settings.records % checks.integer("batch_size", size, 1) == 0 for size in sizes):
+        return ""
+    way = "down, as if the loader dropped the last batch" if settings.drop_last else "up"
+    return (
+        "the sampling rate is that of Opacus, one over the number of batches of an epoch, which is "
+        f"records / batch size rounded {way}; pass the sampling rate if another one was used"
+    )
+
+
 def _check_no_settings(settings: RunSettings) -> None:
     given = [*settings.constants]
     given += [

@@ -22,7 +22,7 @@ from audit.finished.cost import (
 )
 from audit.finished.evidence import GRID, RANDOM, SEQUENTIAL, Evidence, combined
 from audit.finished.evidence import evidence_of_repetitions as of_repetitions
-from audit.finished.interpretation import interpret
+from audit.finished.interpretation import interpret, rounding_remark
 from audit.finished.material import Material, RecordedRun
 from audit.finished.prior import read_prior
 from audit.finished.runs import RunSettings
@@ -271,9 +271,15 @@ def cost_of_trials(
     materials = _materials(source, readers.ReadOptions(study))
     _check_mapping(mapping, materials)
     runs, roles = _interpreted(materials, mapping, settings)
+    rounding = [
+        rounding_remark(material, found, settings)
+        for material, found in zip(materials, roles, strict=True)
+    ]
     if isinstance(prior, str | Path):
         prior = read_prior(prior, mapping, settings)
-    return _cost(materials, runs, roles, chosen, delta, protocol, prior, cap, budgets)
+    cost = _cost(materials, runs, roles, chosen, delta, protocol, prior, cap, budgets)
+    remarks = dict.fromkeys([*cost.remarks, *filter(None, rounding)])
+    return replace(cost, remarks=tuple(remarks))
 
 
 def _materials(source: Any, options: readers.ReadOptions) -> list[Material]:
