@@ -18,7 +18,6 @@ from audit import accounting, certificate, checks, errors, finished, protocols, 
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
-from audit.integrations.optuna import cost_of_study
 from threat_models.datasets.idx import read_idx_pair
 
 
@@ -200,7 +199,7 @@ def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     pipe = tmp_path / "trials.csv"
     os.mkfifo(pipe)
     monkeypatch.setattr(checks, "_PATIENCE", 0.1)
-    with pytest.raises(ValueError, match=r"trials must be a readable csv .*: its end did not come"):
+    with pytest.raises(ValueError, match=r"source must be a readable file.*: its end did not come"):
         audit.cost_of_trials(pipe, "grid")
     with pytest.raises(ValueError, match=r"certificate must be a readable json file.* within"):
         certificate.verify(pipe)
@@ -210,7 +209,7 @@ def test_a_pipe_that_no_one_writes_to_is_not_waited_for(
     with pytest.raises(ValueError, match=r"file .* it is missing, empty or not an ordinary file"):
         read_idx_pair([pipe, pipe])
     monkeypatch.setattr(checks, "_PATIENCE", 20.0)
-    writer = threading.Thread(target=lambda: pipe.write_text("mu\r\n0.1\r\n"))
+    writer = threading.Thread(target=lambda: pipe.write_text("gdp_mu\r\n0.1\r\n"))
     writer.start()
     assert audit.cost_of_trials(pipe, "grid").trials == 1
     writer.join()
@@ -221,8 +220,8 @@ def test_a_pipe_is_no_database_of_a_study(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     pipe = tmp_path / "study.db"
     os.mkfifo(pipe)
-    with pytest.raises(ValueError, match=r"optuna must be the address .* no file with content"):
-        cost_of_study(str(pipe))
+    with pytest.raises(ValueError, match=r"source must be the address .* no file with content"):
+        audit.cost_of_trials(str(pipe))
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs terminals")
@@ -238,7 +237,7 @@ def test_the_end_of_a_file_is_not_waited_for(talks: bool, monkeypatch: pytest.Mo
             os.write(device, b"mu\n")
         concurrent.futures.wait([reader], 0.1)
     os.close(device)  # ends a reader that still waits
-    with pytest.raises(ValueError, match=r"trials must be a readable csv .*: its end did not come"):
+    with pytest.raises(ValueError, match=r"source must be a readable file.*: its end did not come"):
         reader.result(5.0)
     os.close(terminal)
 
@@ -253,8 +252,8 @@ def test_an_async_function_is_refused() -> None:
 
 def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
-    path.write_text("mu\n0.1\n", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"trials must be a readable .*: it is not text in UTF-8$"):
+    path.write_text("gdp_m\u00fc\n0.1\n", encoding="latin-1")
+    with pytest.raises(ValueError, match=r"source must be a readable .*: it is not text in UTF-8$"):
         audit.cost_of_trials(path, "grid")
     with pytest.raises(ValueError, match=r"base renyi must be a .*: it is not text in UTF-8$"):
         accounting.parse_mechanism(f"renyi:{path}")
@@ -262,7 +261,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
 
 def test_a_set_is_no_list_because_it_drops_equal_items() -> None:
     run = accounting.GaussianMechanism(0.1)
-    with pytest.raises(ValueError, match="trials must be a list of mechanisms, got "):
+    with pytest.raises(ValueError, match="source must be a table, a folder or a storage of runs"):
         finished.cost_of_trials({run, run}, "grid")
 
 
@@ -313,7 +312,7 @@ def test_messages_with_long_quotations_are_short() -> None:
         assert str(errors.InvalidInput(message)) == message
     assert len(str(errors.StudyAborted("x" * 10**6))) < 2010
     assert str(errors.InvalidInput("got 0   1.0\n  1   2.0\r\n")) == "got 0   1.0 1   2.0"
-    with pytest.raises(ValueError, match="trials must be a readable csv file, got 'xxx") as error:
+    with pytest.raises(ValueError, match="source must be a readable file, got 'xxx") as error:
         audit.cost_of_trials("x" * 10**6, "grid")
     assert len(str(error.value)) < 2010
 

@@ -599,7 +599,7 @@ def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(
 @pytest.mark.slow
 @examples(2)
 @given(
-    st.sampled_from(["mu", "rho", "noise_multiplier"]),
+    st.sampled_from(["gdp_mu", "zcdp_rho", "noise_multiplier"]),
     st.sampled_from([1, 40] if _TIMES == 1 else [1, 40, 300, 10_000]),
     st.sampled_from([1, 300]),
     st.sampled_from(["grid", "random", "sequential"]),
@@ -768,7 +768,9 @@ def test_the_cost_of_trials_is_a_number_or_refused(
     trials: Any, chosen: Any, delta: Any, law: Any, cap: Any
 ) -> None:
     for one in (trials, [accounting.GaussianMechanism(0.1)]):
-        found = asked(lambda one=one: finished.cost_of_trials(one, chosen, delta, law, cap=cap))
+        found = asked(lambda one=one: finished.cost_of_trials(
+                one, chosen, delta=delta, protocol=law, cap=cap
+            ))
         if found is not None and found.best_only is not None:
             assert found.best_only >= 0.0
 

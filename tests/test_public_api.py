@@ -87,7 +87,7 @@ _CALLS = {
         "confidence": 0.95,
     },
     audit.cost_of_trials: {
-        "trials": [GaussianMechanism(0.5)] * 3,
+        "source": [GaussianMechanism(0.5)] * 3,
         "chosen": "random",
         "delta": 1e-5,
         "protocol": None,

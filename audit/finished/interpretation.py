@@ -29,6 +29,7 @@ _DETERMINED_BY = {
 }
 """The setting of all runs that a column with another role determines."""
 
+_WHOLE_CURVES = ("gdp_mu", "zcdp_rho")
 _SHUFFLING = ("poisson_sampling", "poisson")
 _TO_TYPE = (
     "give them for all runs, as --noise-multiplier 1.1 --sampling-rate 0.01 --steps 500 (in "
@@ -67,6 +68,24 @@ def interpret(
     roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
     _check_settings(roles, settings, varying, material.name)
     return _mechanisms(material, roles, settings), _without_unneeded(roles, found)
+
+
+def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSettings) -> str:
+    """How the rate follows from a batch size that does not divide the records; else empty."""
+    found = {*roles.used.values(), *settings.constants}
+    if settings.records is None or "batch_size" not in found or "sampling_rate" in found:
+        return ""
+    columns = [column for column, role in roles.used.items() if role == "batch_size"]
+    cells = [run.values.get(column) for run in material.runs for column in columns]
+    sizes = [cell for cell in cells if not is_missing(cell)]
+    sizes += [settings.constants["batch_size"]] if "batch_size" in settings.constants else []
+    if all(settings.records % checks.integer("batch_size", size, 1) == 0 for size in sizes):
+        return ""
+    way = "down, as if the loader dropped the last batch" if settings.drop_last else "up"
+    return (
+        "the sampling rate is that of Opacus, one over the number of batches of an epoch, which is "
+        f"records / batch size rounded {way}; pass the sampling rate if another one was used"
+    )
 
 
 def _check_no_settings(settings: RunSettings) -> None:
@@ -128,6 +147,12 @@ def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -
             for column, role in roles.used.items()
             if column in run.values and not is_missing(run.values[column])
         }
+        rates = [role for role in ("sampling_rate", "batch_size") if role in roles.used.values()]
+        if rates and not {*rates, *_WHOLE_CURVES} & {*values, *settings.constants}:
+            raise InvalidInput(
+                f"{run.where}: {rates[0]} must be given for every run, got none: write 1 for full "
+                "batches"
+            )
         key = tuple((role, repr(cell)) for role, cell in values.items())
         if key not in cached:
             try:

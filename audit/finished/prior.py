@@ -12,6 +12,9 @@ from audit.finished.interpretation import interpret
 from audit.finished.runs import RunSettings, chance_of
 
 _CHANCES = ("chance", "probability")
+_RESEMBLES_CHANCE = frozenset(
+    {"chances", "prob", "probabilities", "p", "weight", "weights", "pmf", "frequency", "share"}
+)
 
 
 def read_prior(path: str | Path, mapping: Mapping[str, str], settings: RunSettings) -> Mixture:
@@ -47,7 +50,12 @@ def read_prior(path: str | Path, mapping: Mapping[str, str], settings: RunSettin
             for run in material.runs
         )
         material = replace(material, runs=runs)
-    mechanisms, _ = interpret(material, mapping, settings)
+    mechanisms, roles = interpret(material, mapping, settings)
+    others = roles.not_about_privacy
+    doubtful = [name for name in others if name.strip().lower() in _RESEMBLES_CHANCE]
+    if doubtful:
+        named = f"{', '.join(roles.used)} and {' or '.join(_CHANCES)}"
+        raise InvalidInput(f"prior must have only columns {named}, got {listed(doubtful)}")
     total: dict[Mechanism, float] = {}
     for mechanism, chance in zip(mechanisms, chances, strict=True):
         total[mechanism] = min(total.get(mechanism, 0.0) + chance, 1.0)

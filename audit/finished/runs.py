@@ -300,8 +300,9 @@ def noise_of_target(
     theorem and no bound: its formula is inverted.
 
     Example:
+        >>> from audit.accounting import DpSgd
         >>> noise = noise_of_target(1.0, 1e-5, 500, 0.01, "rdp")
-        >>> bool(abs(audit.DpSgd(noise, 500, 0.01).renyi_epsilon(1e-5) - 1.0) < 1e-4)
+        >>> bool(abs(DpSgd(noise, 500, 0.01).renyi_epsilon(1e-5) - 1.0) < 1e-4)
         True
     """
     if accountant == "gdp":

@@ -23,7 +23,7 @@ from audit.finished.cost import (
 )
 from audit.finished.evidence import GRID, RANDOM, SEQUENTIAL, Evidence, combined
 from audit.finished.evidence import evidence_of_repetitions as of_repetitions
-from audit.finished.interpretation import interpret
+from audit.finished.interpretation import interpret, rounding_remark
 from audit.finished.material import Material, RecordedRun
 from audit.finished.prior import read_prior
 from audit.finished.runs import RunSettings
@@ -240,7 +240,7 @@ def cost_of_trials(
         >>> runs = [{"sigma": 1.1, "bs": 100, "epochs": 5, "lr": lr} for lr in (0.1, 0.2)]
         >>> columns = "sigma=noise_multiplier,bs=batch_size"
         >>> round(cost_of_trials(runs, "grid", columns=columns, records=10_000).epsilon, 3)
-        1.587
+        1.515
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     if chosen is not None:
@@ -271,9 +271,15 @@ def cost_of_trials(
     materials = _materials(source, readers.ReadOptions(study))
     _check_mapping(mapping, materials)
     runs, roles = _interpreted(materials, mapping, settings)
+    rounding = [
+        rounding_remark(material, found, settings)
+        for material, found in zip(materials, roles, strict=True)
+    ]
     if isinstance(prior, str | Path):
         prior = read_prior(prior, mapping, settings)
-    return _cost(materials, runs, roles, chosen, delta, protocol, prior, cap, budgets)
+    cost = _cost(materials, runs, roles, chosen, delta, protocol, prior, cap, budgets)
+    remarks = dict.fromkeys([*cost.remarks, *filter(None, rounding)])
+    return replace(cost, remarks=tuple(remarks))
 
 
 def _materials(source: Any, options: readers.ReadOptions) -> list[Material]:

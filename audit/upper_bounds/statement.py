@@ -115,7 +115,7 @@ def _described(run: Mechanism) -> str:
     if isinstance(run, DpSgd):
         rate = "full batches" if run.sampling_rate == 1.0 else f"rate {run.sampling_rate:.6g}"
         return f"DP-SGD with noise multiplier {run.noise_multiplier:.7g}, {run.steps} steps, {rate}"
-    return run.description.partition("; neighbours are")[0]
+    return f"the mechanism {run.description.partition('; neighbours are')[0]}"
 
 
 def sentence(
@@ -135,8 +135,8 @@ def sentence(
         >>> premises = premises_of([GaussianMechanism(0.1)] * 2)
         >>> print(sentence(0.5, 1e-5, "this tuning", premises, ["only the best run is released"]))
         this tuning is (0.5, 1e-05)-differentially private for the neighbouring data sets for \
-which the parameters of one run hold, if: 2 runs of Gaussian mechanism, mu = 0.1; only the best \
-run is released.
+which the parameters of one run hold, if: 2 runs of the mechanism Gaussian, mu = 0.1; only the \
+best run is released.
     """
     listed = "; ".join([*premises.of_runs, *conditions])
     return (

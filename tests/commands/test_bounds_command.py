@@ -430,9 +430,8 @@ def test_a_delta_above_one_over_the_number_of_records_is_a_warning(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--mu", "1", "--chosen", "grid"], "--chosen must be given with --trials or --optuna"),
-        (["--mu", "1", "--prior", "x"], "--prior must be given with --trials or --optuna"),
-        (["--mu", "1", "--cap", "1"], "--cap must be given with --trials or --optuna"),
+        (["--mu", "1", "--chosen", "grid"], "unrecognized arguments: --chosen grid"),
+        (["--mu", "1", "--cap", "1"], "unrecognized arguments: --cap 1"),
         (["--mu", "1", "--neighbours", "replace-one"], "--neighbours does not apply to --mu"),
         (["--base", "pure:1", "--steps", "9"], "--steps does not apply to --base"),
         (["--mu", "1", "--delta-base", "0"], "--delta-base does not apply to --mu"),
@@ -481,23 +480,18 @@ def test_options_that_do_not_apply_are_refused_by_name(
     assert err.count("\n") == 1
 
 
-WITH_TRIALS = ["final-run", "tunings", "plot", "protocol", "mu", "target-epsilon", "compare",
-               "bound", "steps", "base", "noise-multiplier", "accounting", "solve"]  # fmt: skip
-
-
-@pytest.mark.parametrize("option", WITH_TRIALS)
-def test_options_that_trials_would_ignore_are_refused(
+@pytest.mark.parametrize("option", ["final-run", "plot", "protocol", "target-epsilon", "compare"])
+def test_a_finished_tuning_is_passed_on_to_its_own_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
 ) -> None:
     file = tmp_path / "trials.csv"
-    file.write_text("mu\n0.1\n")
-    values = {"final-run": [], "plot": [str(tmp_path / "x.png")], "protocol": ["grid:3"],
-              "bound": ["region"], "base": ["pure:1"], "accounting": ["rdp"],
-              "solve": ["runs"]}  # fmt: skip
-    argv = ["--trials", str(file), "--chosen", "grid", f"--{option}", *values.get(option, ["2"])]
-    code, out, err = run(capsys, *argv)
-    assert (code, out) == (2, "")
-    assert f"--{option} does not apply to --trials" in err
+    file.write_text("gdp_mu\n0.1\n0.1\n")
+    code, out, _ = run(capsys, "--trials", str(file), "--chosen", "grid")
+    assert code == 0
+    assert "2 trials, chosen: grid" in out
+    with pytest.raises(SystemExit):
+        bounds.main(["--trials", str(file), "--chosen", "grid", f"--{option}", "2"])
+    assert f"unrecognized arguments: --{option}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Paths of sources, and the content of files with one-line errors."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ def as_path(source: Any) -> Path | None:
     if isinstance(source, str) and "://" not in source and "\0" not in source:
         return Path(source)
     return None
+
+
+def shown(source: Any) -> str:
+    """A source for a message; an address without its scheme may contain a password."""
+    text = str(source)
+    if "@" in text and "://" not in text and not os.path.exists(text):
+        return "'***'"
+    return checks.one_line(checks.without_password(text))
 
 
 def is_folder_with(test: Callable[[Path], bool]) -> Callable[[Any], bool]:
@@ -50,12 +59,16 @@ def read_text(path: Path, what: str = "source") -> str:
         content = checks.read_bytes(path)
         # Spreadsheets save "Unicode text" as UTF-16, with a byte order mark.
         encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+        return (
+            content.decode(encoding)
+            .removeprefix("\ufeff")
+            .replace("\r\n", "\n")
+            .replace("\r", "\n")
+        )
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"{what} must be a readable file, got {checks.one_line(str(path))}: "
-            f"{checks.reason_of(error)}"
-        ) from error
+            f"{what} must be a readable file, got {shown(path)}: {checks.reason_of(error)}"
+        ) from None  # the error of the system repeats the path
 
 
 def read_yaml(path: Path) -> Any:
@@ -68,11 +81,11 @@ def read_yaml(path: Path) -> Any:
         import yaml
     except ImportError:
         raise InvalidInput(
-            f"pyyaml must be installed to read {checks.one_line(str(path))}: pip install pyyaml"
+            f"pyyaml must be installed to read {shown(path)}: pip install pyyaml"
         ) from None
     try:
         return yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise InvalidInput(
-            f"source must be yaml, got {checks.one_line(str(path))}: {' '.join(str(error).split())}"
+            f"source must be yaml, got {shown(path)}: {' '.join(str(error).split())}"
         ) from None

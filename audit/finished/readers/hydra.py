@@ -7,7 +7,7 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.evidence import GRID, RANDOM, SEQUENTIAL, Evidence
 from audit.finished.material import Material, RecordedRun, flattened
-from audit.finished.readers.files import is_folder_with, read_yaml
+from audit.finished.readers.files import is_folder_with, read_yaml, shown
 from audit.finished.readers.registry import ReadOptions, reader
 
 _CONFIG = Path(".hydra", "config.yaml")
@@ -23,7 +23,7 @@ def _jobs(folder: Path) -> list[Path]:
 def read_multirun(source: Any, options: ReadOptions) -> Material:
     """The runs of a multirun of Hydra."""
     root = Path(source)
-    name = f"Hydra {checks.one_line(str(root))}"
+    name = f"Hydra {shown(root)}"
     runs, changed = [], set()
     for job in _jobs(root):
         values = read_yaml(job / _CONFIG) or {}
@@ -65,4 +65,4 @@ def _evidence(root: Path) -> Evidence:
     if not sweeper_name:
         return Evidence()
     used = sampler_name or sweeper_name
-    return Evidence(SEQUENTIAL, (f"the sweeper of Hydra was {checks.one_line(used)}",))
+    return Evidence(SEQUENTIAL, (f"the sweeper of Hydra was {checks.printable(used)[:60]}",))

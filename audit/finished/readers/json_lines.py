@@ -8,7 +8,7 @@ from typing import Any
 from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.material import Material, flattened
-from audit.finished.readers.files import is_file_with_suffix, read_text
+from audit.finished.readers.files import is_file_with_suffix, read_text, shown
 from audit.finished.readers.registry import ReadOptions, reader
 from audit.finished.readers.scikit_learn import is_search_table, material_of_search
 from audit.finished.readers.tables import material_of_rows
@@ -18,7 +18,7 @@ from audit.finished.readers.tables import material_of_rows
 def read_json(source: Any, options: ReadOptions) -> Material:
     """The runs of a json file or of a file with one json object per line."""
     path = Path(source)
-    name = checks.one_line(str(path))
+    name = shown(path)
     text = read_text(path)
     try:
         content = json.loads(text)

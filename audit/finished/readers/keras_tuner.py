@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.evidence import COMPLETE, SEQUENTIAL, Evidence, state_of
 from audit.finished.material import Material, RecordedRun
-from audit.finished.readers.files import is_folder_with, read_text
+from audit.finished.readers.files import is_folder_with, read_text, shown
 from audit.finished.readers.registry import ReadOptions, reader
 
 _MARKS = (
@@ -26,7 +25,7 @@ def _is_project(folder: Path) -> bool:
 def read_project(source: Any, options: ReadOptions) -> Material:
     """The runs of a project of Keras Tuner."""
     root = Path(source)
-    name = f"Keras Tuner {checks.one_line(str(root))}"
+    name = f"Keras Tuner {shown(root)}"
     runs = []
     for path in sorted(root.glob("trial_*/trial.json")):
         try:

@@ -13,7 +13,7 @@ from audit.errors import InvalidInput
 from audit.finished.columns import is_missing
 from audit.finished.evidence import COMPLETE, FAILED, RUNNING, Evidence
 from audit.finished.material import Material, RecordedRun
-from audit.finished.readers.files import is_folder_with, read_text, read_yaml
+from audit.finished.readers.files import is_folder_with, read_text, read_yaml, shown
 from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
 
 _STATES = {1: RUNNING, 2: RUNNING, 3: COMPLETE, 4: FAILED, 5: FAILED}
@@ -54,7 +54,7 @@ def _is_store(folder: Path) -> bool:
 def read_store(source: Any, options: ReadOptions) -> Material:
     """The runs of one experiment of a file store (`mlruns`), deleted runs included."""
     root = Path(source)
-    name = f"MLflow {checks.one_line(str(root))}"
+    name = f"MLflow {shown(root)}"
     experiments = [root] if _is_experiment(root) else list(filter(_is_experiment, _folders(root)))
     titles = [str(read_yaml(path / "meta.yaml").get("name", path.name)) for path in experiments]
     if options.study is not None:
@@ -73,13 +73,11 @@ def read_store(source: Any, options: ReadOptions) -> Material:
         meta = read_yaml(folder / "meta.yaml")
         values = {f"params.{path.name}": read_text(path) for path in _files(folder / "params")}
         tags = {path.name: read_text(path).strip() for path in _files(folder / "tags")}
-        runs.append((meta, values, tags))
-        parents[str(meta.get("run_id", folder.name))] = tags.get("mlflow.parentRunId", "")
+        runs.append((folder.name, meta, values))
+        parents[folder.name] = tags.get("mlflow.parentRunId", "")
     groups = set(parents.values())
     trained = [
-        (meta, values)
-        for meta, values, _ in runs
-        if values or str(meta.get("run_id")) not in groups
+        (meta, values) for name_of_run, meta, values in runs if values or name_of_run not in groups
     ]
     return Material(
         name,

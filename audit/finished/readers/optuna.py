@@ -13,7 +13,7 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.columns import listed
+from audit.finished.columns import is_missing, listed
 from audit.finished.evidence import COMPLETE, GRID, RANDOM, SEQUENTIAL, Evidence, state_of
 from audit.finished.material import Material, RecordedRun
 from audit.finished.readers.files import as_path
@@ -136,7 +136,7 @@ def _evidence_of_export(rows: Sequence[Any]) -> Evidence:
             {
                 column.removeprefix(prefix)
                 for column, cell in row.items()
-                if column.startswith(prefix) and str(cell or "").strip() not in ("", "nan")
+                if column.startswith(prefix) and not is_missing(cell)
             }
             for row in rows
         ]

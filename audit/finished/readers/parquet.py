@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.material import Material
 from audit.finished.readers.data_frames import material_of_frame
-from audit.finished.readers.files import is_file_with_suffix
+from audit.finished.readers.files import is_file_with_suffix, shown
 from audit.finished.readers.registry import ReadOptions, reader
 
 
@@ -15,7 +14,7 @@ from audit.finished.readers.registry import ReadOptions, reader
 def read_parquet(source: Any, options: ReadOptions) -> Material:
     """The runs of a parquet file."""
     path = Path(source)
-    name = checks.one_line(str(path))
+    name = shown(path)
     try:
         import pandas
 

@@ -12,7 +12,7 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.evidence import COMPLETE, SEQUENTIAL, Evidence, state_of
 from audit.finished.material import Material, RecordedRun, flattened
-from audit.finished.readers.files import is_folder_with, read_text
+from audit.finished.readers.files import is_folder_with, read_text, shown
 from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
 
 _OWN = frozenset(
@@ -33,7 +33,7 @@ def _state_files(folder: Path) -> list[Path]:
 def read_experiment(source: Any, options: ReadOptions) -> Material:
     """The runs of an experiment folder of Ray Tune."""
     root = Path(source)
-    name = f"Ray Tune {checks.one_line(str(root))}"
+    name = f"Ray Tune {shown(root)}"
     latest = _state_files(root)[-1]
     try:
         content = json.loads(read_text(latest))

@@ -12,7 +12,7 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.columns import listed
 from audit.finished.material import Material, runs_of_rows
-from audit.finished.readers.files import as_path, is_file_with_suffix, read_text
+from audit.finished.readers.files import as_path, is_file_with_suffix, read_text, shown
 from audit.finished.readers.registry import ReadOptions, format_of_table, reader
 
 _SUFFIXES = (".csv", ".tsv", ".txt", ".tab")
@@ -40,7 +40,7 @@ def _is_table(source: Any) -> bool:
 def read_table(source: Any, options: ReadOptions) -> Material:
     """The runs of a csv or tsv file: a heading, and one row per run."""
     path = Path(source)
-    return table_of_text(read_text(path), checks.one_line(str(path)))
+    return table_of_text(read_text(path), shown(path))
 
 
 def table_of_text(text: str, name: str) -> Material:

@@ -15,7 +15,7 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.evidence import COMPLETE, FAILED, RUNNING, Evidence
 from audit.finished.material import Material, RecordedRun, flattened
-from audit.finished.readers.files import as_path, is_folder_with, read_yaml
+from audit.finished.readers.files import as_path, is_folder_with, read_yaml, shown
 from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
 
 _BLOCK, _HEADER, _IDENTITY = 32768, 7, b":W&B"
@@ -54,7 +54,7 @@ def _is_run_file(source: Any) -> bool:
 def read_offline(source: Any, options: ReadOptions) -> Material:
     """The runs of a folder `wandb` with offline runs, or of one such run."""
     root = Path(source)
-    name = f"W&B {checks.one_line(str(root))}"
+    name = f"W&B {shown(root)}"
     files = [root] if root.is_file() else _run_files(root)
     runs, sweeps = [], False
     for file in files:
@@ -100,7 +100,7 @@ def _run_of_file(path: Path) -> tuple[dict[str, Any], str, bool]:
                     state = FAILED if any(codes) else COMPLETE
     except (OSError, ValueError, IndexError, struct.error) as error:
         raise InvalidInput(
-            f"source must be an offline run of W&B, got {checks.one_line(str(path))}: "
+            f"source must be an offline run of W&B, got {shown(path)}: "
             f"{checks.one_line(str(error))}"
         ) from None
     return {name: cell for name, cell in flattened(config).items()}, state, in_sweep
@@ -135,6 +135,8 @@ def _records(data: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + _HEADER])
         position += _HEADER
+        if position + length > len(data):
+            return  # the process ended while it wrote
         record += data[position : position + length]
         position += length
         if kind in (1, 4):  # a whole record, or the last part of one
