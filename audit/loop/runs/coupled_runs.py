@@ -8,65 +8,38 @@ of equal randomness and frozen outputs is from Re:cord-play (Cebere et al., PETS
 on the optimizer replaces changes to the code of the training.
 """
 
-import contextlib
 import hashlib
 import itertools
+import math
 import random
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.loop.runs.generators import digest_of_local_generators
 from audit.loop.runs.opacus_objects import (
     History,
     StepThreshold,
     history_of,
     hooks_of_steps,
+    is_of_opacus,
 )
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.training_runs import Train, many_runs, seed_everything
 from audit.loop.runs.watch import Watch
+from audit.loop.runs.work import SHARE_OF_RUN, CouldNotFinish, CpuLimit, work_of
 from threat_models.user_code import format_error
-
-# Time limit of a run: this many seconds, plus this many times the time of a complete one.
-_LIMIT, _LONGEST = 5.0, 30.0
 
 Vector = NDArray[Any]
 
 
 class _EnoughSteps(BaseException):
     """Ends a run whose later steps are not needed; `except Exception` does not catch it."""
-
-
-class _TooLong(BaseException):
-    """Ends a run that takes far longer than the first one."""
-
-
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raises `_TooLong` after this time if the thread is the main one, which may set an alarm."""
-    alarm = getattr(signal, "setitimer", None)
-    if alarm is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise _TooLong(f"no answer within {seconds:.0f} s, far longer than the first run took")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    alarm(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        alarm(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -143,7 +116,8 @@ class Trace:
         epsilon_of_type: spacing of the parameters' floating-point type.
         clips: with adaptive clipping, the threshold after each step, which coupled runs take over.
         opacus: whether the watched optimizer scales its gradients as Opacus does.
-        seconds: duration of the run.
+        expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
+        by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
         model: the watched model, in runs that are not coupled to another.
         parameters: the tensors that the optimizer updates, in the same runs.
@@ -166,7 +140,8 @@ class Trace:
     epsilon_of_type: float = 0.0
     clips: list[Any] = field(default_factory=list)
     opacus: bool = False
-    seconds: float = 0.0
+    by_opacus: bool = False
+    expected_batch_size: float | None = None
     further: list[Any] = field(default_factory=list)
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
@@ -206,17 +181,19 @@ class CoupledRuns:
     Args:
         train: the function.
         candidate: its hyperparameters.
+        cpu: the CPU time that all runs may use; None sets no limit.
 
     Attributes:
         count: number of runs.
+        work: work of all runs, see `work_of`.
         least_recorded: the complete run with the largest number of steps that were not recorded.
     """
 
-    def __init__(self, train: Train, candidate: Any) -> None:
+    def __init__(self, train: Train, candidate: Any, cpu: CpuLimit | None = None) -> None:
         self._train, self._candidate = train, candidate
-        self.count = 0
+        self._cpu = cpu or CpuLimit(math.inf)
+        self.count, self.work = 0, 0.0
         self.least_recorded: Trace | None = None
-        self._limit = 1e6
 
     def run(
         self,
@@ -238,22 +215,20 @@ class CoupledRuns:
         Returns:
             The record of the run, which contains an error that the function raised.
         """
+        self._cpu.check()
         self.count += 1
         watch = RecordingWatch(like, stop_after, digests)
         trace = watch.recorded
-        start = time.perf_counter()
         with many_runs():
             seed_everything(seed)
             try:
-                with _at_most(self._limit):
+                with self._cpu.enforced(SHARE_OF_RUN):
                     result = self._train(records, self._candidate, seed, watch)
                 trace.released = watch.released(result)
                 trace.complete = True
             except _EnoughSteps:
                 pass
-            except _TooLong as error:
-                trace.error = str(error)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, CouldNotFinish):
                 raise
             except BaseException as error:  # of any class, SystemExit too
                 trace.error = format_error(error)
@@ -262,11 +237,10 @@ class CoupledRuns:
         watch.read_accountant()
         if like is None:
             watch.keep_model()
-        trace.seconds = time.perf_counter() - start
-        if trace.complete:
-            self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
-            if self.least_recorded is None or trace.unrecorded > self.least_recorded.unrecorded:
-                self.least_recorded = trace
+        self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
+        least = self.least_recorded
+        if trace.complete and (least is None or trace.unrecorded > least.unrecorded):
+            self.least_recorded = trace
         return trace
 
 
@@ -287,6 +261,8 @@ class RecordingWatch(Watch):
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
             self.recorded.opacus = _scales_as_opacus(optimizer)
+            self.recorded.by_opacus = is_of_opacus(optimizer)
+            self.recorded.expected_batch_size = getattr(optimizer, "expected_batch_size", None)
             self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
             self._threshold = StepThreshold(optimizer)
         self._describe_parameters()
@@ -450,8 +426,9 @@ def _digest(tensors: Sequence[Any]) -> bytes:
 
 
 def _generator_digest(optimizer: Any) -> bytes:
-    """A digest of the states of Python's, numpy's, torch's and the optimizer's generators."""
+    """A digest of the states of the global generators, the optimizer's, and the function's own."""
     state = hashlib.blake2b(digest_size=16)
+    state.update(digest_of_local_generators(CoupledRuns.run.__code__))
     state.update(repr(hash(random.getstate())).encode())
     _, keys, place, *rest = np.random.get_state()  # noqa: NPY002
     state.update(np.asarray(keys).tobytes() + repr((place, rest)).encode())

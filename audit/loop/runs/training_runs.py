@@ -19,6 +19,7 @@ from audit.loop.runs import readings
 from audit.loop.runs.opacus_objects import History, history_of, remembered_calibration
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.watch import Watch
+from audit.loop.runs.work import CouldNotFinish
 from threat_models.user_code import call_user_code
 
 _MASK = 0xFFFFFFFF
@@ -67,6 +68,8 @@ class AuditTask:
         initial: initial weights and buffers of every watched run, by name; None leaves the
             function's.
         replaced: [1] record in the data of runs without a canary; None leaves it out.
+        expected_batch_size: the divisor that is set in every watched optimizer of Opacus; None
+            leaves the function's.
     """
 
     train: Train
@@ -77,6 +80,7 @@ class AuditTask:
     delta: float
     initial: Mapping[str, Any] | None = None
     replaced: TrainingSet | None = None
+    expected_batch_size: float | None = None
 
 
 def exchanges(relation: str, watched: bool) -> bool:
@@ -153,9 +157,14 @@ def run_once(
     elif task.replaced is not None:
         records = records.with_record(task.replaced)
     watch = Watch(canaries, included, task.loss, seed, task.initial, recorder)
+    watch.expected_batch_size = task.expected_batch_size
     seed_everything(seed)
     try:
         result = call_user_code("train", task.train, records, candidate, seed, watch)
+    except InvalidInput as error:
+        if isinstance(error.__cause__, CouldNotFinish):
+            raise error.__cause__ from None
+        raise
     finally:
         watch.close()
     trace = watch.trace()

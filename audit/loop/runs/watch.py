@@ -59,6 +59,7 @@ class Watch:
         self._model: Any = None
         self._white_box: WhiteBox | None = None
         self.claimed: float | None = None
+        self.expected_batch_size: float | None = None
 
     def __call__(self, *watched: Any) -> None:
         """Watches an optimizer, and a model, a privacy engine or an accountant.
@@ -101,6 +102,8 @@ class Watch:
         if self._model is not None:
             self._white_box.model = self._model
         self._white_box.accountant = self.accountant
+        if self.expected_batch_size is not None:
+            self._optimizer.expected_batch_size = self.expected_batch_size
         self._restore(self._initial)
 
     def _parameters(self) -> list[Any]:
