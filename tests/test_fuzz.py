@@ -768,9 +768,9 @@ def test_the_cost_of_trials_is_a_number_or_refused(
     trials: Any, chosen: Any, delta: Any, law: Any, cap: Any
 ) -> None:
     for one in (trials, [accounting.GaussianMechanism(0.1)]):
-        found = asked(lambda one=one: finished.cost_of_trials(
-                one, chosen, delta=delta, protocol=law, cap=cap
-            ))
+        found = asked(
+            lambda one=one: finished.cost_of_trials(one, chosen, delta=delta, protocol=law, cap=cap)
+        )
         if found is not None and found.best_only is not None:
             assert found.best_only >= 0.0
 

@@ -1,9 +1,7 @@
 """`audit.check`: the differential test of a training function, an attack on it, and the verdict."""
 
-import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +9,17 @@ import numpy as np
 from audit import checks, lower_bounds
 from audit.errors import InvalidInput
 from audit.loop.attack.attack import (
+    DEFAULT_TRIALS,
     MAX_EPSILON,
+    MAX_WORK_OF_ALL_TRIALS,
     Attack,
     check_steps,
     claimed_epsilon,
     detectable_chance,
     detectable_noise,
-    fewest_trials,
     is_gaussian,
     only_history,
+    separation_of,
     statistics_of,
     trials_to_prove,
     unread,
@@ -28,17 +28,13 @@ from audit.loop.attack.attack import (
 from audit.loop.findings import PremiseReport
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.check_premises import PremiseTest, check_premises
+from audit.loop.premises.number_of_records import PublicSize
 from audit.loop.result import ATTACK_ERROR, CheckResult
 from audit.loop.runs.records import TrainingSet, one_record
 from audit.loop.runs.training_runs import AuditTask, Run, Train, exchanges
+from audit.loop.runs.work import CPU_SECONDS, CouldNotFinish, CpuLimit
 from audit.repetitions import Repetitions, parse_repetitions
 from canaries import DiracCanary, crafted
-
-DEFAULT_TRIALS = 1000
-"""Number of trials of an attack, unless the caller chooses another."""
-
-SECONDS = 60.0
-"""Default time limit of one call of `check`."""
 
 AS_GAUSSIAN = ", of the Gaussian mechanism that its accountant describes"
 """Suffix of a statistic whose bound requires the mechanism that the accountant describes."""
@@ -47,8 +43,6 @@ RELATIONS = ("add-remove", "zero-out", "replace-one")
 MAX_RUNS = 1e6
 """Default limit on the expected number of calls of a training function."""
 
-# The differential test gets this share of the time limit, and the attack the rest.
-_SHARE_OF_PREMISES = 0.5
 # If the bound exceeds the claim, but perhaps by chance, this many times the trials are played.
 _TIMES_MORE_TRIALS, _MAX_TRIALS = 4, 16_000
 
@@ -60,19 +54,19 @@ def check(
     *,
     claim: float | None = None,
     delta: float = 1e-5,
-    games: int | None = None,
     trials: int | None = None,
     confidence: float = 0.95,
     repetitions: str | Repetitions = "fixed:1",
     candidates: Sequence[Any] = (None,),
     validation: Any = None,
     loss: Callable[..., Any] | None = None,
-    relation: str = "add-remove",
+    relation: str | None = None,
     premises: bool = True,
-    seconds: float = SECONDS,
+    attack: bool = True,
     seed: int = 0,
     jobs: int | None = None,
     max_runs: float = MAX_RUNS,
+    cpu_seconds: float = CPU_SECONDS,
 ) -> CheckResult:
     """Tests whether a training function does what its accountant assumes, then attacks it.
 
@@ -83,7 +77,9 @@ def check(
 
     Then the distinguishing game is played. Half of the trials train on `records` with the canary
     instead of the last record, half on `records` without the last; under "replace-one", functions
-    that are not watched get another record in its place. With `repetitions`, each trial trains K
+    that are not watched get another record in its place. Under "zero-out", if the divisor depends
+    on the number of records n, the attack takes a number of records for which n and n - 1 have the
+    same divisor, or keeps that of n. With `repetitions`, each trial trains K
     times, on candidates drawn uniformly, and keeps the run with the highest score. The outputs are
     turned into statistics: the function's score, the inner products that the watch
     recorded (lambda_a, and lambda_c for sampled batches), for full batches the residual statistic
@@ -100,6 +96,9 @@ def check(
     reported bound exceeds the claim and no leak is proven, 4,000 trials are played, then 16,000,
     unless a number of trials is given.
 
+    All limits count the work of the runs (`audit.loop.runs.work`), so that the verdict is the same
+    on every machine. If `cpu_seconds` are used up, the verdict is that the check could not finish.
+
     If the function calls `watch` with its accountant, all trials start from the same weights: the
     accountant's epsilon holds for every initialization, and fixed weights add no variance.
 
@@ -113,9 +112,9 @@ def check(
             `watch.claim`, or else the accountant's; with `repetitions` the tightest bound on the
             cost of the tuning.
         delta: delta of the claim and of the bounds, in (0, 1).
-        games: the old name of `trials`.
-        trials: number of trials. None plays 1,000 of them, more if these suggest a leak and do not
-            prove it, or stops early at the time limit; if a premise is broken, it plays none.
+        trials: number of trials. None plays 1,000 of them, fewer (at least 100) if runs have many
+            steps or many parameters, more if these suggest a leak and do not prove it; if a premise
+            is broken, it plays none.
         confidence: confidence of the reported lower bound, in (0, 1).
         repetitions: distribution of K, in the notation of `audit.repetitions.parse_repetitions`.
         candidates: the hyperparameters to choose from.
@@ -124,21 +123,21 @@ def check(
         loss: `loss(model, features, labels)` of a torch module on records, summed; None takes the
             cross-entropy of its logits.
         relation: neighbouring relation: "add-remove"; or "zero-out" or "replace-one", under which
-            the number of records is public.
+            the number of records is public. None takes "zero-out" if the function calls `watch`
+            with an optimizer of Opacus, and "add-remove" otherwise.
         premises: whether to make the differential test. Without it, an attack under zero-out may
             detect the number of records.
-        seconds: time limit. The differential test starts no optional runs after half of it, and the
-            attack no trials after all of it, unless `trials` is given. The verdict reports omitted
-            parts.
+        attack: whether to attack the function. A unit test needs the differential test alone.
         seed: seed of all random numbers.
         jobs: number of worker processes of joblib's active backend; None takes one per idle core
             if that saves time. If a worker dies, Dask repeats its trials, and the others raise.
         max_runs: limit on the expected number of calls of the function; a larger number is refused
             before the first call.
+        cpu_seconds: CPU time after which the check ends without a verdict (exit code 2).
 
     Returns:
         The verdict. It is false if a premise is broken, if the attack proves more than is claimed,
-        or if nothing could be tested.
+        if nothing could be tested, or if there is neither a claim nor a watched accountant.
 
     Raises:
         InvalidInput: an argument is out of its range, or the function raises an error or releases
@@ -155,117 +154,107 @@ def check(
         >>> round(result.epsilon, 2), round(result.proven, 2)  # with 95 % and 99.99 % confidence
         (3.61, 2.81)
     """
-    start = time.perf_counter()
-    delta = checks.interval("delta", delta, 0.0, 1.0)
-    confidence = checks.interval("confidence", confidence, 0.0, 1.0)
-    premises = checks.flag("premises", premises)
-    asked = _trials(games, trials)
-    if jobs is not None:
-        jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
-    relation = checks.one_of("relation", relation, RELATIONS)
-    seconds = checks.interval("seconds", seconds, 0.0)
-    distribution = parse_repetitions(repetitions)
-    planned = asked or DEFAULT_TRIALS
-    _refuse_too_many(planned * distribution.mean, max_runs)
-    if claim is not None:
-        claim = checks.interval("claim", claim, 0.0, closed_low=True)
     checks.function("train", train, "records", "candidate", "seed", "watch")
     if loss is not None:
         checks.function("loss", loss, "model", "features", "labels")
+    game = _Game(
+        claim=None if claim is None else checks.interval("claim", claim, 0.0, closed_low=True),
+        delta=checks.interval("delta", delta, 0.0, 1.0),
+        confidence=checks.interval("confidence", confidence, 0.0, 1.0),
+        trials=None if trials is None else checks.integer("trials", trials, 2),
+        distribution=parse_repetitions(repetitions),
+        candidates=_candidates(candidates),
+        seed=checks.integer("seed", seed, 0),
+        jobs=None if jobs is None else checks.integer("jobs", jobs, 1, checks.MAX_JOBS),
+        attack=_attack_flag(attack, trials),
+        premises=checks.flag("premises", premises),
+        relation=None if relation is None else checks.one_of("relation", relation, RELATIONS),
+        cpu=CpuLimit(checks.interval("cpu_seconds", cpu_seconds, 0.0)),
+    )
+    if not game.attack and not game.premises:
+        raise InvalidInput("attack must be True where premises is False, or nothing is tested")
+    if game.attack:
+        expected = (game.trials or DEFAULT_TRIALS) * game.distribution.mean
+        _refuse_too_many(expected, max_runs)
+    subject = _Subject.of(train, records, canary, validation, loss)
+    try:
+        return _checked(subject, game)
+    except CouldNotFinish as unfinished:
+        return CheckResult(game.claim, game.delta, game.confidence, unfinished=str(unfinished))
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """The function and the records of a check.
+
+    Attributes:
+        train: the function.
+        records: the data.
+        canary: the record that the caller chose, or None.
+        is_dirac: whether the canary is a worst-case gradient.
+        validation: records by which the best run is chosen, or None.
+        loss: the summed loss, or None.
+    """
+
+    train: Train
+    records: TrainingSet
+    canary: TrainingSet | None
+    is_dirac: bool
+    validation: Any
+    loss: Callable[..., Any] | None
+
+    @staticmethod
+    def of(
+        train: Train, records: Any, canary: Any, validation: Any, loss: Callable[..., Any] | None
+    ) -> "_Subject":
+        training_set = TrainingSet.of(records)
+        is_dirac = isinstance(canary, DiracCanary)
+        record = None if canary is None or is_dirac else one_record(canary)
+        shape = training_set.features.shape[1:]
+        if record is not None and len(training_set) and record.features.shape[1:] != shape:
+            raise InvalidInput(
+                f"canary must have features of shape {shape} as the records have, "
+                f"got {record.features.shape[1:]}"
+            )
+        return _Subject(train, training_set, record, is_dirac, validation, loss)
+
+
+@dataclass(frozen=True)
+class _Game:
+    """The options of a check, see `check`."""
+
+    claim: float | None
+    delta: float
+    confidence: float
+    trials: int | None
+    distribution: Repetitions
+    candidates: tuple[Any, ...]
+    seed: int
+    jobs: int | None
+    attack: bool
+    premises: bool
+    relation: str | None
+    cpu: CpuLimit
+
+    def skipped(self, reason: str, report: PremiseReport) -> CheckResult:
+        """The verdict without an attack."""
+        return CheckResult(
+            self.claim, self.delta, self.confidence, premises=report, attack_skipped=reason
+        )
+
+
+def _candidates(candidates: Sequence[Any]) -> tuple[Any, ...]:
     if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
         raise InvalidInput(
             f"candidates must be a sequence of at least one, got {checks.one_line(candidates)}"
         )
-    training_set = TrainingSet.of(records)
-    is_dirac = isinstance(canary, DiracCanary)
-    given = None if canary is None or is_dirac else one_record(canary)
-    shape = training_set.features.shape[1:]
-    if given is not None and len(training_set) and given.features.shape[1:] != shape:
-        raise InvalidInput(
-            f"canary must have features of shape {shape} as the records have, "
-            f"got {given.features.shape[1:]}"
-        )
-    seed = checks.integer("seed", seed, 0)
-
-    tested = None
-    if premises and not (is_dirac and len(training_set) == 0):
-        tested = check_premises(
-            train,
-            training_set,
-            canary=given,
-            candidate=candidates[0],
-            claim=claim,
-            delta=delta,
-            relation=relation,
-            loss=loss,
-            seed=seed,
-            seconds=_SHARE_OF_PREMISES * seconds,
-        )
-        skipped = _reason_for_no_attack(tested.report, asked)
-        if skipped:
-            return CheckResult(
-                claim, delta, confidence, premises=tested.report, attack_skipped=skipped
-            )
-
-    replaced = None
-    watched = tested is not None and tested.report.watched
-    if exchanges(relation, watched) and not is_dirac:
-        if len(training_set) == 0:
-            raise InvalidInput("records must hold the record that is replaced, got none")
-        best = tested.replaced if tested and given is None else None
-        last = TrainingSet(training_set.features[-1:], training_set.labels[-1:])
-        replaced = last if best is None else _as_records(best)
-    if given is None and not is_dirac:
-        given = _best_canary(tested, training_set)
-    task = AuditTask(
-        train,
-        training_set.without_last(),
-        given,
-        None if validation is None else TrainingSet.of(validation, "validation"),
-        loss,
-        delta,
-        initial=None if tested is None else tested.initial,
-        replaced=replaced,
-    )
-    deadline = start + seconds if asked is None else math.inf
-    report = None if tested is None else tested.report
-    attack = Attack(task, distribution, tuple(candidates), seed)
-    attack = attack.with_residuals(planned, jobs, deadline)
-    runs = attack.play_all(planned, jobs, deadline)
-    if is_dirac and not any(run is not None and len(run.lambda_a) for run in runs):
-        raise InvalidInput(
-            "canary must be a record where train never calls watch with its optimizer, got a "
-            "DiracCanary: its gradient could not be inserted"
-        )
-    check_steps(runs)
-    if report is not None and asked is None and (reason := why_no_statistic(runs)):
-        skipped = f"no attack was made: {reason}"
-        return CheckResult(claim, delta, confidence, premises=report, attack_skipped=skipped)
-    if asked is None and len(runs) < fewest_trials(runs):
-        skipped = (
-            f"no attack was made: {len(runs)} of {planned} trials ended within {seconds:g} s, and "
-            f"{fewest_trials(runs)} are needed (raise seconds)"
-        )
-        return CheckResult(claim, delta, confidence, premises=report, attack_skipped=skipped)
-    error = ATTACK_ERROR if asked is not None else ATTACK_ERROR / 2
-    first = _verdict(runs, distribution, claim, delta, confidence, error, planned, report)
-    if asked is not None:
-        return first
-    result = first
-    while result.exceeds and len(runs) == planned < _MAX_TRIALS:
-        planned, error = planned * _TIMES_MORE_TRIALS, error / 2
-        runs = attack.play_all(planned, jobs, deadline, runs)
-        result = _verdict(runs, distribution, claim, delta, confidence, error, planned, report)
-    # Later trials are played if the first bound is large. So it alone holds with `confidence`.
-    return replace(result, epsilon=first.epsilon, bounds=first.bounds, shown_by=first.shown_by)
+    return tuple(candidates)
 
 
-def _trials(games: int | None, trials: int | None) -> int | None:
-    """The number of trials that the caller chose, if any."""
-    if games is not None and trials is not None:
-        raise InvalidInput("games must be left out where trials is given: it is the old name")
-    name, value = ("games", games) if trials is None else ("trials", trials)
-    return None if value is None else checks.integer(name, value, 2)
+def _attack_flag(attack: bool, trials: int | None) -> bool:
+    if not checks.flag("attack", attack) and trials is not None:
+        raise InvalidInput(f"trials must be left out where attack is False, got {trials}")
+    return attack
 
 
 def _refuse_too_many(expected: float, max_runs: float) -> None:
@@ -276,13 +265,78 @@ def _refuse_too_many(expected: float, max_runs: float) -> None:
         )
 
 
-def _reason_for_no_attack(report: PremiseReport, asked: int | None) -> str:
-    if report.broken and asked is None:
+def _checked(subject: _Subject, game: _Game) -> CheckResult:
+    """The differential test, then the attack if there is a reason for it."""
+    tested = None
+    if game.premises and not (subject.is_dirac and len(subject.records) == 0):
+        tested = check_premises(
+            subject.train,
+            subject.records,
+            canary=subject.canary,
+            candidate=game.candidates[0],
+            claim=game.claim,
+            delta=game.delta,
+            relation=game.relation,
+            loss=subject.loss,
+            seed=game.seed,
+            cpu=game.cpu,
+        )
+    size: PublicSize | None = None
+    if tested is not None:
+        if tested.report.unfinished:
+            raise CouldNotFinish(tested.report.unfinished)
+        reason = _reason_for_no_attack(tested.report, game)
+        if not reason and tested.report.depends_on_n:
+            size = None if tested.public_size is None else tested.public_size()
+            reason = "" if size is not None else _only_n(tested.report)
+        if reason:
+            return game.skipped(reason, tested.report)
+    task = _task(subject, game, tested, size)
+    with game.cpu.enforced():
+        return _attacked(task, game, tested)
+
+
+def _reason_for_no_attack(report: PremiseReport, game: _Game) -> str:
+    if not game.attack:
+        return "no attack was made: attack=False"
+    if report.broken and game.trials is None:
         return "no attack was made: a premise is broken"
-    if report.depends_on_n:
-        instead = "" if report.watched else '; relation="replace-one" exchanges records'
-        return f"no attack was made: it would only detect the number of records{instead}"
     return ""
+
+
+def _only_n(report: PremiseReport) -> str:
+    instead = "" if report.watched else '; relation="replace-one" exchanges records'
+    return f"no attack was made: it would only detect the number of records{instead}"
+
+
+def _task(
+    subject: _Subject, game: _Game, tested: PremiseTest | None, size: PublicSize | None
+) -> AuditTask:
+    """The two data sets of the attack, and what all of its runs share."""
+    records = subject.records if size is None else subject.records.first(size.records)
+    relation = game.relation or ("add-remove" if tested is None else tested.report.relation)
+    watched = tested is not None and tested.report.watched
+    replaced = None
+    if exchanges(relation, watched) and not subject.is_dirac:
+        if len(records) == 0:
+            raise InvalidInput("records must hold the record that is replaced, got none")
+        best = tested.replaced if tested and subject.canary is None else None
+        last = TrainingSet(records.features[-1:], records.labels[-1:])
+        replaced = last if best is None else _as_records(best)
+    canary = subject.canary
+    if canary is None and not subject.is_dirac:
+        canary = _best_canary(tested, subject.records)
+    return AuditTask(
+        subject.train,
+        records.without_last(),
+        canary,
+        None if subject.validation is None else TrainingSet.of(subject.validation, "validation"),
+        subject.loss,
+        game.delta,
+        initial=None if tested is None else tested.initial,
+        replaced=replaced,
+        expected_batch_size=None if size is None else size.expected_batch_size,
+    )
 
 
 def _best_canary(tested: PremiseTest | None, records: TrainingSet) -> TrainingSet:
@@ -296,67 +350,114 @@ def _as_records(record: PoolRecord) -> TrainingSet:
     return TrainingSet(record.features[None], np.asarray(record.label)[None])
 
 
+def _attacked(task: AuditTask, game: _Game, tested: PremiseTest | None) -> CheckResult:
+    """Plays trials, more of them if the first suggest a leak, and returns the verdict."""
+    report = None if tested is None else tested.report
+    work = (0.0 if tested is None else tested.work) * game.distribution.mean
+    attack = Attack(task, game.distribution, game.candidates, game.seed)
+    attack = attack.with_residuals(game.trials, work)
+    planned = attack.affordable_trials(work) if game.trials is None else game.trials
+    runs = attack.play_all(planned, game.jobs, game.cpu)
+    if task.canaries is None and not any(run is not None and len(run.lambda_a) for run in runs):
+        raise InvalidInput(
+            "canary must be a record where train never calls watch with its optimizer, got a "
+            "DiracCanary: its gradient could not be inserted"
+        )
+    check_steps(runs)
+    if report is not None and game.trials is None and (reason := why_no_statistic(runs)):
+        return game.skipped(f"no attack was made: {reason}", report)
+    error = ATTACK_ERROR if game.trials is not None else ATTACK_ERROR / 2
+    first = _verdict(runs, game, error, report)
+    result = first
+    while game.trials is None and result.exceeds and planned < _MAX_TRIALS:
+        planned, error = min(planned * _TIMES_MORE_TRIALS, _MAX_TRIALS), error / 2
+        if planned * work * attack.runs_per_trial > MAX_WORK_OF_ALL_TRIALS:
+            break
+        runs = attack.play_all(planned, game.jobs, game.cpu, runs)
+        result = _verdict(runs, game, error, report)
+    # Later trials are played if the first bound is large. So it alone holds with `confidence`.
+    return replace(result, epsilon=first.epsilon, bounds=first.bounds, shown_by=first.shown_by)
+
+
 def _verdict(
-    runs: Sequence[Run | None],
-    distribution: Repetitions,
-    claim: float | None,
-    delta: float,
-    confidence: float,
-    error: float,
-    planned: int,
-    premises: PremiseReport | None,
+    runs: Sequence[Run | None], game: _Game, error: float, premises: PremiseReport | None
 ) -> CheckResult:
     """The largest lower bounds of all statistics, with `confidence` and with a small error."""
     statistics = statistics_of(runs)
     if not any(np.isfinite(np.concatenate(pair)).any() for pair in statistics.values()):
         raise InvalidInput(f"train must release finite numbers, got none in {len(runs)} trials")
     readings: dict[str, lower_bounds.Estimator] = {"": lower_bounds.Scan()}
-    gaussian = is_gaussian(runs, distribution)
+    gaussian = is_gaussian(runs, game.distribution)
     if gaussian:
         readings[AS_GAUSSIAN] = lower_bounds.GaussianCurve(rule=lower_bounds.RankSum())
     count = len(statistics) * len(readings)
     bounds, proven = (
         {
-            name + words: estimator(*scores, delta=delta, confidence=1.0 - each / count)
+            name + words: estimator(*scores, delta=game.delta, confidence=1.0 - level / count)
             for words, estimator in readings.items()
             for name, scores in statistics.items()
         }
-        for each in (1.0 - confidence, error)
+        for level in (1.0 - game.confidence, error)
     )
     best = max(bounds, key=lambda name: bounds[name].epsilon)
+    claim = game.claim
     if claim is None:
-        claim = claimed_epsilon(runs, distribution, delta)
+        claim = claimed_epsilon(runs, game.distribution, game.delta)
     share = error / count
     ceiling = max(
         # The bound of a statistic that separates all trials.
-        estimator(np.zeros(len(zeros)), np.ones(len(ones)), delta, 1.0 - share).epsilon
+        estimator(np.zeros(len(zeros)), np.ones(len(ones)), game.delta, 1.0 - share).epsilon
         for estimator in readings.values()
         for zeros, ones in statistics.values()
     )
-    needed = None
-    if claim is not None and ceiling <= claim <= MAX_EPSILON:
-        needed = trials_to_prove(claim, delta, len(runs), share)
     result = CheckResult(
         claim=claim,
-        delta=delta,
-        confidence=confidence,
+        delta=game.delta,
+        confidence=game.confidence,
         epsilon=bounds[best].epsilon,
         proven=max(bound.epsilon for bound in proven.values()),
         shown_by=best,
         bounds=bounds,
         ceiling=ceiling,
         trials=len(runs),
-        planned=planned,
-        needed=needed,
+        planned=DEFAULT_TRIALS if game.trials is None else game.trials,
+        needed=_needed(claim, ceiling, game.delta, len(runs), share),
         premises=premises,
         unread=unread(runs),
     )
     if result.leaks or result.exceeds:
         return result
+    return _with_power(result, runs, game, share, gaussian)
+
+
+def _needed(
+    claim: float | None, ceiling: float, delta: float, trials: int, error: float
+) -> int | None:
+    if claim is not None and ceiling <= claim <= MAX_EPSILON:
+        return trials_to_prove(claim, delta, trials, error)
+    return None
+
+
+def _with_power(
+    result: CheckResult, runs: Sequence[Run | None], game: _Game, error: float, gaussian: bool
+) -> CheckResult:
+    """The verdict with the noise and the outputs that these trials detect.
+
+    The noise that trials detect follows from the accountant's description. Without an accountant it
+    is unknown: other random numbers, such as initial weights, may hide a record as noise does.
+    """
+    claim, delta = result.claim, game.delta
+    history = only_history(runs, game.distribution)
+    if history is None and not any(run is not None and run.history for run in runs):
+        separation, allowed = separation_of(runs, claim, delta)
+        result = replace(result, separation=separation, separation_of_claim=allowed)
+        if result.hidden:
+            return result
+        noise = None
+    else:
+        noise = detectable_noise(claim, delta, len(runs), error, gaussian, history)
     return replace(
         result,
-        detectable=detectable_noise(
-            claim, delta, len(runs), share, gaussian, only_history(runs, distribution)
-        ),
-        detectable_chance=detectable_chance(claim, delta, len(runs), share),
+        detectable=noise,
+        detectable_chance=detectable_chance(claim, delta, len(runs), error),
     )

@@ -19,9 +19,10 @@ from typing import Any
 import threat_models
 from audit import checks, console
 from audit.errors import InvalidInput
-from audit.loop.checking import MAX_RUNS, RELATIONS, SECONDS, check
+from audit.loop.checking import MAX_RUNS, RELATIONS, check
 from audit.loop.one_run import check_one_run
 from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.work import CPU_SECONDS
 from audit.processes import end_with_parent
 from canaries import DiracCanary, crafted
 from threat_models.user_code import call_user_code, format_error, import_by_name
@@ -31,7 +32,7 @@ _EXAMPLES = {
     "python -m audit.run --train mine.train --one-run --canaries 1000": "one training alone",
 }
 _OF_TRIALS = (
-    *("trials", "seconds", "no_premises", "jobs", "max_runs"),
+    *("trials", "cpu_seconds", "no_premises", "no_attack", "jobs", "max_runs"),
     *("relation", "repetitions", "candidates", "canary_index", "validation_size"),
 )
 """The options of several trainings."""
@@ -64,10 +65,17 @@ def _parser() -> console.Parser:
         "--trials",
         type=int,
         metavar="N",
-        help="trials of the attack (default: 1,000 within --seconds)",
+        help="trials of the attack (default: at most 1,000)",
     )
-    add("--seconds", type=float, default=SECONDS, metavar="S", help="time limit (default: 60)")
+    add(
+        "--cpu-seconds",
+        type=float,
+        default=CPU_SECONDS,
+        metavar="S",
+        help=f"CPU time after which there is no verdict (default: {CPU_SECONDS:g})",
+    )
     add("--no-premises", action="store_true", help="attack only, without the differential test")
+    add("--no-attack", action="store_true", help="differential test only")
     add(
         "--one-run",
         action="store_true",
@@ -88,7 +96,11 @@ def _parser() -> console.Parser:
     )
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add = parser.add_argument_group("threat model").add_argument
-    add("--relation", default="add-remove", metavar="NAME", help=", ".join(RELATIONS))
+    add(
+        "--relation",
+        metavar="NAME",
+        help=f"{', '.join(RELATIONS)} (default: zero-out for loops by Opacus, else add-remove)",
+    )
     add(
         "--threat",
         default="NTCV",
@@ -236,7 +248,8 @@ def _audit(options: argparse.Namespace) -> Any:
         trials=options.trials,
         relation=options.relation,
         premises=not options.no_premises,
-        seconds=options.seconds,
+        attack=not options.no_attack,
+        cpu_seconds=options.cpu_seconds,
         repetitions=options.repetitions,
         candidates=candidates,
         validation=validation,

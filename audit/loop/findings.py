@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from audit.loop.finding_kinds import KINDS, USUAL
+
 PREMISES = (
     "contribution",
     "noise",
@@ -16,6 +18,10 @@ PREMISES = (
 )
 """Names of the assumptions behind the epsilon of a training."""
 
+_ZERO_OUT = (
+    "note: neighbours: zero-out (the number of records is public), the default for loops by "
+    'Opacus; relation="add-remove" also tests that nothing depends on that number'
+)
 # A watched function is not testable if one of these was not tested.
 _ESSENTIAL = {"contribution", "noise", "batches", "accountant", "released numbers"}
 
@@ -30,6 +36,7 @@ class Finding:
         cause: likely causes.
         fix: a way to correct it.
         numbers: the numbers of the message, for programs.
+        kind: name of the kind of finding, see `audit.loop.finding_kinds`.
 
     Example:
         >>> Finding("noise", "`bias` receives no noise.", "Forgotten.", "Add it.").premise
@@ -41,6 +48,12 @@ class Finding:
     cause: str
     fix: str
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)
+    kind: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Place in a report; the findings of a rank keep their order."""
+        return KINDS[self.kind].rank if self.kind in KINDS else USUAL
 
     def __str__(self) -> str:
         return f"{self.message} Likely cause: {self.cause} Fix: {self.fix}"
@@ -58,8 +71,11 @@ class PremiseReport:
         measured: numbers such as the effective noise multiplier.
         watched: whether the function called `watch` with an optimizer.
         runs: number of calls of the training function.
-        seconds: duration of the test.
+        seconds: CPU time of the test.
         steps: number of steps of a run that were tested.
+        relation: neighbouring relation.
+        assumed_relation: whether the test chose the relation.
+        unfinished: the reason why the test has no verdict; empty if it has one.
 
     Example:
         >>> PremiseReport((), ("noise",), {}, (), {}, True, 12, 0.5).broken
@@ -75,6 +91,9 @@ class PremiseReport:
     runs: int
     seconds: float
     steps: int = 0
+    relation: str = "add-remove"
+    assumed_relation: bool = False
+    unfinished: str = ""
 
     @property
     def broken(self) -> bool:
@@ -84,6 +103,8 @@ class PremiseReport:
     @property
     def inconclusive(self) -> bool:
         """Whether a premise of a watched function was not tested, and none is broken."""
+        if self.unfinished:
+            return True
         return self.watched and not self.broken and not _ESSENTIAL.isdisjoint(self.untested)
 
     @property
@@ -93,18 +114,27 @@ class PremiseReport:
 
     @property
     def power(self) -> str:
-        """The largest noise that the test reports as too small, as text; empty if unknown."""
-        detectable = self.measured.get("detectable noise scale")
-        if detectable is None or self.broken:
+        """The smallest mistakes in noise and batches that the test reports; empty if unknown."""
+        if self.broken:
             return ""
-        effective, accounted = (
-            self.measured[f"{name} noise multiplier"] for name in ("effective", "accounted")
-        )
-        return (
-            f"noise of at most {math.floor(100 * detectable) / 100:g} times the scale that the "
-            "largest contribution requires is found with 80 % probability; it has "
-            f"{effective / accounted:.3g} times that scale"
-        )
+        parts = []
+        detectable = self.measured.get("detectable noise scale")
+        if detectable is not None:
+            effective, accounted = (
+                self.measured[f"{name} noise multiplier"] for name in ("effective", "accounted")
+            )
+            parts.append(
+                f"noise of at most {math.floor(100 * detectable) / 100:g} times the scale that the "
+                "largest contribution requires is found with 80 % probability; it has "
+                f"{effective / accounted:.3g} times that scale"
+            )
+        rate = self.measured.get("detectable rate")
+        if rate is not None:
+            parts.append(
+                f"records that are drawn {math.ceil(100 * rate) / 100:g} times as often as "
+                "accounted are found with 80 % probability"
+            )
+        return "; ".join(parts)
 
     @property
     def summary(self) -> str:
@@ -112,6 +142,8 @@ class PremiseReport:
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             return f"broken premise: {self.findings[0].message.removesuffix('.')}{more}"
+        if self.unfinished:
+            return self.unfinished
         if self.inconclusive:
             return f"not testable: {'; '.join(self._reasons)} (tested: {self._tested_names})"
         return f"no broken premise found (tested: {self._tested_names})"
@@ -137,6 +169,8 @@ class PremiseReport:
             "notes": list(self.notes),
             "measured": dict(self.measured),
             "watched": self.watched,
+            "relation": self.relation,
+            "unfinished": self.unfinished,
             "runs": self.runs,
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
@@ -152,10 +186,15 @@ class PremiseReport:
             lines.append(f"{number}. {each.message}")
             lines.append(f"   Likely cause: {each.cause}")
             lines.append(f"   Fix: {each.fix}")
-        if self.inconclusive:
+        if self.unfinished:
+            lines.append(self.unfinished)
+        elif self.inconclusive:
             lines.append(f"not testable (tested: {self._tested_names})")
         elif not self.findings:
             lines += [self.summary, *([f"power: {self.power}"] if self.power else [])]
-        lines += [f"not tested: {each}" for each in self._reasons]
+        if not self.unfinished:
+            lines += [f"not tested: {each}" for each in self._reasons]
+        if self.watched and self.relation == "zero-out" and self.assumed_relation:
+            lines.append(_ZERO_OUT)
         lines += [f"note: {each}" for each in self.notes]
         return "\n".join(lines)

@@ -15,6 +15,12 @@ ATTACK_ERROR = 9e-5
 """Probability that the attack accuses a function whose claim is exact. With the error of the
 premises, `FAMILY_ERROR`, a check accuses a correct function with probability at most 1e-4."""
 
+_NOTHING_TO_COMPARE = (
+    "nothing to compare with: the function neither calls watch with its optimizer and accountant "
+    "nor claims an epsilon (claim=3.0, or watch.claim(3.0))"
+)
+# A separation below this share of the one that the claim allows says little about the noise.
+_HIDDEN = 0.5
 _PROOF = "99.99 % confidence"  # 1 - ATTACK_ERROR, rounded down
 
 
@@ -35,7 +41,7 @@ class CheckResult:
         ceiling: the largest epsilon that this many trials could have proven.
         trials: number of trials played, or of canaries in one run.
         unit: unit of `trials`: "trials" or "canaries".
-        planned: number of trials that would have been played without the time limit.
+        planned: number of trials that would have been played if runs had few steps.
         needed: number of trials that could refute the claim, if these cannot; None if unknown.
         premises: the differential test; None if it was not made.
         detectable: the largest noise, as a share of the claimed one, that this many trials detect
@@ -44,6 +50,9 @@ class CheckResult:
             which this many trials detect with 80 % probability; None as for `detectable`.
         unread: the reason why the score, lambda_a and lambda_c are missing; empty if none is.
         attack_skipped: the reason why no trial was played; empty if trials were.
+        unfinished: the reason why the check has no verdict; empty if it has one.
+        separation: how far the record moves the outputs of a black box, in standard deviations.
+        separation_of_claim: how far a Gaussian mechanism with the claimed epsilon lets it.
 
     Example:
         >>> import numpy as np
@@ -73,6 +82,9 @@ class CheckResult:
     detectable_chance: float | None = None
     unread: str = ""
     attack_skipped: str = ""
+    unfinished: str = ""
+    separation: float | None = None
+    separation_of_claim: float | None = None
 
     @property
     def leaks(self) -> bool:
@@ -90,9 +102,49 @@ class CheckResult:
         return self.leaks or (self.premises is not None and self.premises.broken)
 
     @property
+    def has_claim(self) -> bool:
+        """Whether there is an epsilon to compare with: a claim, or an accountant's."""
+        if self.claim is not None:
+            return True
+        return self.premises is not None and "accountant" in self.premises.tested
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a black box shows the record far less than its claim allows.
+
+        The noise may be as claimed or larger. Or other random numbers, such as initial weights,
+        hide the record, and the attack proves nothing.
+        """
+        if self.separation is None or self.separation_of_claim is None:
+            return False
+        return self.separation < _HIDDEN * self.separation_of_claim
+
+    @property
+    def weakness(self) -> str:
+        """The reason why an attack on a black box can prove nothing; empty if it can."""
+        if self.premises is not None and self.premises.watched:
+            return ""
+        if self.attack_skipped or self.leaks or self.claim is None or self.unit == "canaries":
+            return ""
+        if self.hidden:
+            return (
+                "this attack proves nothing about the noise of a black box: the record moves its "
+                f"outputs by {self.separation:.2g} standard deviations, where the claim allows "
+                f"{self.separation_of_claim:.2g}, so that initial weights or other random numbers "
+                "may hide it: call watch(optimizer, model, accountant), or fix the initial weights"
+            )
+        if self.ceiling <= self.claim:
+            return f"this attack can prove nothing: {self.trials} trials are too few for the claim"
+        return ""
+
+    @property
     def words(self) -> str:
         """The verdict in a line."""
-        parts = []
+        if self.unfinished:
+            return self.unfinished
+        parts = [self.weakness] if self.weakness else []
+        if not self.has_claim and not self.broken:
+            parts.append(_NOTHING_TO_COMPARE)
         if self.premises is not None and (self.premises.broken or self.premises.inconclusive):
             parts.append(self.premises.summary)
         elif self.premises is not None and self.premises.watched:
@@ -145,7 +197,7 @@ class CheckResult:
         most = format_rounded(self.ceiling, up=True, digits=4)
         ceiling = f"{self.trials} {self.unit} can prove at most {most}"
         if self.trials < self.planned:
-            ceiling = f"stopped by the time limit after {self.trials} of {self.planned}; {ceiling}"
+            ceiling = f"{ceiling} (not {self.planned}, because each of them has many steps)"
         found = []
         if self.detectable is not None:
             share = math.floor(100 * self.detectable) / 100
@@ -167,9 +219,17 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """1 for a broken premise or a proven leak, 2 where a premise was not testable, else 0."""
+        """1 for a broken premise or a proven leak, 2 if something was not testable, else 0.
+
+        Not testable are an essential premise, a function without any epsilon to compare with, and
+        a check that could not finish.
+        """
+        if self.unfinished:
+            return 2
         if self.broken:
             return 1
+        if not self.has_claim:
+            return 2
         if self.premises is None or not self.premises.watched:
             # Without an attack, only exact constants were looked for.
             return 2 if self.attack_skipped else 0
@@ -180,9 +240,12 @@ class CheckResult:
         return self.exit_code == 0
 
     def __str__(self) -> str:
-        if self.premises is None:
+        if self.premises is None or self.unfinished:
             return self.words
-        return f"{self.premises}\n{self._attack_words}"
+        first = [self.weakness] if self.weakness else []
+        if not self.has_claim and not self.broken:
+            first.append(_NOTHING_TO_COMPARE)
+        return "\n".join([*first, str(self.premises), self._attack_words])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""
@@ -212,9 +275,10 @@ class CheckResult:
 
         Raises:
             PrivacyLeak: a premise is broken, or an attack proves more than is claimed.
-            InvalidInput: nothing could be tested.
+            InvalidInput: something could not be tested, there is no epsilon to compare with, or
+                the check could not finish.
         """
-        if self.broken:
+        if self.broken and not self.unfinished:
             raise PrivacyLeak(self.words)
         if self.exit_code:
             raise InvalidInput(self.words)

@@ -24,9 +24,6 @@ from audit.tuning.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from audit.loop.findings import PremiseReport
 
-SECONDS = 40.0
-"""Time after which the test starts no further optional runs."""
-
 # The condition of a certificate that each premise supports.
 _CONDITION_OF = {
     "contribution": "clipping",
@@ -38,15 +35,16 @@ _CONDITION_OF = {
 _Rebuild = Callable[..., Any]
 
 
-def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport":
+def check_loop(rehearsal: Rehearsal, cpu_seconds: float = 1800.0) -> "PremiseReport":
     """Tests whether runs of the training function are the mechanism that the study accounts for.
 
     The runs have one candidate, drawn from the prior. The study's own accounting is the claim
     unless the function passes an accountant to `trial.watch`, which must then agree with it. After
-    `seconds`, no further optional run is started.
+    `cpu_seconds` of CPU time, the test ends without a result.
     """
     from audit.loop.premises.check_premises import check_premises
     from audit.loop.runs.records import TrainingSet
+    from audit.loop.runs.work import CpuLimit
 
     features, labels, rebuild = _labelled(rehearsal.records)
     # A study on a random part of the records is tested without the part: with all records.
@@ -68,7 +66,10 @@ def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport
     # The rehearsal has already shown the function's output, and the test calls it many times.
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         return check_premises(
-            train, TrainingSet(features, labels), relation=base.neighbours, seconds=seconds
+            train,
+            TrainingSet(features, labels),
+            relation=base.neighbours,
+            cpu=CpuLimit(cpu_seconds),
         ).report
 
 

@@ -32,7 +32,6 @@ from audit.tuning.elapsed_time import elapsed_time
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.loop_test import (
-    SECONDS,
     can_test,
     check_loop,
     conditions_tested,
@@ -303,7 +302,7 @@ class Study:
         load: Callable[[Path], Any] | None = None,
         test: bool = True,
         private: bool = False,
-        seconds: float = SECONDS,
+        cpu_seconds: float = 1800.0,
         device: str = "cpu",
     ) -> list[Outcome]:
         """Trains twice on synthetic or public records, and tests the training loop.
@@ -326,7 +325,7 @@ class Study:
             test: whether to run the differential test.
             private: whether the records are private. The errors and the result of the test are then
                 not private and must not be released, so the certificate does not use the result.
-            seconds: time after which the test starts no further optional runs.
+            cpu_seconds: CPU time after which the test ends without a result.
             device: the device of the trials.
 
         Returns:
@@ -347,19 +346,19 @@ class Study:
         """
         _functions(train, records, accept, save, load)
         test, private = checks.flag("test", test), checks.flag("private", private)
-        seconds = checks.interval("seconds", seconds, 0.0)
+        cpu_seconds = checks.interval("cpu_seconds", cpu_seconds, 0.0)
         (name,) = device_names([device])
         rehearsal = Rehearsal(train, self._plan(name), records)
         found, watched = rehearsal.run(accept, save, load)
         if test and watched and records is not None:
-            self._test(rehearsal, "private" if private else "given", seconds)
+            self._test(rehearsal, "private" if private else "given", cpu_seconds)
         self._rehearsed = True
         return found
 
-    def _test(self, rehearsal: Rehearsal, kind: str, seconds: float) -> None:
+    def _test(self, rehearsal: Rehearsal, kind: str, cpu_seconds: float = 1800.0) -> None:
         """Runs the differential test, and keeps the conditions that it supports."""
         self._tested = {}
-        self.premises = report = check_loop(rehearsal, seconds)
+        self.premises = report = check_loop(rehearsal, cpu_seconds)
         if report.broken:
             error = PrivacyLeak(report.summary)
             error.add_note(str(report))
@@ -515,7 +514,7 @@ class Study:
             try:
                 _, watched = rehearsal.run(accept, save, load)
                 if watched and can_test(self._training_alone, stand_ins):
-                    self._test(rehearsal, "synthetic", SECONDS)
+                    self._test(rehearsal, "synthetic")
             except Exception as error:
                 error.add_note(
                     "Raised in the rehearsal on synthetic records: no private record was read, and "

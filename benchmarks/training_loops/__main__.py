@@ -3,7 +3,7 @@
 python -m benchmarks.training_loops                                # the table of broken loops
 python -m benchmarks.training_loops --correct 1000 --out FILE      # 1,000 checks of correct loops
 
-Time limits count CPU seconds, so that the results do not depend on what else the machine does.
+Limits count steps, so that the results do not depend on what else the machine does.
 With `--out`, every finished check is one line of JSON in FILE. A run that was interrupted continues
 with the checks that are not in FILE yet.
 """
@@ -25,6 +25,7 @@ from audit.loop.premises.check_premises import FAMILY_ERROR, check_premises
 from audit.loop.runs.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT, Control
+from benchmarks.training_loops.fourth_turn import FOURTH_TURN, FOURTH_TURN_CORRECT
 from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
 from benchmarks.training_loops.independent import INDEPENDENT, INDEPENDENT_CORRECT
 from benchmarks.training_loops.reported import REPORTED
@@ -158,7 +159,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    time.perf_counter = time.process_time
 
     def chosen(table: dict[str, Control]) -> dict[str, Control]:
         words = options.only
@@ -171,10 +171,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             INDEPENDENT_CORRECT,
             SECOND_TESTER_CORRECT,
             UNSEEN_CORRECT,
+            FOURTH_TURN_CORRECT,
         )
         loops = chosen({k: v for table in tables for k, v in table.items()})
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
     tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT, SECOND_TESTER, UNSEEN)
+    tables = (*tables, FOURTH_TURN)
     print_table(chosen({k: v for table in tables for k, v in table.items()}), options.out)
     return 0
 

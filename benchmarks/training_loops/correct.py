@@ -23,14 +23,14 @@ class Control:
         train: the function.
         data: makes the records.
         source: address of a public report of the mistake, or empty.
-        relation: neighbouring relation.
+        relation: neighbouring relation; None is the default of `audit.check`.
         expected: a word of the finding about a broken loop.
     """
 
     train: Any
     data: Any = loops.dense
     source: str = ""
-    relation: str = "add-remove"
+    relation: str | None = None
     expected: str = ""
 
 

@@ -46,13 +46,14 @@ from audit.loop import (
     check_one_run,
     checking,
     command,
-    readings,
 )
 from audit.loop.attack.attack import Attack
 from audit.loop.attack.discriminant import discriminant
 from audit.loop.result import ATTACK_ERROR
+from audit.loop.runs import readings
 from audit.loop.runs.readings import model_and_numbers
 from audit.loop.runs.training_runs import AuditTask, Run, run_once, run_seed
+from audit.loop.runs.work import CpuLimit
 from audit.repetitions import Fixed
 from canaries import DiracCanary, InputCanary, crafted
 from threat_models import CanaryLoss, FirstCoordinate, etcv, ntcv
@@ -291,7 +292,7 @@ def checked(control: Any, **options: Any) -> Any:
     return attack(
         control.train,
         trainings.data(control.size, control.rare),
-        **{"canary": control.canary, "games": control.games, **options},
+        **{"canary": control.canary, "trials": control.games, **options},
     )
 
 
@@ -356,7 +357,7 @@ def test_bounds_of_correct_trainings_exceed_the_claim_no_more_often_than_said(
         attack(
             *(gaussian, records, (np.zeros(1), 0)),
             claim=exact,
-            games=100,
+            trials=100,
             confidence=confidence,
             seed=seed,
         )
@@ -375,13 +376,33 @@ def runs_of(without: Any, with_record: Any, history: Any = None) -> list[Run]:
     return [Run(each, none, none, 0.0, none, None, history) for each in scores]
 
 
+def game(claim: float) -> Any:
+    """A game of 100 trials."""
+    return checking._Game(
+        claim=claim,
+        delta=1e-5,
+        confidence=0.95,
+        trials=100,
+        distribution=Fixed(1),
+        candidates=(None,),
+        seed=0,
+        jobs=1,
+        attack=True,
+        premises=False,
+        relation=None,
+        cpu=CpuLimit(),
+    )
+
+
 def verdicts(sample: Any, claim: float, audits: int, history: Any = None) -> list[CheckResult]:
     """Verdicts on 100 trials each, given a sampler of the scores of one side."""
     random = np.random.default_rng(0)
     return [
         checking._verdict(
             runs_of(*(sample(random, side) for side in (0, 1)), history),
-            *(Fixed(1), claim, 1e-5, 0.95, ATTACK_ERROR, 100, None),
+            game(claim),
+            ATTACK_ERROR,
+            None,
         )
         for _ in range(audits)
     ]
@@ -433,7 +454,7 @@ def test_more_trials_decide_whether_a_bound_above_the_claim_is_chance() -> None:
         return train
 
     # Exact is log 2 = 0.693. 1,000 trials show about 0.5, and prove less.
-    found = attack(answer(0.45), RECORDS, (np.zeros(3), 0), seconds=1e4)
+    found = attack(answer(0.45), RECORDS, (np.zeros(3), 0))
     assert len(played) == len(set(played)) == found.trials > 1000
     assert found.exit_code == 1
     assert 0.45 < found.proven < math.log(2)
@@ -448,7 +469,7 @@ def test_more_trials_decide_whether_a_bound_above_the_claim_is_chance() -> None:
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("name", trainings.UNSEEN)
 def test_what_the_page_says_cannot_be_seen_is_not(name: str) -> None:
-    found = checked(trainings.UNSEEN[name], games=100)
+    found = checked(trainings.UNSEEN[name], trials=100)
     assert not found.leaks, "the page says otherwise"
 
 
@@ -494,7 +515,7 @@ def test_whatever_is_trained_is_read(kind: str) -> None:
 
     options = {"loss": loss} if kind == "own loss" else {}
     canary = np.full(3, 2.0, np.float32), 1
-    found = attack(train, (features, labels), canary, claim=0.5, games=40, **options)
+    found = attack(train, (features, labels), canary, claim=0.5, trials=40, **options)
     assert found.bounds["score"].epsilon > 1.0
     assert found.leaks
 
@@ -514,7 +535,7 @@ def test_the_best_of_k_is_audited_and_its_cost_is_claimed() -> None:
 
     tried: set[Any] = set()
     empty = np.zeros((0, 1)), np.zeros(0, int)
-    options = {"repetitions": "tnb:0,0.3", "candidates": (0.9, 1.0), "games": 200}
+    options = {"repetitions": "tnb:0,0.3", "candidates": (0.9, 1.0), "trials": 200}
     found = attack(train, empty, (np.zeros(1), 0), **options)
     assert tried == {0.9, 1.0}
     expected = tuning_epsilon(accountant, "tnb:0,0.3", 1e-5)
@@ -533,7 +554,7 @@ def test_validation_records_choose_where_they_are_given() -> None:
 
     records = np.zeros((2, 3), np.float32), np.zeros(2, int)
     canary = np.array([0.0, 1.0, 0.0], np.float32), 0  # of another class than it looks
-    options = {"repetitions": "fixed:5", "candidates": (1.0, -1.0), "games": 20, "claim": 1.0}
+    options = {"repetitions": "fixed:5", "candidates": (1.0, -1.0), "trials": 20, "claim": 1.0}
     honest = np.eye(3, dtype=np.float32), np.arange(3)
     from audit.loop.attack.attack import Attack
 
@@ -554,7 +575,7 @@ def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone() -> No
 
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    options = {"claim": 1.0, "games": 120}
+    options = {"claim": 1.0, "trials": 120}
     alone = attack(train, RECORDS, (np.zeros(3), 0), **options)
     assert torch.equal(torch.random.get_rng_state(), before)
     together = check(train, RECORDS, (np.zeros(3), 0), premises=False, jobs=2, **options)
@@ -584,27 +605,46 @@ def test_an_audit_survives_a_worker_that_dies_or_says_so(backend: str, tmp_path:
     assert deaths.exists()
 
 
-def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(("work", "trials"), [(0.0, 1000), (30.0, 1000), (80.0, 374), (1e6, 100)])
+def test_the_number_of_trials_follows_from_the_work_of_a_run(work: float, trials: int) -> None:
+    task = AuditTask(lambda *_: 0.0, TrainingSet(*RECORDS), None, None, None, 1e-5)
+    assert Attack(task, Fixed(1), (None,), 0).affordable_trials(work) == trials
+
+
+def test_fewer_trials_for_long_runs_are_stated() -> None:
+    bound = lower_bounds.Scan()(np.zeros(10), np.zeros(10))
+    found = CheckResult(
+        *(1.0, 1e-5, 0.95, 0.0, 0.0, "score", {"score": bound}, 3.2, 200), planned=1000
+    )
+    assert "(not 1000, because each of them has many steps)" in found.words
+
+
+@pytest.mark.parametrize("during", ["premises", "attack"])
+def test_a_check_that_could_not_finish_has_no_verdict(during: str) -> None:
     def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         watch.claim(1.0)
-        time.sleep(pause)
-        return float(np.random.default_rng(seed).normal())
+        if during == "premises":
+            return float(records.features.sum())  # which would be found
+        return float(np.random.default_rng(seed).normal() + 100 * len(records))
 
-    pause = 0.0
-    with monkeypatch.context() as patch:
-        patch.setattr(checking, "DEFAULT_TRIALS", 100)
-        fast = attack(train, RECORDS, (np.zeros(3), 0), seconds=100.0)
-    assert fast.trials == fast.planned == 100
-    assert "stopped" not in fast.words
-    pause = 0.02
-    slow = attack(train, RECORDS, (np.zeros(3), 0), seconds=0.5)
-    assert 2 <= slow.trials < 100
-    assert slow.trials % 2 == 0
-    assert f"stopped by the time limit after {slow.trials} of 1000" in slow.words
-    asked = attack(train, RECORDS, (np.zeros(3), 0), seconds=0.1, trials=20)
-    assert asked.trials == 20
+    options: dict[str, Any] = {"premises": during == "premises", "cpu_seconds": 1e-9}
+    found = check(train, RECORDS, jobs=1, **options)
+    assert found.exit_code == 2
+    assert not found.broken
+    assert found.words.startswith("could not finish within 1e-09 CPU seconds")
+    with pytest.raises(InvalidInput, match="could not finish"):
+        found.raise_if_broken()
+
+
+def test_a_run_that_uses_up_the_cpu_time_is_interrupted() -> None:
+    def endless(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    start = time.process_time()
+    assert check(endless, RECORDS, claim=1.0, cpu_seconds=4.0).exit_code == 2
+    assert time.process_time() - start < 4.0
 
 
 def test_trials_of_a_watched_loop_start_from_the_same_weights() -> None:
@@ -637,7 +677,7 @@ def test_seeds_of_single_runs_are_distinct() -> None:
 
 
 def test_the_same_numbers_in_every_run_reveal_nothing() -> None:
-    found = check(lambda *_: [1, 2], RECORDS, trials=80)
+    found = check(lambda *_: [1, 2], RECORDS, claim=1.0, trials=80)
     assert not found.broken
     assert found.epsilon == 0.0
 
@@ -684,19 +724,19 @@ def test_the_crafted_canary_is_where_nobody_is() -> None:
         ({"records": (np.ma.masked_less(np.ones((9, 3)), 0), np.ones(9))}, "got a masked array"),
         ({"delta": 0.0}, "delta must be"),
         ({"confidence": 1.0}, "confidence must be"),
-        ({"games": 1}, "games must be"),
+        ({"trials": 1}, "trials must be"),
         ({"claim": -1.0}, "claim must be"),
         ({"candidates": ()}, "candidates must be a sequence"),
         ({"candidates": None}, "candidates must be a sequence"),
         ({"train": lambda *_: None}, "train must return"),
-        ({"train": lambda *_: [1, 2], "games": 40}, "trials must be at least 80"),
+        ({"train": lambda *_: [1, 2], "trials": 40}, "trials must be at least 80"),
         ({"train": lambda *_: object()}, "train must return"),
         ({"train": lambda r, c, s, watch: watch(3)}, "watch must be given an optimizer"),
     ],
 )
 def test_what_is_wrong_is_one_line(change: dict[str, Any], error: str) -> None:
     arguments = {"train": lambda *_: 1.0, "records": RECORDS, "canary": (np.zeros(3), 0), **change}
-    arguments = {"games": 4, **arguments}
+    arguments = {"trials": 4, **arguments}
     with pytest.raises(ValueError, match=error) as raised:
         attack(**arguments)
     assert "\n" not in str(raised.value)
@@ -710,7 +750,7 @@ def test_steps_that_count_the_records_are_refused() -> None:
         return 0.0
 
     with pytest.raises(ValueError, match="must not depend on the number of records"):
-        attack(train, RECORDS, (np.zeros(3), 0), games=16)
+        attack(train, RECORDS, (np.zeros(3), 0), trials=16)
 
 
 def test_a_random_number_of_steps_is_no_dependence_on_the_records() -> None:
@@ -720,15 +760,18 @@ def test_a_random_number_of_steps_is_no_dependence_on_the_records() -> None:
         watch(accountant)
         return float(np.random.default_rng(seed + 1).normal())
 
-    for games in (2, 16):
-        assert attack(train, RECORDS, (np.zeros(3), 0), games=games).exit_code == 0
+    for trials in (2, 16):
+        assert attack(train, RECORDS, (np.zeros(3), 0), trials=trials).exit_code == 0
 
 
 def test_nothing_claimed_is_said_and_raises() -> None:
-    found = attack(lambda r, c, s, w: float(s), RECORDS, (np.zeros(3), 0), games=10)
+    found = attack(lambda r, c, s, w: float(s), RECORDS, (np.zeros(3), 0), trials=10)
     assert found.claim is None
-    assert found.words.startswith("claims nothing; an attack shows at least 0 with")
-    assert found.exit_code == 0
+    assert found.words.startswith("nothing to compare with: the function neither calls watch")
+    assert "; claims nothing; an attack shows at least 0 with" in found.words
+    assert found.exit_code == 2
+    with pytest.raises(InvalidInput, match="nothing to compare with"):
+        found.raise_if_broken()
     with pytest.raises(ValueError, match="claim must be given"):
         found.raise_if_leaking()
 
@@ -738,7 +781,7 @@ def test_the_largest_of_all_claims_counts() -> None:
         watch.claim(1.0 + seed % 2)
         return 0.0
 
-    assert attack(train, RECORDS, (np.zeros(3), 0), games=10).claim == 2.0
+    assert attack(train, RECORDS, (np.zeros(3), 0), trials=10).claim == 2.0
 
 
 def test_batches_that_are_sampled_are_judged_by_lambda_c_too() -> None:
@@ -757,7 +800,7 @@ def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus() -> None:
     assert found.bounds["lambda_a"].epsilon > 1.0
     assert not found.leaks
     with pytest.raises(ValueError, match="Opacus's for a Dirac canary"):
-        attack(trainings.Loop(), trainings.data(), DiracCanary(), games=4)
+        attack(trainings.Loop(), trainings.data(), DiracCanary(), trials=4)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.4])
@@ -902,7 +945,7 @@ def test_a_function_that_fails_or_would_take_for_ever_is_one_line(
     train: Callable[..., Any], settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        attack(train, ([[0.0]], [0]), ([9.0], 0), games=6, **settings)
+        attack(train, ([[0.0]], [0]), ([9.0], 0), trials=6, **settings)
 
 
 def test_a_verdict_says_how_many_trials_would_do() -> None:
@@ -912,7 +955,7 @@ def test_a_verdict_says_how_many_trials_would_do() -> None:
     )
     assert "20 trials can prove at most 1.2," in few.words
     assert few.words.endswith("so no leak could have been proven: 37,326 trials could prove one")
-    result = attack(lambda *_: [0.0], ([[0.0]], [0]), ([1.0], 0), games=20, claim=5.0)
+    result = attack(lambda *_: [0.0], ([[0.0]], [0]), ([1.0], 0), trials=20, claim=5.0)
     half = result.needed // 2
     least = lower_bounds.max_detectable_epsilon(half, half, 1e-5, 1 - ATTACK_ERROR)
     assert least >= 5.0 > result.ceiling
@@ -999,7 +1042,7 @@ WHOLE = np.random.default_rng(0).integers(0, 17, (20, 3)).astype(np.uint8), np.a
 @pytest.mark.parametrize("shows_model", [True, False])
 def test_a_model_that_does_not_accept_the_records_as_they_are_is_tested(shows_model: bool) -> None:
     loop = functools.partial(on_prepared_records, shows_model=shows_model)
-    result = check(loop, WHOLE, seconds=20, jobs=1)
+    result = check(loop, WHOLE, jobs=1)
     assert result.exit_code == 0, result
     assert "residual" in result.bounds
     assert "lambda_a" not in result.bounds
@@ -1008,7 +1051,7 @@ def test_a_model_that_does_not_accept_the_records_as_they_are_is_tested(shows_mo
 
 
 def test_no_attack_without_any_statistic() -> None:
-    result = check(functools.partial(on_prepared_records, rate=0.5), WHOLE, seconds=20, jobs=1)
+    result = check(functools.partial(on_prepared_records, rate=0.5), WHOLE, jobs=1)
     assert result.exit_code == 0, result
     assert result.attack_skipped.startswith("no attack was made: the model does not accept")
     task = AuditTask(

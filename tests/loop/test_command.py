@@ -42,7 +42,7 @@ def test_training_ends_with_the_command(
 ) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     options = ["--train", "loop.train", "--records", "loop.records", "--claim", "1"]
-    options += ["--no-premises", "--trials", "100000", "--seconds", "200", "--jobs", str(jobs)]
+    options += ["--no-premises", "--trials", "100000", "--cpu-seconds", "2000", "--jobs", str(jobs)]
     trainings = tmp_path / "trainings"
 
     def processes() -> Any:

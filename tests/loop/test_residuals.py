@@ -39,9 +39,9 @@ def pull(records: Any, candidate: Any, seed: int, watch: Any, rate: float = RATE
     return weights.detach().numpy().copy()
 
 
-def of(train: Any, in_time: bool = True) -> Residuals | None:
+def of(train: Any) -> Residuals | None:
     initial = {"optimizer 0": torch.zeros(6, dtype=torch.float64)}
-    return Residuals.of(train, None, DATA, CANARY, initial, 0, lambda seconds: in_time)
+    return Residuals.of(train, None, DATA, CANARY, initial, 0)
 
 
 def task(train: Any) -> AuditTask:
@@ -63,7 +63,7 @@ def test_it_is_the_likelihood_ratio_of_a_gaussian_mechanism() -> None:
     from dataclasses import replace
 
     attack = Attack(replace(task(pull), loss=squared_norm), Fixed(1), (None,), 0)
-    runs = attack.with_residuals(160).play_all(160, 1)
+    runs = attack.with_residuals(160, 0.0).play_all(160, 1)
     zeros, ones = (np.array([run.residual[0] for run in runs[side::2]]) for side in (0, 1))
     error = MU * math.sqrt(2 / len(zeros))
     assert abs(ones.mean() - zeros.mean() - MU**2) < 4 * error
@@ -94,8 +94,8 @@ def test_where_it_does_not_apply_it_is_left_out() -> None:
     assert of(pull) is not None
     assert of(sampled) is None
     assert of(failing) is None
-    assert of(pull, in_time=False) is None
-    assert Attack(task(pull), Fixed(2), (None,), 0).with_residuals(10).residuals is None
+    assert Attack(task(pull), Fixed(1), (None,), 0).with_residuals(None, 101.0).residuals is None
+    assert Attack(task(pull), Fixed(2), (None,), 0).with_residuals(10, 0.0).residuals is None
 
 
 def test_a_released_number_reaches_the_runs_that_are_forced() -> None:
@@ -139,19 +139,16 @@ def test_it_is_left_out_where_one_generator_draws_batches_and_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "work", "left", "jobs"),
+    ("load", "work", "jobs"),
     [
-        (1.0, 1000.0, math.inf, 2),
-        (1.0, 1000.0, 60.0, 2),  # 100 s of work by two workers, 60 s by one process
-        (1.0, 1000.0, 15.0, 1),  # 10 s by workers that take 10 s to start, 15 s by one process
-        (1.0, 15.0, math.inf, 1),  # 10 + 15 / 2 s by workers
-        (6.0, 1000.0, math.inf, 1),  # no core is idle
-        (1.0, 1000.0, -1.0, 1),
+        (1.0, 1000.0, 2),  # 10 + 500 s by two workers
+        (1.0, 15.0, 1),  # 10 + 15 / 2 s by workers
+        (6.0, 1000.0, 1),  # no core is idle
     ],
 )
 def test_workers_start_only_where_they_save_time(
-    monkeypatch: pytest.MonkeyPatch, load: float, work: float, left: float, jobs: int
+    monkeypatch: pytest.MonkeyPatch, load: float, work: float, jobs: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    assert _jobs_that_pay(work, left) == jobs
+    assert _jobs_that_pay(work) == jobs

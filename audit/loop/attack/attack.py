@@ -14,7 +14,7 @@ from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, imports_of_game
 from audit.loop.attack.discriminant import discriminant
-from audit.loop.attack.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
+from audit.loop.attack.residuals import RUNS_PER_TRIAL, Residuals
 from audit.loop.runs.opacus_objects import History, has_full_batches, run_of
 from audit.loop.runs.training_runs import (
     AuditTask,
@@ -24,6 +24,7 @@ from audit.loop.runs.training_runs import (
     run_seed,
     undisturbed_generators,
 )
+from audit.loop.runs.work import CpuLimit
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
 
@@ -32,6 +33,15 @@ Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
 MAX_EPSILON = 500.0
 """For larger claims, detectable noise and the necessary number of trials are not computed."""
 
+DEFAULT_TRIALS, MIN_TRIALS = 1000, 100
+"""Numbers of trials of an attack, unless the caller chooses another: at most, and at least."""
+
+ATTACK_WORK = 30_000.0
+"""Work of the trials above which fewer than 1,000 are played, see `audit.loop.runs.work`."""
+
+MAX_WORK_OF_ALL_TRIALS = 8 * ATTACK_WORK
+"""Work above which no further trials are played where the first suggest a leak."""
+
 # One quarter of the trials is used to learn the linear statistic, which the others then judge.
 _TO_LEARN = 4
 # Fewer trials on each side are not enough to learn from.
@@ -39,16 +49,13 @@ _MIN_TO_LEARN = 10
 # The statistics of a trial that are one number each.
 _SCORES = ("score", "lambda_a", "lambda_c", "residual")
 _MAX_TRIALS_PER_TASK = 50
-# Time between two looks at the clock.
+# Duration of a task of a worker process.
 _SECONDS_PER_TASK = 0.5
 # Time until worker processes play their first trial.
 _SECONDS_TO_START = 10.0
 _MAX_JOBS = 64
 _MAX_TRIALS_TO_PROVE = 500_000
 _SIMULATIONS = 40
-# With fewer trials, the residual statistic, which costs three runs per trial, gives a smaller bound
-# than another statistic with three times as many trials.
-_MIN_TRIALS_WITH_RESIDUALS = 100
 _POWER = 0.8
 # A random number of steps is constant on both sides, and differs between them, with probability at
 # most 2^-15 in this number of trials.
@@ -73,36 +80,43 @@ class Attack:
     seed: int
     residuals: Residuals | None = None
 
-    def with_residuals(
-        self, trials: int, jobs: int | None = None, deadline: float = math.inf
-    ) -> "Attack":
-        """The same attack with the residual statistic, where it applies and there is time for it.
+    @property
+    def runs_per_trial(self) -> int:
+        """Number of runs of a trial for each of its K trainings."""
+        return 1 if self.residuals is None else RUNS_PER_TRIAL
+
+    def affordable_trials(self, work: float) -> int:
+        """The number of trials that `ATTACK_WORK` allows, from 100 to 1,000, and even.
 
         Args:
-            trials: number of trials.
-            jobs: number of processes, see `play_all`.
-            deadline: `time.perf_counter()` before which at least 100 trials must end.
+            work: work of the K trainings of a trial.
+        """
+        if work <= 0:
+            return DEFAULT_TRIALS
+        most = int(ATTACK_WORK / (work * self.runs_per_trial))
+        return min(max(most, MIN_TRIALS), DEFAULT_TRIALS) // 2 * 2
+
+    def with_residuals(self, trials: int | None, work: float) -> "Attack":
+        """The same attack with the residual statistic, where it applies and is not too much work.
+
+        Args:
+            trials: number of trials that the caller chose, or None.
+            work: work of a training.
         """
         task = self.task
         applies = self.repetitions == Fixed(1) and len(self.candidates) == 1
         if not applies or task.initial is None or task.canaries is None:
             return self
-        processes = min(os.cpu_count() or 1, _MAX_JOBS) if jobs is None else jobs
-
-        def is_in_time(seconds: float) -> bool:
-            fewest = min(trials, _MIN_TRIALS_WITH_RESIDUALS)
-            total = seconds * (RUNS_PER_TRIAL * fewest / processes + RUNS_TO_PREPARE)
-            return time.perf_counter() + total < deadline
-
+        # The adversary's own runs would have another divisor.
+        if task.expected_batch_size is not None:
+            return self
+        # With fewer trials, the statistic, which costs three runs per trial, gives a smaller bound
+        # than another statistic with three times as many trials.
+        if trials is None and RUNS_PER_TRIAL * MIN_TRIALS * work > ATTACK_WORK:
+            return self
         with undisturbed_generators():
             residuals = Residuals.of(
-                task.train,
-                self.candidates[0],
-                task.records,
-                task.canaries,
-                task.initial,
-                self.seed,
-                is_in_time,
+                task.train, self.candidates[0], task.records, task.canaries, task.initial, self.seed
             )
         return replace(self, residuals=residuals)
 
@@ -133,7 +147,7 @@ class Attack:
         self,
         trials: int,
         jobs: int | None = None,
-        deadline: float = math.inf,
+        cpu: CpuLimit | None = None,
         played: Sequence[Run | None] = (),
     ) -> list[Run | None]:
         """Plays trials in order.
@@ -141,32 +155,35 @@ class Attack:
         Args:
             trials: number of trials.
             jobs: number of processes; None takes one per idle core if that saves time.
-            deadline: `time.perf_counter()` after which no further trials start.
+            cpu: limit on CPU time; None sets none.
             played: an even number of trials that were played before, from the first on.
 
         Returns:
-            All trials, at least two new ones; if the time ran out, an even number of them; if the
-            first give no statistic because the model cannot be read, these alone.
+            All trials; if the first two give no statistic because the model cannot be read, these
+            alone.
+
+        Raises:
+            CouldNotFinish: the CPU time is used up.
         """
+        cpu = cpu or CpuLimit(math.inf)
         start = time.perf_counter()
         runs = [*played, *self.play_some(range(len(played), min(len(played) + 2, trials)))]
         if why_no_statistic(runs):
             return runs
-        each = max((time.perf_counter() - start) / 2, 1e-6)
+        seconds = max((time.perf_counter() - start) / 2, 1e-6)
         if jobs is None:
-            jobs = _jobs_that_pay(each * (trials - len(runs)), deadline - time.perf_counter())
-        size = 2 * max(1, min(_MAX_TRIALS_PER_TASK, int(_SECONDS_PER_TASK / each)) // 2)
+            jobs = _jobs_that_pay(seconds * (trials - len(runs)))
+        size = 2 * max(1, min(_MAX_TRIALS_PER_TASK, int(_SECONDS_PER_TASK / seconds)) // 2)
         parts = [range(i, min(i + size, trials)) for i in range(len(runs), trials, size)]
         if jobs == 1:
             for part in parts:
-                if time.perf_counter() > deadline:
-                    break
+                cpu.check()
                 runs += self.play_some(part)
             return runs
-        return runs + self._play_in_processes(parts, jobs, deadline)
+        return runs + self._play_in_processes(parts, jobs, cpu)
 
     def _play_in_processes(
-        self, parts: Sequence[range], jobs: int, deadline: float
+        self, parts: Sequence[range], jobs: int, cpu: CpuLimit
     ) -> list[Run | None]:
         with imports_of_game():
             from joblib import Parallel, delayed
@@ -175,16 +192,23 @@ class Attack:
         try:
             with watch_ray("check again"), Parallel(n_jobs=jobs, **loky_options()) as parallel:
                 for first in range(0, len(parts), jobs):
-                    if time.perf_counter() > deadline:
-                        break
-                    tasks = (delayed(self.play_some)(p) for p in parts[first : first + jobs])
-                    runs += [run for part in parallel(tasks) for run in part]
+                    cpu.check()
+                    tasks = (delayed(self._play_and_time)(p) for p in parts[first : first + jobs])
+                    for played, seconds in parallel(tasks):
+                        runs += played
+                        cpu.add(seconds)
         except worker_deaths() as error:
             raise InvalidInput(
                 f"jobs must be fewer, or train must need less memory: a worker process of {jobs} "
                 f"ended without an answer ({type(error).__name__})"
             ) from error
         return runs
+
+    def _play_and_time(self, trials: range) -> tuple[list[Run | None], float]:
+        """Plays several trials in a worker process, and counts their CPU seconds."""
+        start = time.process_time()
+        runs = self.play_some(trials)
+        return runs, time.process_time() - start
 
 
 def detectable_noise(
@@ -207,7 +231,8 @@ def detectable_noise(
         trials: number of trials.
         error: error probability of one bound.
         gaussian: whether the bound may assume a Gaussian mechanism.
-        history: the accountant's phases; None simulates the Gaussian mechanism of the claim.
+        history: the accountant's phases; None simulates the Gaussian mechanism of the claim, where
+            runs have different histories.
 
     Returns:
         A number below 1 in steps of 0.05; None if not even 5 % of the noise is detected, nothing
@@ -252,6 +277,33 @@ def _shifts(history: History, size: tuple[int, ...], rng: np.random.Generator) -
         return np.full(size, math.sqrt(sum(steps / sigma**2 for sigma, _, steps in history)))
     hits = sum(rng.binomial(steps, rate, size) for _, rate, steps in history)
     return np.asarray(hits) / math.sqrt(sum(steps * sigma**2 for sigma, _, steps in history))
+
+
+def separation_of(
+    runs: Sequence[Run | None], claim: float | None, delta: float
+) -> tuple[float | None, float | None]:
+    """How far the record moves the outputs, and how far the claim allows it to.
+
+    Args:
+        runs: the trials, which alternate between runs without and with the record.
+        claim: the claimed epsilon.
+        delta: delta of the claim.
+
+    Returns:
+        The largest difference of the means of a statistic in units of its standard deviation, and
+        that difference for the Gaussian mechanism with the claimed epsilon; None where unknown.
+    """
+    if claim is None or not 0.0 < claim < MAX_EPSILON or len(runs) < _MIN_TRIALS_OF_STEPS:
+        return None, None
+    largest = 0.0
+    for zeros, ones in statistics_of(runs).values():
+        zeros, ones = zeros[np.isfinite(zeros)], ones[np.isfinite(ones)]
+        if min(len(zeros), len(ones)) < 2:
+            continue
+        spread = math.sqrt((zeros.var(ddof=1) + ones.var(ddof=1)) / 2)
+        gap = abs(float(ones.mean() - zeros.mean()))
+        largest = max(largest, gap / spread if spread > 0 else (math.inf if gap > 0 else 0.0))
+    return largest, accounting.calibrate_mu(claim, delta, "exact")
 
 
 def detectable_chance(claim: float | None, delta: float, trials: int, error: float) -> float | None:
@@ -328,7 +380,7 @@ def check_steps(runs: Sequence[Run | None]) -> None:
         )
 
 
-def fewest_trials(runs: Sequence[Run | None]) -> int:
+def _fewest_trials(runs: Sequence[Run | None]) -> int:
     """The smallest number of trials that has a statistic; a learned one needs at least 80."""
     completed = [run for run in runs if run is not None]
     scored = any(len(getattr(run, name)) for run in completed for name in _SCORES)
@@ -366,9 +418,9 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     if statistics:
         return statistics
     if any(len(run.details) for run in completed):
-        if len(runs) < fewest_trials(runs):
+        if len(runs) < _fewest_trials(runs):
             raise InvalidInput(
-                f"trials must be at least {fewest_trials(runs)} where train returns several "
+                f"trials must be at least {_fewest_trials(runs)} where train returns several "
                 "numbers, because a quarter of the trials learn the statistic, got "
                 f"{len(runs)}"
             )
@@ -430,14 +482,12 @@ def claimed_epsilon(
     return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
 
 
-def _jobs_that_pay(work: float, left: float) -> int:
-    """Number of processes that do most of the work (in seconds) in the seconds left."""
+def _jobs_that_pay(work: float) -> int:
+    """Number of processes that do this work (in seconds) soonest; results do not depend on it."""
     cores, load = os.cpu_count() or 1, os.getloadavg()[0] if hasattr(os, "getloadavg") else 1.0
     # This process is part of the load. Other processes slow workers down.
     jobs = max(int(min(cores - max(load - 1.0, 0.0), _MAX_JOBS)), 1)
-    done_by_workers = min((left - _SECONDS_TO_START) * jobs, work)
-    faster = _SECONDS_TO_START + work / jobs < work
-    return jobs if faster and done_by_workers >= min(left, work) else 1
+    return jobs if _SECONDS_TO_START + work / jobs < work else 1
 
 
 def _cost(

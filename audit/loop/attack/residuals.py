@@ -13,7 +13,7 @@ adversary's knowledge alone. A bound on it is therefore valid for every training
 one whose runs cannot be coupled.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,6 @@ _TOLERANCE = 0.1
 # No trial has such a number, so the adversary's noise is not that of a trial.
 _FIRST_OWN_TRIAL = 2**32 - 64
 _SEEDS = 16
-RUNS_TO_PREPARE = _SEEDS + 3
-"""Number of runs of the function before the trials."""
-
 RUNS_PER_TRIAL = 3
 """Number of runs of the function in a trial whose residual statistic is computed."""
 
@@ -69,15 +66,14 @@ class Residuals:
         canary: TrainingSet,
         initial: Mapping[str, Any],
         seed: int,
-        is_in_time: Callable[[float], bool],
     ) -> "Residuals | None":
         """Prepares the statistic, by 19 runs of the function.
 
         Returns:
             None if the accountant does not describe full batches, the steps have gradients of
-            different parameters, the gradients of one run do not fit into memory, the time is too
-            short, or runs with and without the canary have different noise: one generator may draw
-            batches of n or n + 1 records and the noise.
+            different parameters, the gradients of one run do not fit into memory, or runs with and
+            without the canary have different noise: one generator may draw batches of n or n + 1
+            records and the noise.
         """
         runs = CoupledRuns(train, candidate)
         own = run_seed(seed, _FIRST_OWN_TRIAL)
@@ -86,7 +82,7 @@ class Residuals:
         size = 8.0 * len(first.steps) * sum(first.sizes)
         if first.error or not has_full_batches(first.history) or not 0.0 < size <= _MAX_BYTES:
             return None
-        if not first.has_equal_steps or not is_in_time(first.seconds):
+        if not first.has_equal_steps:
             return None
         mean = np.zeros_like(first.gradients)
         contributions = []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.loop.explanations import constant_numbers, explain, listed
+from audit.loop.explanations import allowed, constant_numbers, explain, listed
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
 from audit.loop.runs.coupled_runs import Trace
@@ -109,7 +109,7 @@ def compare_released_numbers(
         gaps = {name: suspect.gap for name, suspect in leaks.items()}
         fewest = min(suspect.seeds for suspect in leaks.values())
         experiment.findings.append(constant_numbers(gaps, fewest))
-    elif experiment.time_left(0.9):
+    elif experiment.work_left(0.9):
         shapes = _inferred_shapes(released, records)
         if leaks := _without_noise(experiment, shapes, epsilon, delta):
             experiment.findings.append(explain("inferred classes", names=listed(leaks)))
@@ -117,8 +117,10 @@ def compare_released_numbers(
         fewer = released(records.without_last()) or base
         if _shapes_that_differ(base, fewer):
             experiment.measured["depends on n"] = 1.0
-    if not experiment.time_left():
-        experiment.notes.append("fewer classes and fewer records were not tested, to save time")
+    if not experiment.work_left():
+        experiment.notes.append(
+            "fewer classes and fewer records were not tested, to limit the work"
+        )
     elif scaled := _scaled_by_size(released, records, base):
         n = len(records)
         finding = explain("scaled by n", names=listed(scaled), n=n, less=n - 1)
@@ -126,10 +128,7 @@ def compare_released_numbers(
             experiment.findings.append(finding)
         else:
             experiment.measured |= {"depends on n": 1.0} if removes else {}
-            experiment.notes.append(
-                f"{finding.message.split(' Under')[0]} This is allowed under {relation}, where the "
-                "number of records is public"
-            )
+            experiment.notes.append(allowed(finding, relation))
     return best
 
 
@@ -152,8 +151,10 @@ def _try_canaries(
     largest = -1.0
     spread = _spread(base)
     for tried, canary in enumerate(pool):
-        if tried and not experiment.time_left(0.6):
-            experiment.notes.append(f"{tried} of {len(pool)} canaries were tried, to save time")
+        if tried and not experiment.work_left(0.6):
+            experiment.notes.append(
+                f"{tried} of {len(pool)} canaries were tried, to limit the work"
+            )
             break
         neighbour = replace_one(records, canary)
         other = released(neighbour)
@@ -272,7 +273,7 @@ def _without_noise(
         elif differs is None:
             experiment.notes.append(
                 f"`{name}` has no noise, or as little as epsilon {claimed:.4g} allows: a test of "
-                f"it takes {needed:.3g} seeds, and too long"
+                f"it takes {needed:.3g} seeds, more than the runs of this test"
             )
     return leaks
 
@@ -360,7 +361,7 @@ def _always_differs(experiment: Experiment, suspect: _Suspect, name: str) -> boo
     """Whether a number is constant and differs for all seeds; None where time is short."""
     values: list[set[bytes]] = [set(), set()]
     for i in range(suspect.seeds):
-        if i >= _SEEDS and not experiment.time_left(0.9):
+        if i >= _SEEDS and not experiment.work_left(0.9):
             return None
         for side, data in enumerate(suspect.pair):
             trace = experiment.runs.run(data, run_seed(experiment.seed, i, 8))

@@ -71,6 +71,27 @@ def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRec
     return pool
 
 
+def records_that_are_not_finite(records: TrainingSet, label: Any) -> list[PoolRecord]:
+    """Records with NaN or infinity in one feature, where features can hold them.
+
+    Example:
+        >>> data = TrainingSet(np.ones((3, 2)), np.array([0, 1, 1]))
+        >>> [record.features.tolist() for record in records_that_are_not_finite(data, 1)]
+        [[nan, 1.0], [inf, 1.0]]
+        >>> tokens = TrainingSet(np.ones((3, 2), int), np.array([0, 1, 1]))
+        >>> records_that_are_not_finite(tokens, 1)
+        []
+    """
+    if records.features.dtype.kind != "f":
+        return []
+    made = []
+    for value in (np.nan, np.inf):
+        features = records.features[0].copy()
+        features.reshape(-1)[0] = value
+        made.append(PoolRecord(features, label, float("nan"), "not finite"))
+    return made
+
+
 def labels_to_try(records: TrainingSet) -> list[Any]:
     """Up to ten classes, the rarest first; of real targets, values outside of the data's range."""
     labels = records.labels

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from audit.loop.premises.canary_pool import (
     gradient_of,
     labels_to_try,
     opposite_pair,
+    records_that_are_not_finite,
 )
 from audit.loop.premises.contributions import Contributions, contributions
 from audit.loop.premises.experiment import (
@@ -28,6 +29,7 @@ from audit.loop.premises.experiment import (
     replace_one,
 )
 from audit.loop.premises.noise import TestResult
+from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 
@@ -39,6 +41,9 @@ _MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
 _SURE, _MAX_ORDER_SEEDS = 1e-4, 64
 # Seeds whose steps are compared, and the relative difference of two contributions.
 _SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
+# Records whose numbers of steps are compared over seeds, numbers of these seeds, and the p-value at
+# which no more are needed.
+_MAX_SUSPECTS, _SEEDS_OF_STEPS, _CERTAIN = 3, (32, 96), 1e-10
 # Number of steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
@@ -63,66 +68,168 @@ class CanaryRuns:
     strongest: PoolRecord
 
 
+@dataclass
+class _Sorted:
+    """Runs with the canaries of a pool, by what each of them can be compared with.
+
+    Attributes:
+        pool: the canaries that draw the same random numbers as the reference record.
+        traces: a run with each of them.
+        errors: the errors that other canaries raised.
+        overflowing: canaries whose released gradients are not finite.
+        diverged: canaries that change the number of random draws.
+        apart: runs of diverged canaries that draw alike.
+        other_steps: canaries with which the function takes another number of steps.
+    """
+
+    pool: list[PoolRecord] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    overflowing: list[PoolRecord] = field(default_factory=list)
+    diverged: list[PoolRecord] = field(default_factory=list)
+    apart: list[Trace] = field(default_factory=list)
+    other_steps: list[PoolRecord] = field(default_factory=list)
+
+    def add(self, experiment: Experiment, canary: PoolRecord) -> None:
+        """Runs the function with one canary."""
+        # One more step than tested shows a record that adds steps.
+        trace = experiment.coupled(
+            experiment.with_canary(canary), experiment.base_seed, further=experiment.can_go_on
+        )
+        if trace.error is not None:
+            self.errors.append(trace.error)
+        elif len(trace.steps) != experiment.steps:
+            self.other_steps.append(canary)
+            self.diverged.append(canary)
+        elif not np.isfinite(trace.gradients).all():
+            self.overflowing.append(canary)
+        elif not experiment.draws_as_reference(trace):
+            self.diverged.append(canary)
+            if not self.apart or draw_alike(trace, self.apart[0], experiment.steps):
+                self.apart.append(trace)
+        else:
+            self.pool.append(canary)
+            self.traces.append(trace)
+
+
 def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
     """The canaries of the pool that can be trained on, and a coupled run with each of them.
 
     Canaries with which the function draws other random numbers are left out, and compared only with
     each other.
     """
-    pool: list[PoolRecord] = []
-    traces: list[Trace] = []
-    base = experiment.base
-    raised: list[str] = []
-    diverged: list[PoolRecord] = []
-    apart: list[Trace] = []
-    overflowing: list[PoolRecord] = []
+    runs = _Sorted()
     for canary in experiment.pool:
-        if len(traces) >= _FEWEST and not experiment.time_left(0.45):
+        if len(runs.traces) >= _FEWEST and not experiment.work_left(0.45):
             break
-        trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
-        if trace.error is not None or not trace.steps:
-            raised.append(trace.error or "an end before the first step")
-        elif not np.isfinite(trace.gradients).all():
-            overflowing.append(canary)
-        elif not experiment.draws_as_reference(trace):
-            diverged.append(canary)
-            if len(trace.steps) == experiment.steps and (
-                not apart or draw_alike(trace, apart[0], experiment.steps)
-            ):
-                apart.append(trace)
-        elif len(trace.steps) < min(experiment.steps, len(base.steps)):
-            experiment.report_steps(len(base.steps), len(trace.steps))
-        else:
-            pool.append(canary)
-            traces.append(trace)
-    if raised:
+        runs.add(experiment, canary)
+    _note_errors(experiment, runs.errors)
+    if runs.overflowing and runs.traces:
+        _report_overflow(experiment, runs.overflowing)
+    if runs.diverged:
         experiment.notes.append(
-            f"{len(raised)} of {len(experiment.pool)} canaries were left out, because the function "
-            f"raised an error for them, such as {raised[0]}; an observer who sees the error learns "
+            f"for {len(runs.diverged)} of {len(experiment.pool)} canaries the number of steps or "
+            "of random draws depends on the record; they were compared with each other alone"
+        )
+        if len(runs.apart) > 1:
+            gradients = [trace.gradients for trace in runs.apart]
+            base = experiment.base
+            experiment.apart = contributions(gradients, base.slices, base.epsilon_of_type).largest
+    not_finite = _run_records_that_are_not_finite(experiment)
+    suspects = [*runs.other_steps[:_MAX_SUSPECTS], *not_finite.other_steps]
+    if not _compare_numbers_of_steps(experiment, suspects):
+        _report_lost_noise(experiment, [*runs.diverged, *not_finite.diverged])
+    return runs.pool, runs.traces
+
+
+def _note_errors(experiment: Experiment, errors: Sequence[str]) -> None:
+    if errors:
+        experiment.notes.append(
+            f"{len(errors)} of {len(experiment.pool)} canaries were left out, because the function "
+            f"raised an error for them, such as {errors[0]}; an observer who sees the error learns "
             "about the record"
         )
-    if overflowing and traces:
-        size = min(each.size for each in overflowing)
-        smallest = f" (the smallest {size:g} times as large as a typical record)"
-        smallest = "" if np.isnan(size) else smallest
-        count, of = len(overflowing), len(experiment.pool)
-        found = explain("not finite", records=count, of=of, smallest=smallest, size=size)
-        experiment.findings.append(found)
-    if diverged:
+
+
+def _report_overflow(experiment: Experiment, overflowing: Sequence[PoolRecord]) -> None:
+    size = min(canary.size for canary in overflowing)
+    smallest = f" (the smallest {size:g} times as large as a typical record)"
+    smallest = "" if np.isnan(size) else smallest
+    count, of = len(overflowing), len(experiment.pool)
+    finding = explain("not finite", records=count, of=of, smallest=smallest, size=size)
+    experiment.findings.append(finding)
+
+
+def _run_records_that_are_not_finite(experiment: Experiment) -> _Sorted:
+    """Runs with records that hold NaN or infinity.
+
+    Accountants and Opacus assume finite records, so that an infinite gradient is no finding. But a
+    function that skips such a record, or its step, must not reveal it.
+    """
+    runs = _Sorted()
+    if experiment.brief:
+        return runs
+    for canary in records_that_are_not_finite(experiment.records, experiment.pool[0].label):
+        runs.add(experiment, canary)
+    experiment.not_finite += runs.traces
+    if runs.overflowing:
         experiment.notes.append(
-            f"for {len(diverged)} of {len(experiment.pool)} canaries the number of steps or of "
-            "random draws depends on the record; they were compared with each other alone"
+            "a record that holds NaN or infinity makes a released gradient not finite: the epsilon "
+            "holds for finite records"
         )
-        if len(apart) > 1:
-            gradients = [trace.gradients for trace in apart]
-            together = contributions(gradients, base.slices, base.epsilon_of_type)
-            experiment.apart = together.largest
-        _report_lost_noise(experiment, diverged)
-    return pool, traces
+    return runs
+
+
+def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRecord]) -> bool:
+    """Tests whether the number of steps depends on a record, and returns whether it does.
+
+    A random number of steps is allowed. So its distributions with two records are compared over
+    seeds, by the exact test of Kolmogorov and Smirnov, which is conservative for whole numbers.
+    """
+    usual: list[int] = []
+    for suspect in suspects:
+        other: list[int] = []
+        p_value = 1.0
+        for look, seeds in enumerate(_SEEDS_OF_STEPS, 1):
+            usual += _numbers_of_steps(experiment, experiment.pool[0], range(len(usual), seeds))
+            other += _numbers_of_steps(experiment, suspect, range(len(other), seeds))
+            if min(len(usual), len(other)) < seeds:
+                break  # the function raises an error for some seeds
+            p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, other))
+            if p_value < _CERTAIN or usual == other or not experiment.work_left(0.6):
+                break
+        differing = [(u, o) for u, o in zip(usual, other, strict=False) if u != o]
+        if not differing:
+            continue
+        numbers = dict(zip(("one", "other"), differing[0], strict=True))
+        experiment.collect(TestResult(p_value, "number of steps", numbers))
+        if p_value < _CERTAIN:
+            return True
+    return False
+
+
+def _numbers_of_steps(
+    experiment: Experiment, canary: PoolRecord, seeds: Sequence[int]
+) -> list[int]:
+    """Numbers of steps of complete runs, or up to one more than are tested."""
+    data = experiment.with_canary(canary)
+    numbers = []
+    for number in seeds:
+        trace = experiment.coupled(
+            data,
+            experiment.seed_of(1200 + number),
+            digests=False,
+            further=experiment.can_go_on,
+        )
+        if trace.error is None:
+            numbers.append(len(trace.steps))
+    return numbers
 
 
 def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -> None:
     """Reports a step that has no noise if one of these records is in the data."""
+    if not canaries:
+        return
     seeds = [experiment.seed_of(100 + i) for i in range(_SEEDS_OF_LOST_NOISE)]
 
     def with_seeds(canary: PoolRecord) -> list[Trace]:
@@ -130,8 +237,8 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
         return [experiment.coupled(data, seed, digests=False) for seed in seeds]
 
     usual = with_seeds(experiment.pool[0])
-    for canary in canaries[:: math.ceil(len(canaries) / _MAX_LOST)]:
-        if not experiment.time_left(0.45):
+    for canary in canaries[:: max(math.ceil(len(canaries) / _MAX_LOST), 1)]:
+        if not experiment.work_left(0.45):
             break
         runs = with_seeds(canary)
         for step in range(min(len(run.steps) for run in [*usual, *runs])):
@@ -156,7 +263,7 @@ def changes_other_records(
     # Later steps of the experiment may have been tested since these canaries ran.
     pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
     reference = next(i for i, each in enumerate(pool) if each is canaries.pair[0])
-    one = experiment.coupled(replace_one(others, pool[reference]), seed)
+    one = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
     # Records that differ in size, in label and in direction.
     for wanted in (
         lambda each: each is canaries.pair[1],
@@ -166,7 +273,7 @@ def changes_other_records(
         other = next((i for i, each in enumerate(pool) if wanted(each) and i != reference), None)
         if other is None:
             continue
-        two = experiment.coupled(replace_one(others, pool[other]), seed)
+        two = experiment.coupled(experiment.exchange(others, pool[other]), seed)
         if experiment.ended_early(one) or experiment.ended_early(two):
             continue
         own = [canaries.traces[i].gradients[:steps] for i in (reference, other)]
@@ -192,10 +299,12 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
     seeds = math.ceil(math.log(_SURE) / log_unseen) if log_unseen < 0 else _MAX_ORDER_SEEDS + 1
     if seeds > _MAX_ORDER_SEEDS:
         return False
+    place = experiment.place
+    beside = place + 1 if place >= 0 else place - 1
     one, *others = {id(each): each for each in (*canaries.pair, *canaries.pool[-2:])}.values()
     for other in others:
         orders = [
-            replace_one(replace_one(experiment.records, first, -2), second)
+            replace_one(replace_one(experiment.records, first, beside), second, place)
             for first, second in ((one, other), (other, one))
         ]
         for number in range(seeds):
@@ -228,7 +337,7 @@ def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> 
         one, two = (experiment.coupled(experiment.with_canary(each), seed) for each in pool[:2])
         if one.steps and two.steps and one.steps[0].weights != two.steps[0].weights:
             return True
-        if not experiment.time_left(0.45):
+        if not experiment.work_left(0.45):
             break
     return False
 
@@ -265,7 +374,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         sizes = np.linalg.norm(np.stack(found), axis=2)
         changed = sizes > 8 * canaries.found.rounding[:steps]
         # Stopping early without a finding cannot cause a false finding.
-        if changed.mean() < 1.1 * rate or not experiment.time_left(0.5):
+        if changed.mean() < 1.1 * rate or not experiment.work_left(0.5):
             break
     if not found or not np.any(changed) or changed.mean() < 1.1 * rate:
         return
@@ -329,15 +438,19 @@ def measure(
 
     found, before = found_by(traces), len(traces)
     seen = np.flatnonzero(found.largest > found.rounding)
+    further = _Sorted()
     for canary in _ascended(experiment, pool, loss, seen):
-        trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
-        if experiment.ended_early(trace) or not experiment.draws_as_reference(trace):
-            continue
-        if np.isfinite(trace.gradients).all():
-            pool, traces = [*pool, canary], [*traces, trace]
+        further.add(experiment, canary)
+    if further.other_steps:
+        _compare_numbers_of_steps(experiment, further.other_steps[:_MAX_SUSPECTS])
+    pool, traces = [*pool, *further.pool], [*traces, *further.traces]
     if len(traces) > before:
         found = found_by(traces)
     canaries = _chosen(pool, traces, found)
+    if experiment.not_finite:
+        gradients = [trace.gradients for trace in (*traces, *experiment.not_finite)]
+        with_them = contributions(gradients, base.slices, base.epsilon_of_type).largest
+        np.maximum(found.largest, with_them[: len(found.largest)], out=found.largest)
     # Runs whose number of steps is random have only their first steps in common.
     elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
     np.maximum(found.largest, elsewhere, out=found.largest)
@@ -349,15 +462,19 @@ def measure(
 def _in_other_places(
     experiment: Experiment, canaries: CanaryRuns, absent: FloatArray | None
 ) -> FloatArray:
-    """[T], contributions of records in the first place, and of one removed from n - 1 records.
+    """[T], contributions of records in other places, and of one removed from n - 1 records.
 
-    A function may treat places differently, for instance keep the first of similar records. It may
-    also pair records, so that the effect of a removal depends on the parity of n.
+    A function may treat places differently, for instance keep the first of similar records, or use
+    a record in the middle in several windows. It may also pair records, so that the effect of a
+    removal depends on the parity of n.
     """
     own = [record for record in canaries.pool if record.family == "own"]
     exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
-    first = [replace_one(experiment.records, canary, 0) for canary in exchanged]
-    reach = largest_distances(experiment, first) / 2
+    reach = np.zeros(experiment.steps)
+    n = len(experiment.records)
+    for place in sorted({0, n // 2, n // 3}):
+        data = [replace_one(experiment.records, canary, place) for canary in exchanged]
+        reach = np.maximum(reach, largest_distances(experiment, data) / 2)
     if absent is not None and len(experiment.records) > 3:
         for canary in (canaries.pair[0], *own[1:2]):
             whole = experiment.with_canary(canary)
@@ -464,6 +581,6 @@ def _ascended(
                 against = ascend(model, loss, start, parameters, direction)
                 made += [against] if against is not None else []
             made += opposite_pair(model, loss, starts[0], parameters[0], labels)
-        if not experiment.time_left(0.3):
+        if not experiment.work_left(0.3):
             break
     return made

@@ -9,7 +9,7 @@ error of `FAMILY_ERROR` per check.
 """
 
 import contextlib
-import time
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,27 +24,38 @@ from audit.loop.explanations import (
     released_outside,
     weights_outside,
 )
-from audit.loop.findings import PremiseReport
+from audit.loop.findings import PREMISES, PremiseReport
 from audit.loop.premises import canary_runs
 from audit.loop.premises.array_steps import refuse_unused_steps
 from audit.loop.premises.black_box import Pair, compare_released_numbers
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns
+from audit.loop.premises.claims import compare_claim_with_accountant
 from audit.loop.premises.equal_records import EqualRecords, copies, run_equal_records
-from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, draw_alike, replace_one
-from audit.loop.premises.number_of_records import compare_numbers_of_records
+from audit.loop.premises.experiment import (
+    FAMILY_ERROR,
+    MAX_WORK,
+    Experiment,
+    draw_alike,
+    replace_one,
+)
+from audit.loop.premises.noise import TestResult
+from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of_records
 from audit.loop.premises.size_of_noise import compare_size
+from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.opacus_objects import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 from audit.loop.runs.training_runs import Train, run_seed
+from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of
 from audit.numerics import format_exact, format_rounded
 
-__all__ = ["FAMILY_ERROR", "SECONDS", "PremiseTest", "check_premises"]
+# Seeds for which random released numbers are compared between n and n / 2 records.
+_SEEDS_OF_DISTRIBUTIONS = 20
+WEIGHTS_FINDINGS = ("weights", "first weights")
 
-SECONDS = 30.0
-"""Time after which the test starts no further optional runs."""
+__all__ = ["FAMILY_ERROR", "PremiseTest", "check_premises"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +67,17 @@ class PremiseTest:
         canary: the record that contributes most, which is the best canary for an attack.
         initial: the initial weights of a function that has an accountant; else None.
         replaced: the best record for the canary to replace; None is the last one.
+        work: work of a complete run on the records.
+        public_size: finds how an attack keeps a public number of records; None if nothing depends
+            on that number.
     """
 
     report: PremiseReport
     canary: PoolRecord | None
     initial: Mapping[str, Any] | None
     replaced: PoolRecord | None = None
+    work: float = 0.0
+    public_size: Callable[[], PublicSize | None] | None = None
 
 
 def check_premises(
@@ -72,10 +88,11 @@ def check_premises(
     candidate: Any = None,
     claim: float | None = None,
     delta: float = 1e-5,
-    relation: str = "add-remove",
+    relation: str | None = None,
     loss: Callable[..., Any] | None = None,
     seed: int = 0,
-    seconds: float = SECONDS,
+    max_work: float = MAX_WORK,
+    cpu: CpuLimit | None = None,
 ) -> PremiseTest:
     """Tests every premise of a training function separately.
 
@@ -87,10 +104,13 @@ def check_premises(
         claim: the claimed epsilon of a function without an accountant.
         delta: delta of the claim.
         relation: "add-remove" tests that nothing depends on the number of records; under
-            "zero-out" and "replace-one" that number is public.
+            "zero-out" and "replace-one" that number is public. None takes zero-out for loops by
+            Opacus, whose divisor and rate depend on that number, and add-remove for others.
         loss: `loss(model, features, labels)` for the gradient ascent; None takes the cross-entropy.
         seed: seed of all random numbers.
-        seconds: time after which no further optional run is started.
+        max_work: work of all runs after which no further optional run is started, see
+            `audit.loop.runs.work`.
+        cpu: limit on CPU time, after which the report has no verdict; None sets none.
 
     Raises:
         InvalidInput: the function raises an error on the records.
@@ -107,19 +127,48 @@ def check_premises(
         if canary is None:
             raise InvalidInput("records must hold at least one record, got none")
         records = records.with_record(canary)
-    experiment = Experiment(train, records, canary, candidate, relation, seed, seconds)
-    first = experiment.runs.run(records, run_seed(seed, 0, 9))
-    if first.error is not None:
-        raise InvalidInput(f"train must return without an exception, got {first.error}")
+    cpu = cpu or CpuLimit(math.inf)
+    before = cpu.used
+    known = relation or "add-remove"
+    experiment = Experiment(train, records, canary, candidate, known, seed, max_work, cpu)
+    try:
+        first = experiment.runs.run(records, run_seed(seed, 0, 9))
+        if first.error is not None:
+            raise InvalidInput(f"train must return without an exception, got {first.error}")
+        if relation is None and first.by_opacus:
+            experiment.relation = "zero-out"
+        best, replaced = _tested(experiment, first, claim, delta, loss)
+    except CouldNotFinish as unfinished:
+        return PremiseTest(_unfinished(experiment, str(unfinished), cpu.used - before), None, None)
+    report = _report(experiment, first, cpu.used - before, assumed=relation is None)
+    initial = first.initial if first.history else None
+    work = work_of(len(first.steps), sum(first.sizes), len(records))
+    return PremiseTest(report, best, initial, replaced, work, experiment.public_size)
+
+
+def _tested(
+    experiment: Experiment,
+    first: Trace,
+    claim: float | None,
+    delta: float,
+    loss: Callable[..., Any] | None,
+) -> Pair:
+    """Tests all premises, and returns the best records for an attack."""
+    best: Pair
     if first.watched and first.steps:
-        best, replaced = _watched(experiment, first, claim, delta, loss), None
+        best = _watched(experiment, first, claim, delta, loss), None
     else:
-        best, replaced = _black_box(experiment, first, claim, delta)
+        best = _black_box(experiment, first, claim, delta)
     _compare_all_accountants(experiment)
+    compare_claim_with_accountant(experiment, first, claim, delta)
     experiment.judge()
     _excuse_further_releases(experiment, first)
+    return best
+
+
+def _report(experiment: Experiment, first: Trace, seconds: float, assumed: bool) -> PremiseReport:
     tested_steps = experiment.steps + experiment.later_steps
-    report = PremiseReport(
+    return PremiseReport(
         tuple(experiment.findings),
         tuple(dict.fromkeys(experiment.tested)),
         experiment.untested,
@@ -127,10 +176,28 @@ def check_premises(
         experiment.measured,
         first.watched,
         experiment.runs.count,
-        time.perf_counter() - experiment.started,
+        seconds,
         tested_steps if "contribution" in experiment.tested else 0,
+        relation=experiment.relation,
+        assumed_relation=assumed,
     )
-    return PremiseTest(report, best, first.initial if first.history else None, replaced)
+
+
+def _unfinished(experiment: Experiment, reason: str, seconds: float) -> PremiseReport:
+    """A report without a verdict: how far a test comes in its CPU time depends on the machine."""
+    seen = tuple(f"seen before the end: {finding.message}" for finding in experiment.findings)
+    return PremiseReport(
+        (),
+        (),
+        dict.fromkeys(PREMISES, reason),
+        seen,
+        {},
+        True,
+        experiment.runs.count,
+        seconds,
+        relation=experiment.relation,
+        unfinished=reason,
+    )
 
 
 def _black_box(experiment: Experiment, first: Trace, claim: float | None, delta: float) -> Pair:
@@ -172,7 +239,7 @@ def _watched(
                 f"({format_rounded(cost, up=True)}, {format_exact(delta)}); an accountant's "
                 "epsilon for a record that is added or removed is smaller"
             )
-    if equal is not None and experiment.time_left() and equal.others_change():
+    if equal is not None and experiment.work_left() and equal.others_change():
         experiment.notes.append(
             "the exchanged record changes what other records contribute, so that records that were "
             "not tried may change a step by more"
@@ -206,8 +273,7 @@ def _coupled_canaries(
         )
     if first.of_arrays:
         refuse_unused_steps(experiment, first, again, seed)
-    # The first run may include imports and warm-up.
-    experiment.start(first, min(first.seconds, again.seconds))
+    experiment.start(first)
     pool, traces = canary_runs.run_canaries(experiment)
     if len(traces) < 2:
         return "the number of random draws depends on the record, so that runs cannot be coupled"
@@ -236,7 +302,7 @@ def _compare_later_steps(
     again = None if later is None else canary_runs.measure_again(later)
     if later is None or again is None:
         experiment.notes.append(
-            f"only the first {steps} of {total} steps were tested, to save time"
+            f"only the first {steps} of {total} steps were tested, to limit the work"
         )
         return
     compare_size(later, again, run_equal_records(later, again), None, delta)
@@ -246,9 +312,11 @@ def _compare_later_steps(
         experiment.notes.append(f"noise and batches from step {first} on were not tested: {reason}")
     experiment.later_steps = total - first + 1
     which = f"steps {first} to {total} were" if first < total else f"step {total} was"
-    experiment.notes.append(f"{which} tested by fewer runs, to save time")
+    experiment.notes.append(f"{which} tested by fewer runs, to limit the work")
     if first > steps + 1:
-        experiment.notes.append(f"steps {steps + 1} to {first - 1} were not tested, to save time")
+        experiment.notes.append(
+            f"steps {steps + 1} to {first - 1} were not tested, to limit the work"
+        )
 
 
 def _coupled(first: Trace, again: Trace) -> bool:
@@ -290,20 +358,98 @@ def _compare_all_accountants(experiment: Experiment) -> None:
         experiment.findings.append(replace(found, cause=f"{cause} Otherwise: {found.cause}"))
 
 
+@dataclass(frozen=True)
+class _Released:
+    """What neighbouring data sets show about the numbers of complete runs with forced outputs.
+
+    Attributes:
+        differing: by name, the largest difference that a record explains.
+        shifted: names of random numbers that differ where fewer records are drawn from.
+        compared: number of neighbours that were compared.
+    """
+
+    differing: dict[str, float]
+    shifted: set[str]
+    compared: int
+
+
 def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     """Compares every released number of complete runs with forced outputs."""
     base = experiment.base
     if not base.complete:
         return
+    released = _differences_of_neighbours(experiment, canaries)
+    if released is None or not released.compared:
+        return
+    experiment.tested.append("released numbers")
+    if released.shifted:
+        _compare_distributions(experiment, released.shifted)
+    if not released.differing:
+        return
+    accounted = experiment.accounted
+    if accounted is not None and accounted.has_further_releases(len(base.steps)):
+        experiment.notes.append(
+            f"{listed(released.differing)} depend on the record; the accountant records further "
+            "releases with other parameters, which may cover them: not tested"
+        )
+    elif not any(finding.kind in WEIGHTS_FINDINGS for finding in experiment.findings):
+        experiment.findings.append(released_outside(released.differing))
 
-    def complete(records: TrainingSet) -> Trace:
-        return experiment.runs.run(records, experiment.base_seed, like=base)
 
+def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:
+    seed = experiment.base_seed if seed is None else seed
+    return experiment.runs.run(records, seed, like=experiment.base)
+
+
+def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> _Released | None:
+    """Compares runs on neighbouring data sets; None if a finding ends the comparison."""
+    base = experiment.base
     reference = experiment.with_canary(experiment.pool[0])
-    first = complete(reference)
+    first = _complete_run(experiment, reference)
     unstable = differences(base.released, first.released)
-    differing: dict[str, float] = {}
-    compared = 0
+    # Numbers that depend on the seed although all outputs are forced: random, or of the batches.
+    other_seed = _complete_run(experiment, reference, experiment.seed_of(1400))
+    random = differences(first.released, other_seed.released)
+    released = _Released({}, set(), 0)
+    for neighbour in _neighbours(experiment, canaries, reference):
+        trace = _complete_run(experiment, neighbour)
+        if trace.shapes and trace.shapes != base.shapes:
+            shapes = zip(base.names, base.shapes, strict=True)
+            changed = [name for name, shape in shapes if shape not in trace.shapes]
+            finding = explain("inferred classes", names=listed(changed or base.names))
+            experiment.findings.append(finding)
+            experiment.tested.append("released numbers")
+            return None
+        if trace.error or not trace.complete:
+            continue
+        fewer = len(neighbour) < len(reference)
+        if fewer and len(trace.steps) != len(first.steps):
+            continue  # `compare_numbers_of_records` reports what depends on the number of records.
+        released = replace(released, compared=released.compared + 1)
+        if len(trace.steps) != len(first.steps):
+            if draw_alike(trace, first):
+                experiment.report_steps(len(first.steps), len(trace.steps))
+                return None
+            continue  # a random number of steps; `run_canaries` compares its distributions
+        # Fewer records may shift the random stream, so that later draws differ. This is no leak.
+        shifted = fewer or not draw_alike(trace, first)
+        for name, gap in differences(first.released, trace.released).items():
+            if name in unstable:
+                continue
+            if shifted and name in random:
+                released.shifted.add(name)
+            else:
+                released.differing[name] = max(released.differing.get(name, 0.0), gap)
+        if released.compared >= 3 and not experiment.work_left():
+            break
+    released.shifted.difference_update(released.differing)
+    return released
+
+
+def _neighbours(
+    experiment: Experiment, canaries: CanaryRuns, reference: TrainingSet
+) -> list[TrainingSet]:
+    """Data sets whose complete runs are compared with that on the reference."""
     own = [record for record in canaries.pool if record.family == "own"]
     exchanged = [*canaries.pair, *own[:2]]
     neighbours = [experiment.with_canary(canary) for canary in exchanged]
@@ -312,46 +458,46 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     # A chain of neighbours leads to any other data set, so a difference there proves one between
     # neighbours.
     others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
-    one_class = min([*canaries.pair, *own], key=lambda each: float(each.label))
+    one_class = min([*canaries.pair, *own], key=lambda record: float(record.label))
     neighbours[2:2] = [others, copies(reference, one_class, len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
         # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
         neighbours[1:1] = [reference.without_last(), reference.first(len(reference) // 2)]
-    for neighbour in neighbours:
-        trace = complete(neighbour)
-        if trace.shapes and trace.shapes != base.shapes:
-            shapes = zip(base.names, base.shapes, strict=True)
-            changed = [name for name, shape in shapes if shape not in trace.shapes]
-            found = explain("inferred classes", names=listed(changed or base.names))
-            experiment.findings.append(found)
-            experiment.tested.append("released numbers")
-            return
-        if trace.error or not trace.complete:
+    return neighbours
+
+
+def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
+    """Tests whether random released numbers have another distribution with fewer records.
+
+    The generator of a GAN may draw from the same stream as the batches. With fewer records it
+    then draws other numbers of the same distribution. The sizes of the batches, or a count, have
+    another distribution. The exact test of Kolmogorov and Smirnov compares the means of a number.
+    """
+    reference = experiment.with_canary(experiment.pool[0])
+    values: list[list[Mapping[str, Any]]] = [[], []]
+    for number in range(_SEEDS_OF_DISTRIBUTIONS):
+        seed = experiment.seed_of(1500 + number)
+        for side, data in enumerate((reference, reference.first(len(reference) // 2))):
+            trace = _complete_run(experiment, data, seed)
+            if not trace.error and trace.complete:
+                values[side].append(trace.released)
+    for name in sorted(names):
+        ours, theirs = ([_mean_of(numbers, name) for numbers in side] for side in values)
+        if min(len(ours), len(theirs)) < 2:
             continue
-        if len(neighbour) < len(reference) and len(trace.steps) != len(first.steps):
-            continue  # `compare_numbers_of_records` reports what depends on the number of records.
-        compared += 1
-        if len(trace.steps) != len(first.steps):
-            experiment.report_steps(len(first.steps), len(trace.steps))
-            return
-        for name, gap in differences(first.released, trace.released).items():
-            if name not in unstable:
-                differing[name] = max(differing.get(name, 0.0), gap)
-        if compared >= 3 and not experiment.time_left():
-            break
-    if not compared:
-        return
-    experiment.tested.append("released numbers")
-    if not differing:
-        return
-    accounted = experiment.accounted
-    if accounted is not None and accounted.has_further_releases(len(base.steps)):
-        experiment.notes.append(
-            f"{listed(differing)} depend on the record; the accountant records further "
-            "releases with other parameters, which may cover them: not tested"
-        )
-    elif not any(f.message.startswith("The weights") for f in experiment.findings):
-        experiment.findings.append(released_outside(differing))
+        p_value = two_sample_p_value(ours, theirs)
+        n = len(reference)
+        numbers: dict[str, float | int | str] = {"name": name, "n": n, "less": n // 2}
+        experiment.collect(TestResult(min(1.0, p_value), "random released number", numbers))
+
+
+def _mean_of(released: Mapping[str, Any], name: str) -> float:
+    """The mean of a released number; minus infinity where it is missing or no number."""
+    value = np.asarray(released.get(name, np.nan))
+    if value.dtype.kind not in "fiub" or not value.size:
+        return -math.inf
+    mean = float(value.mean())
+    return mean if math.isfinite(mean) else -math.inf
 
 
 def _excuse_further_releases(experiment: Experiment, first: Trace) -> None:

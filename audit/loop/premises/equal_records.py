@@ -5,7 +5,6 @@ noise.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,6 +21,7 @@ from audit.loop.explanations import (
     no_noise,
     steps_without_noise,
 )
+from audit.loop.findings import Finding
 from audit.loop.premises.batches import (
     Batches,
     batches_of,
@@ -42,10 +42,17 @@ from audit.loop.premises.experiment import (
     draw_alike,
     replace_one,
 )
+from audit.loop.premises.inclusions import (
+    SHARE_OF_TRIES,
+    detectable_ratio,
+    inclusions_of_many,
+    judge_used_records,
+)
 from audit.loop.premises.noise import (
     MIN_CORRELATION,
     ROUNDINGS,
     Noise,
+    TestResult,
     batches_in_noise,
     estimate_noise,
     flat_noise,
@@ -59,7 +66,7 @@ from audit.loop.premises.noise import (
     scale_by_batch,
     shape_of_noise,
 )
-from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.coupled_runs import Accounted, Trace
 from audit.loop.runs.records import TrainingSet
 
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
@@ -130,7 +137,7 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
             return None
         found = runs.batches(canaries.found.rounding)
         if not _hides_batches(experiment, found):
-            return _measured(experiment, canaries, quiet, runs, found)
+            return _measured(_Case.of(experiment, canaries, quiet, runs, found))
         tried.append(quiet)
     reason = "on equal records, the function raises an error, or takes other steps or random draws"
     if tried:
@@ -167,7 +174,8 @@ def _quiet_record(
         if _same(each, canaries.pair[0]):
             continue
         # A function that leaves out one of the two records draws fewer numbers without it.
-        mixed = experiment.coupled(replace_one(data, canaries.pair[0]), experiment.seed_of(200))
+        exchanged = experiment.exchange(data, canaries.pair[0])
+        mixed = experiment.coupled(exchanged, experiment.seed_of(200))
         if experiment.ended_early(mixed) or draw_alike(trace, mixed, experiment.steps):
             return each
     return None
@@ -183,17 +191,16 @@ def _three_data_sets(
     """n copies of the quiet record, of the canary, and of the first with one of the other."""
     same = copies(experiment.records, quiet, n)
     canary = canaries.pair[0]
-    return same, copies(experiment.records, canary, n), replace_one(same, canary)
+    return same, copies(experiment.records, canary, n), experiment.exchange(same, canary)
 
 
 def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> _Runs | None:
     """As many runs as the tests need and the time allows; None if they cannot be made."""
     n, base = len(experiment.records), experiment.base
     data = _three_data_sets(experiment, canaries, quiet, n)
-    data = (*data, replace_one(data[0], canaries.pair[0], 0))
+    data = (*data, replace_one(data[0], canaries.pair[0], -1 if experiment.place == 0 else 0))
     runs = _Runs([], [], [])
     least = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
-    start = time.perf_counter()
     while len(runs.same) < _MAX_RUNS:
         count = len(runs.same)
         seed = experiment.seed_of(1000 + count)
@@ -222,13 +229,11 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
             without_noise = np.ptp(np.stack(runs.same), axis=0).max() == 0
             if runs.full and count == least and without_noise:
                 break
-            if numbers * 24 > 2 * MAX_BYTES or not experiment.time_left(0.8):
+            if numbers * 24 > 2 * MAX_BYTES or not experiment.work_left(0.8):
                 break
-        elif time.perf_counter() - start > experiment.seconds:
-            break
     reason = ""
     if len(runs.same) < 3:
-        reason = "the runs take too long"
+        reason = "the runs ended early"
     elif not np.isfinite(np.stack(runs.same)).all():
         reason = "the released gradients are not finite where all records are equal"
     if reason:
@@ -273,109 +278,233 @@ def _hides_batches(experiment: Experiment, found: Batches) -> bool:
     return bool(np.any(unseen & (all_empty < _NEVER)))
 
 
-def _measured(
-    experiment: Experiment,
-    canaries: CanaryRuns,
-    quiet: PoolRecord,
-    runs: _Runs,
-    found: Batches,
-) -> EqualRecords:
+@dataclass(frozen=True)
+class _Case:
+    """Runs on equal records and what they show, as the tests of noise and batches take it.
+
+    Attributes:
+        experiment: the experiment, which collects what is found.
+        canaries: runs with each canary.
+        quiet: the record that is copied.
+        copies: n copies of it.
+        runs: the runs.
+        same: [R, T, D], released gradients of runs on the copies.
+        other: [R', T, D], of runs on copies of the canary, with the first R' seeds.
+        mixed: [R', T, D], of runs on the copies with one canary.
+        batches: the batches of these runs.
+        counts: [R, T], numbers proportional to the batch sizes, or None for full batches.
+        noise: the noise of the released gradients.
+        varying: whether one record's contribution differs between batches.
+        random_gradients: whether a record's own gradient is random.
+        others_change: whether an exchanged record changes what other records contribute.
+    """
+
+    experiment: Experiment
+    canaries: CanaryRuns
+    quiet: PoolRecord
+    copies: TrainingSet
+    runs: _Runs
+    same: FloatArray
+    other: FloatArray
+    mixed: FloatArray
+    batches: Batches
+    counts: FloatArray | None
+    noise: Noise
+    varying: bool
+    random_gradients: bool
+    others_change: Callable[[], bool]
+
+    @staticmethod
+    def of(
+        experiment: Experiment,
+        canaries: CanaryRuns,
+        quiet: PoolRecord,
+        runs: _Runs,
+        batches: Batches,
+    ) -> "_Case":
+        base = experiment.base
+        same = np.stack(runs.same)
+        data = copies(experiment.records, quiet, len(experiment.records))
+        counts = None if runs.full else batches.proportional
+        varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
+        # Dropout and augmentation make a record's own gradient random.
+        parallel = batches.proportional is not None
+        return _Case(
+            experiment,
+            canaries,
+            quiet,
+            data,
+            runs,
+            same,
+            np.stack(runs.other),
+            np.stack(runs.mixed),
+            batches,
+            counts,
+            estimate_noise(same, counts, base.slices, base.epsilon_of_type),
+            varying,
+            not (batches.constant and parallel) and not varying,
+            cache(lambda: changes_other_records(experiment, canaries, data)),
+        )
+
+    def explain_batches(self, test: TestResult) -> Finding:
+        """The finding of a test, with another cause where records change those of others."""
+        return explain_test(test, self.others_change())
+
+
+def _measured(case: _Case) -> EqualRecords:
     """Tests noise and batches, and returns the measurements."""
-    base, accounted, n = experiment.base, experiment.accounted, len(experiment.records)
-    same, other, mixed = (np.stack(each) for each in (runs.same, runs.other, runs.mixed))
-    quiet_records = copies(experiment.records, quiet, n)
+    experiment, runs, noise = case.experiment, case.runs, case.noise
+    among_equal = _raise_contributions(case)
+    _state_what_is_tested(case)
+    missing = _missing_noise(experiment, case.canaries, noise, case.same, case.other)
+    if not missing:
+        _noise_by_coordinate(experiment, case.same, case.other, noise)
+    if case.varying:
+        spread = case.batches.unit_spread
+        experiment.findings.append(divided_by_batch(spread, case.others_change()))
+    experiment.random_gradients = case.random_gradients
+    _test_noise(case)
+    if experiment.accounted is not None:
+        _test_noise_along_contributions(case, experiment.accounted)
+        if not case.varying and experiment.comparable is None:
+            _test_batches(case, experiment.accounted)
+    if case.random_gradients and not runs.full:
+        gaps_of_all = case.other - case.same[: len(case.other)]
+        gaps_of_one = case.mixed - case.same[: len(case.mixed)]
+        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
+    return EqualRecords(
+        case.quiet,
+        noise,
+        case.batches,
+        missing,
+        case.varying,
+        case.random_gradients,
+        case.others_change,
+        among_equal,
+    )
 
-    @cache
-    def others_change() -> bool:
-        return changes_other_records(experiment, canaries, quiet_records)
 
-    # Runs on equal records that differ in one are neighbours too: their differences count.
-    gaps = np.linalg.norm(mixed - same[: len(mixed)], axis=2).max(axis=0) / 2
-    more = _pair_gaps(experiment, canaries, quiet_records, mixed)
-    steps = len(canaries.found.largest)
-    top = canaries.found.largest[: experiment.steps]
-    among_equal = np.maximum(gaps, more)[:steps]
+def _raise_contributions(case: _Case) -> FloatArray:
+    """[T], half the largest change by one record among equal ones, which counts as contribution.
+
+    Runs on equal records that differ in one are neighbours, too.
+    """
+    mixed = case.mixed
+    gaps = np.linalg.norm(mixed - case.same[: len(mixed)], axis=2).max(axis=0) / 2
+    more = _pair_gaps(case.experiment, case.canaries, case.copies, mixed)
+    largest = case.canaries.found.largest
+    top = largest[: case.experiment.steps]
+    among_equal: FloatArray = np.maximum(gaps, more)[: len(largest)]
     np.maximum(top, among_equal, out=top)
-    counts = None if runs.full else found.proportional
-    noise = estimate_noise(same, counts, base.slices, base.epsilon_of_type)
+    return among_equal
+
+
+def _state_what_is_tested(case: _Case) -> None:
+    experiment = case.experiment
     experiment.tested.append("noise")
     if experiment.comparable is not None:
         experiment.cannot_test("the weights depend on the record", ("batches",))
-    elif accounted is not None or runs.full:
+    elif experiment.accounted is not None or case.runs.full:
         experiment.tested.append("batches")
     else:
         experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
-    experiment.measured["runs of the noise test"] = float(len(same))
-    missing = _missing_noise(experiment, canaries, noise, same, other)
-    if not missing:
-        _noise_by_coordinate(experiment, same, other, noise)
-    varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
-    if varying:
-        experiment.findings.append(divided_by_batch(found.unit_spread, others_change()))
-    # Dropout and augmentation make a record's own gradient random. Then residuals contain more
-    # than noise, and only correlations that this cannot explain are reported.
-    parallel = found.proportional is not None
-    random_gradients = not (found.constant and parallel) and not varying
+    experiment.measured["runs of the noise test"] = float(len(case.same))
+
+
+def _test_noise(case: _Case) -> None:
+    """Tests whether the noise is independent and Gaussian.
+
+    Where gradients are random, residuals contain more than noise, and only correlations that this
+    cannot explain are reported.
+    """
+    experiment, noise, base = case.experiment, case.noise, case.experiment.base
     least = MIN_CORRELATION
-    experiment.random_gradients = random_gradients
-    if random_gradients:
-        least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
+    if case.random_gradients:
+        least = max(least, 1.3 * _share_of_signal(experiment, case.canaries, noise))
         experiment.notes.append(
             "what a record adds to a step differs between runs (dropout, augmentation, or a "
             "mistake), so the tests of the noise detect only larger mistakes"
         )
     if not noise.silent.all() and least < 1:
-        between_steps = accounted is not None
+        between_steps = experiment.accounted is not None
         experiment.collect(
             *independence(noise, base.names, base.shapes, between_steps, least),
-            words=lambda test: explain_test(test, random_gradients and others_change()),
+            words=lambda test: explain_test(test, case.random_gradients and case.others_change()),
         )
-        if not varying and not random_gradients:
-            experiment.collect(
-                *shape_of_noise(noise, experiment.first_step),
-                *(() if counts is None else scale_by_batch(noise, counts)),
-                *flat_noise(noise),
-                *length_of_noise(noise),
-                *grain_of_noise(same, other, noise, base.epsilon_of_type),
-                *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
-            )
-            if accounted is not None and counts is not None:
-                sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
-                for runs_on_copies in (same, other):
-                    sizes = found.counts[: len(runs_on_copies)]
-                    experiment.collect(
-                        *one_more_record(runs_on_copies[: len(sizes)], sizes, noise, sigmas)
-                    )
-    if not varying:
-        experiment.collect(*noise_again(same, noise))
-    if accounted is not None:
-        # Random gradients and batches of unknown size can only enlarge the measured noise.
-        sigma = np.array([accounted.sigma(t) for t in range(len(top))])
-        required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
-        for directions in (same.mean(axis=0), _pair_direction(experiment, canaries)):
-            lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
-            experiment.collect(*noise_along(same, counts, directions / lengths, noise, required))
-    if accounted is not None and not varying and experiment.comparable is None:
-        rates = [accounted.rate(t) for t in range(experiment.steps)]
-        experiment.collect(
-            *poisson_tests(found.counts, found.included, n, rates),
-            words=lambda test: explain_test(test, others_change()),
-        )
-        if any(rate < 1 for rate in rates):
-            first = np.stack(runs.first)
-            at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
-            inclusions = found.included, at_first
-            experiment.collect(*batches_in_noise(noise, inclusions))
-            if len(set(rates)) == 1 and n > 1:
-                experiment.collect(*even_inclusions(inclusions, rates[0]))
-            if not experiment.brief:
-                _small_batches(experiment, canaries, quiet, rates, others_change)
-    if random_gradients and not runs.full:
-        gaps_of_all, gaps_of_one = other - same[: len(other)], mixed - same[: len(mixed)]
-        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, found))
-    return EqualRecords(
-        quiet, noise, found, missing, varying, random_gradients, others_change, among_equal
+        if not case.varying and not case.random_gradients:
+            _test_shape_of_noise(case)
+    if not case.varying:
+        experiment.collect(*noise_again(case.same, noise))
+
+
+def _test_shape_of_noise(case: _Case) -> None:
+    experiment, noise, base = case.experiment, case.noise, case.experiment.base
+    same, counts = case.same, case.counts
+    experiment.collect(
+        *shape_of_noise(noise, experiment.first_step),
+        *(() if counts is None else scale_by_batch(noise, counts)),
+        *flat_noise(noise),
+        *length_of_noise(noise),
+        *grain_of_noise(same, case.other, noise, base.epsilon_of_type),
+        *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
     )
+    accounted = experiment.accounted
+    if accounted is not None and counts is not None:
+        sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
+        for gradients in (same, case.other):
+            sizes = case.batches.counts[: len(gradients)]
+            experiment.collect(*one_more_record(gradients[: len(sizes)], sizes, noise, sigmas))
+
+
+def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
+    """Tests whether the noise is smaller along the update, or along what one record adds to it.
+
+    Random gradients and batches of unknown size can only enlarge the measured noise.
+    """
+    experiment, noise = case.experiment, case.noise
+    top = case.canaries.found.largest[: experiment.steps]
+    sigma = np.array([accounted.sigma(t) for t in range(len(top))])
+    required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
+    for directions in (case.same.mean(axis=0), _pair_direction(experiment, case.canaries)):
+        lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
+        units = directions / lengths
+        experiment.collect(*noise_along(case.same, case.counts, units, noise, required))
+
+
+def _test_batches(case: _Case, accounted: Accounted) -> None:
+    """Tests whether batches are Poisson samples at the accounted rates."""
+    experiment, batches = case.experiment, case.batches
+    n = len(experiment.records)
+    rates = [accounted.rate(t) for t in range(experiment.steps)]
+    experiment.collect(
+        *poisson_tests(batches.counts, batches.included, n, rates), words=case.explain_batches
+    )
+    if all(rate >= 1 for rate in rates):
+        return
+    first = np.stack(case.runs.first)
+    rounding = case.canaries.found.rounding
+    at_first = included_of(first - case.same[: len(first)], rounding)[0]
+    inclusions = batches.included, at_first
+    experiment.collect(*batches_in_noise(case.noise, inclusions))
+    if len(set(rates)) == 1 and n > 1:
+        experiment.collect(*even_inclusions(inclusions, rates[0]))
+        if not experiment.brief and not case.random_gradients:
+            _used_records(case, rates[0])
+    if not experiment.brief:
+        _small_batches(case, rates)
+
+
+def _used_records(case: _Case, rate: float) -> None:
+    """Tests whether the records that are used are drawn too often, and states the power."""
+    experiment, counts = case.experiment, case.batches.counts
+    inclusions = inclusions_of_many(
+        experiment, case.canaries, case.copies, case.runs.same, counts, rate
+    )
+    tries = float(case.batches.included.size)
+    if inclusions is not None:
+        experiment.collect(*judge_used_records(inclusions, rate))
+        tries = max(tries, SHARE_OF_TRIES * inclusions.tries)
+    experiment.measured["detectable rate"] = detectable_ratio(tries, rate)
 
 
 def _pair_gaps(
@@ -383,16 +512,18 @@ def _pair_gaps(
 ) -> FloatArray:
     """[T], half the largest distance of canaries among equal records."""
     reach = np.zeros(experiment.steps)
-    if not experiment.brief and experiment.time_left(0.7):
+    if not experiment.brief and experiment.work_left(0.7):
         # What a record contributes may depend on how many others are like it.
         some = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
-        reach = largest_distances(experiment, [replace_one(same, each) for each in some]) / 2
+        reach = (
+            largest_distances(experiment, [experiment.exchange(same, each) for each in some]) / 2
+        )
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
-    data = replace_one(same, canaries.pair[1])
+    data = experiment.exchange(same, canaries.pair[1])
     for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
         trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
-        if experiment.ended_early(trace) or not experiment.time_left(0.85):
+        if experiment.ended_early(trace) or not experiment.work_left(0.85):
             break
         gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
         reach = np.maximum(reach, np.nan_to_num(gap))
@@ -419,16 +550,11 @@ def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise)
     return float(np.clip(share, 0.0, 1.0).max(initial=0.0))
 
 
-def _small_batches(
-    experiment: Experiment,
-    canaries: CanaryRuns,
-    quiet: PoolRecord,
-    rates: list[float],
-    others_change: Callable[[], bool],
-) -> None:
+def _small_batches(case: _Case, rates: list[float]) -> None:
     """Tests for empty batches with three records, where most Poisson samples are empty."""
+    experiment = case.experiment
     n = min(_SMALL_N, len(experiment.records))
-    data = _three_data_sets(experiment, canaries, quiet, n)
+    data = _three_data_sets(experiment, case.canaries, case.quiet, n)
     runs = _Runs([], [], [])
     for i in range(_SMALL_RUNS):
         seed = experiment.seed_of(3000 + i)
@@ -441,16 +567,16 @@ def _small_batches(
             return
         for kept, trace in zip((runs.same, runs.other, runs.mixed), traces, strict=True):
             kept.append(trace.gradients[: experiment.steps])
-        if not experiment.time_left(0.85):
+        if not experiment.work_left(0.85):
             break
     if len(runs.same) < 4:
         return
-    found = runs.batches(canaries.found.rounding)
+    found = runs.batches(case.canaries.found.rounding)
     tests = poisson_tests(found.counts, found.included, n, rates)
     kinds = ("no empty batch", "mean of batches", "inclusion rate")
     experiment.collect(
         *(test for test in tests if test.kind in kinds),
-        words=lambda test: explain_test(test, others_change()),
+        words=case.explain_batches,
     )
 
 

@@ -1,7 +1,6 @@
 """State of one differential test: coupled runs of a watched function, and its findings."""
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,12 +12,14 @@ from scipy import stats
 from audit.arrays import FloatArray
 from audit.errors import imports_of_game
 from audit.loop.explanations import explain, explain_test
+from audit.loop.finding_kinds import EXPLAINED_BY_RANDOM_GRADIENTS, KINDS
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord, canary_pool
 from audit.loop.premises.noise import TestResult
 from audit.loop.runs.coupled_runs import Accounted, CoupledRuns, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import Train, run_seed
+from audit.loop.runs.work import CpuLimit, work_of
 
 FAMILY_ERROR = 1e-5
 """Probability that a statistical test of one check reports a correct loop, over all its tests."""
@@ -26,10 +27,13 @@ FAMILY_ERROR = 1e-5
 SEEDS_FOR_INCLUSION = 24
 """Seeds that are tried until the exchanged record is in many batches."""
 
-# Seeds that are tried, even if time is short, until the exchanged record is in any batch.
+MAX_WORK = 20_000.0
+"""Work of all runs after which the test makes no further optional run, see `work_of`."""
+
+# Seeds that are tried, even if little work is left, until the exchanged record is in any batch.
 _FEWEST_SEEDS = 8
 _RUNS_EXPECTED = 160
-# Where not all steps can be tested with all runs, this share of the time goes to the later ones.
+# Where not all steps can be tested with all runs, the later ones get this share of the work.
 _SHARE_OF_LATER_STEPS = 0.4
 _MIN_LATER_RUNS = 20
 _MIN_STEPS = 4
@@ -43,72 +47,6 @@ SHORTFALL = 0.01
 
 _POWER = 0.8
 
-_SHAPE = ("scale by batch", "scale of runs", "distribution", "distance", "tails")
-_RESIDUALS = (
-    "rank",
-    "steps",
-    "coordinates",
-    "repeated",
-    "tensors",
-    "shared noise",
-    "grain",
-    "flat",
-    "length",
-)
-# A finding explains others, which are then left out.
-_EXPLAINS = {
-    "direction": ("size", "scale", "rank", "flat", *_SHAPE),
-    "runs": ("size", "scale", *_RESIDUALS),
-    "steps": ("rank", "flat", "coordinates", "repeated", "tensors", "shared noise", *_SHAPE),
-    "coordinates": ("rank", "flat", "repeated", "tensors", "shared noise", *_SHAPE),
-    "repeated": ("rank", "flat", "tensors", "shared noise", *_SHAPE),
-    "tensors": ("rank", "flat", *_SHAPE),
-    "shared noise": _SHAPE,
-    "scale by batch": ("scale of runs", "distribution", "distance", "tails"),
-    "scale of runs": ("distribution", "distance", "tails"),
-    "rank": ("flat", *_SHAPE),
-    "grain": ("distribution", "distance", "tails"),
-    "distribution": ("distance", "tails"),
-    "distance": ("tails",),
-    "influence": (
-        "size of the batch",
-        "mean of batches",
-        "fixed batches",
-        "limited batches",
-        "gaps in batches",
-        "batches without the seed",
-        "uneven batches",
-        "repeated batches",
-        "no empty batch",
-        "inclusion rate",
-        "inclusion without the seed",
-        "inclusions of a run",
-        "even inclusions",
-        "batch",
-        "coordinates",
-        "repeated",
-        "tensors",
-        "shared noise",
-        "rank",
-        "flat",
-    ),
-    "uneven batches": ("batch", "mean of batches", "no empty batch", "gaps in batches"),
-    "gaps in batches": ("limited batches", "no empty batch"),
-    "fixed batches": (
-        "gaps in batches",
-        "no empty batch",
-        "inclusions of a run",
-        "even inclusions",
-        "mean of batches",
-        "limited batches",
-    ),
-    "batches without the seed": ("gaps in batches", "limited batches", "no empty batch"),
-    "no empty batch": ("mean of batches", "inclusion rate"),
-    "inclusion rate": ("batch",),
-    "inclusion without the seed": ("inclusion rate", "even inclusions"),
-    "inclusions of a run": ("even inclusions",),
-}
-
 
 class Experiment:
     """Runs of one training function on neighbouring data sets, and the findings about it.
@@ -116,6 +54,7 @@ class Experiment:
     Attributes:
         records: the data.
         relation: neighbouring relation.
+        place: index of the record that is exchanged.
         pool: canaries for the place of the last record.
         findings: broken premises.
         tested: names of the premises that were tested.
@@ -130,6 +69,8 @@ class Experiment:
         stop_after: number of steps after which runs end; None if they complete.
         later_steps: number of further steps that another experiment tests.
         first_step: the first tested step, from 0.
+        not_finite: runs with records that are not finite, whose gradients are finite.
+        work_before: work of the runs before this experiment.
         brief: whether to make fewer runs.
         apart: [T], largest contribution among canaries that change the number of draws, or None.
         comparable: number of steps before which the weights depend on gradients alone, or None.
@@ -152,11 +93,14 @@ class Experiment:
         candidate: Any,
         relation: str,
         seed: int,
-        seconds: float,
+        max_work: float = MAX_WORK,
+        cpu: CpuLimit | None = None,
     ) -> None:
-        self.runs = CoupledRuns(train, candidate)
-        self.records, self.relation, self.seed, self.seconds = records, relation, seed, seconds
+        self.runs = CoupledRuns(train, candidate, cpu)
+        self.records, self.relation, self.seed, self.max_work = records, relation, seed, max_work
+        self.place = -1
         self.pool = canary_pool(records, canary)[:_MAX_POOL]
+        self.not_finite: list[Trace] = []
         self.findings: list[Finding] = []
         self.tested: list[str] = []
         self.untested: dict[str, str] = {}
@@ -167,12 +111,13 @@ class Experiment:
         self.apart: FloatArray | None = None
         self.random_gradients = False
         self.degrees_of_scale = 0.0
+        self.public_size: Callable[[], Any] | None = None
         self._evidence: list[tuple[TestResult, Callable[[TestResult], Finding]]] = []
-        self.started = time.perf_counter()
+        self.work_before = 0.0
 
-    def time_left(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is not used up."""
-        return time.perf_counter() - self.started < share * self.seconds
+    def work_left(self, share: float = 1.0) -> bool:
+        """Whether the runs have not done this share of the work yet."""
+        return self.runs.work - self.work_before < share * self.max_work
 
     def seed_of(self, number: int) -> int:
         """The seed of a run."""
@@ -180,15 +125,23 @@ class Experiment:
 
     # --- runs ---
 
-    def coupled(self, records: TrainingSet, seed: int, digests: bool = True) -> Trace:
+    @property
+    def can_go_on(self) -> int:
+        """1 if all steps of the reference are tested, so that a further step is one too many."""
+        return int(self.base.complete and self.first_step + self.steps == len(self.forced.steps))
+
+    def coupled(
+        self, records: TrainingSet, seed: int, digests: bool = True, further: int = 0
+    ) -> Trace:
         """The tested steps of a run that is coupled to the reference.
 
         Args:
             records: the data.
             seed: seed of the run.
             digests: whether to keep digests of generators, weights and optimizer.
+            further: number of further steps that the run may take.
         """
-        stop = self.first_step + self.steps
+        stop = self.first_step + self.steps + further
         trace = self.runs.run(records, seed, like=self.forced, stop_after=stop, digests=digests)
         return trace.from_step(self.first_step)
 
@@ -201,23 +154,34 @@ class Experiment:
         return draw_alike(trace, self.base, self.steps)
 
     def with_canary(self, canary: PoolRecord) -> TrainingSet:
-        """The records with a canary in the place of the last of them."""
-        return replace_one(self.records, canary)
+        """The records with a canary in the place of the exchanged one."""
+        return self.exchange(self.records, canary)
+
+    def exchange(self, records: TrainingSet, canary: PoolRecord) -> TrainingSet:
+        """The same for other records, which may be fewer."""
+        return replace_one(records, canary, min(self.place, len(records) - 1))
 
     @property
     def sampled(self) -> bool:
         """Whether the accountant assumes sampled batches."""
         return self.accounted is not None and any(q < 1 for _, q in self.accounted.expanded)
 
-    def start(self, first: Trace, seconds: float) -> None:
+    def start(self, first: Trace) -> None:
         """Makes the reference run: complete, with the exchanged record in many tested steps."""
         self.accounted = first.accounted
-        self.steps = self._number_of_steps(first, seconds)
+        self.steps = self._number_of_steps(first)
         self.stop_after = None if self.steps >= len(first.steps) else self.steps
         if self.stop_after is not None:
-            self.seconds *= 1 - _SHARE_OF_LATER_STEPS
-        if self._choose_reference() == 0 and self._bring_used_record_first():
-            self._choose_reference(own=False)
+            self.max_work *= 1 - _SHARE_OF_LATER_STEPS
+        # A function may hold out the last records, or the first ones.
+        for place in (-1, 0, len(self.records) // 2):
+            self.place = place
+            if self._choose_reference() > 0:
+                break
+        else:
+            self.place = -1
+            if self._bring_used_record_first():
+                self._choose_reference(own=False)
         self.base = self.runs.run(self.with_canary(self.pool[0]), self.base_seed)
         self.forced = self.base
         if self.base.complete:  # the number of steps may be random
@@ -247,7 +211,7 @@ class Experiment:
                 best, self.base_seed = hits, seed
             # Without a step that uses the record, nothing else can be tested.
             searching = best == 0 and trial + 1 < _FEWEST_SEEDS
-            if hits >= min(3, self.steps) or not (searching or self.time_left(0.2)):
+            if hits >= min(3, self.steps) or not (searching or self.work_left(0.2)):
                 break
         return best
 
@@ -266,11 +230,12 @@ class Experiment:
         """The same experiment on as many of the last steps as memory allows, with fewer runs.
 
         Returns:
-            The experiment, which shares this one's findings; None if complete runs take too long.
+            The experiment, which shares this one's findings; None if it is too much work.
         """
         total = len(self.base.steps)
-        seconds = self.seconds * _SHARE_OF_LATER_STEPS / (1 - _SHARE_OF_LATER_STEPS)
-        if not self.base.complete or self.base.seconds * _MIN_LATER_RUNS > 2 * seconds:
+        max_work = self.max_work * _SHARE_OF_LATER_STEPS / (1 - _SHARE_OF_LATER_STEPS)
+        work = work_of(total, sum(self.base.sizes), len(self.records))
+        if not self.base.complete or work * _MIN_LATER_RUNS > 2 * max_work:
             return None
         row = 8.0 * max(sum(self.base.sizes), 1) * _MIN_LATER_RUNS
         later = copy.copy(self)
@@ -282,27 +247,27 @@ class Experiment:
             later.accounted = replace(self.accounted, expanded=expanded)
         later.pool, later.measured, later.untested = list(canaries), {}, {}
         later.apart = None
-        later.started, later.seconds = time.perf_counter(), seconds
+        later.not_finite, later.work_before, later.max_work = [], self.runs.work, max_work
         return later
 
     def _short_run(self, canary: PoolRecord, seed: int, like: Trace | None = None) -> Trace:
         return self.runs.run(self.with_canary(canary), seed, like=like, stop_after=self.stop_after)
 
-    def _number_of_steps(self, first: Trace, seconds: float) -> int:
-        """The number of steps that memory and time allow to test."""
+    def _number_of_steps(self, first: Trace) -> int:
+        """The number of steps that memory and work allow to test."""
         steps = len(first.steps)
+        work = work_of(steps, sum(first.sizes), len(self.records))
         row = 8.0 * max(sum(first.sizes), 1) * (len(self.pool) + 8)
         in_memory = max(int(MAX_BYTES / row), 1)
-        in_time = int(steps * self.seconds / max(seconds * _RUNS_EXPECTED, 1e-9))
-        return min(steps, in_memory, max(in_time, _MIN_STEPS))
+        in_work = int(steps * self.max_work / (work * _RUNS_EXPECTED))
+        return min(steps, in_memory, max(in_work, _MIN_STEPS))
 
     # --- findings ---
 
     def report_steps(self, one: int, other: int) -> None:
         """Reports once that the number of steps depends on the record."""
-        found = explain("number of steps", one=one, other=other)
-        if not any(each.cause == found.cause for each in self.findings):
-            self.findings.append(found)
+        if not any(finding.kind == "number of steps" for finding in self.findings):
+            self.findings.append(explain("number of steps", one=one, other=other))
 
     def cannot_test(
         self,
@@ -331,12 +296,12 @@ class Experiment:
             evidence, words = self._evidence[index]
             if evidence.matters and evidence.kind not in kept:
                 kept[evidence.kind] = words(evidence)
-        # If gradients are random and larger than accounted for, residuals are gradients, not noise.
-        of_size = {"size": _RESIDUALS} if self.random_gradients else {}
-        for kind, others in (_EXPLAINS | of_size).items():
-            if kind in kept:
-                for other in others:
-                    kept.pop(other, None)
+        explained = {other for kind in kept for other in KINDS[kind].explains}
+        if self.random_gradients and "size" in kept:
+            explained |= set(EXPLAINED_BY_RANDOM_GRADIENTS)
+        kept = {kind: finding for kind, finding in kept.items() if kind not in explained}
+        if any(finding.kind == "number of steps" for finding in self.findings):
+            kept.pop("number of steps", None)
         if len(kept) + len(self.findings) > 1:
             kept.pop("one more record", None)  # it assumes noise and batches as accounted
         factors = [float(f.numbers["factor"]) for f in self.findings if "factor" in f.numbers]
@@ -352,7 +317,7 @@ class Experiment:
         rest = [*self.findings, *kept.values()]
         self.findings = [*first, *([_explained(each) for each in rest] if first else rest)]
         # Other mistakes affect the number of records.
-        self.findings.sort(key=lambda each: each.premise == "number of records")
+        self.findings.sort(key=lambda finding: finding.rank)
 
 
 def _shortfall(finding: Finding) -> float:

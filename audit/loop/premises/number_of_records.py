@@ -1,19 +1,36 @@
 """Whether divisor, noise, sampling rate or number of steps depend on the number of records."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.loop.explanations import OTHERS_CHANGE, depends_on_n
+from audit.loop.explanations import allowed, depends_on_n
+from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.equal_records import EqualRecords, copies
-from audit.loop.premises.experiment import Experiment, replace_one
+from audit.loop.premises.experiment import Experiment
 from audit.loop.runs.coupled_runs import Trace
 
 _MAX_RUNS = 16
+# Numbers of records that are tried for an attack that keeps a public number.
+_MAX_SIZES = 16
+
+
+@dataclass(frozen=True)
+class PublicSize:
+    """How an attack compares n and n - 1 records where the number of records is public.
+
+    Attributes:
+        records: a number of records for which nothing else depends on one record more or less.
+        expected_batch_size: a divisor to be set in all runs; None if none has to be set.
+    """
+
+    records: int
+    expected_batch_size: float | None = None
 
 
 def compare_numbers_of_records(
@@ -53,7 +70,7 @@ def compare_numbers_of_records(
     if size_reported and not reference.states_otherwise(other):
         return  # a contribution that is too large may change with n, too
     # Bisects for two neighbouring numbers of records that differ.
-    while high - low > 1 and experiment.time_left():
+    while high - low > 1 and experiment.work_left():
         middle = (high + low) // 2
         between = measured(middle)
         if between is None:
@@ -71,10 +88,34 @@ def compare_numbers_of_records(
     if experiment.relation == "add-remove":
         experiment.findings.append(finding)
     else:
-        experiment.notes.append(
-            f"{finding.message.split('. Under')[0]}: allowed under {experiment.relation}, where "
-            "the number of records is public"
-        )
+        experiment.notes.append(allowed(finding, experiment.relation))
+        experiment.public_size = partial(_public_size, experiment, measured)
+
+
+def _public_size(
+    experiment: Experiment, measured: Callable[[int], "_AtSize | None"]
+) -> PublicSize | None:
+    """Records of which one more or less changes nothing but the batches; None if there are none.
+
+    Opacus rounds its divisor and its number of batches, so that they are equal for some n and
+    n - 1. Otherwise the divisor of its optimizer can be set.
+    """
+    n = len(experiment.records)
+    for size in range(n, max(n - _MAX_SIZES, 3), -1):
+        more, fewer = measured(size), measured(size - 1)
+        if more is not None and fewer is not None and not more.differs(fewer):
+            return PublicSize(size)
+    more, fewer = measured(n), measured(n - 1)
+    if more is None or fewer is None or not experiment.base.opacus:
+        return None
+    if more.steps != fewer.steps or more.parameters != fewer.parameters:
+        return None
+    if more.divisor is None or fewer.divisor is None:
+        return None
+    ratio = fewer.ratio(more)
+    if ratio is None or abs(ratio * fewer.divisor / more.divisor - 1) > 1e-3:
+        return None
+    return PublicSize(n, more.expected_batch_size)
 
 
 @dataclass(frozen=True)
@@ -87,6 +128,7 @@ class _AtSize:
         steps: number of steps; None if the runs were stopped early.
         parameters: noise multipliers and sampling rates of the accountant; None without one.
         divisor: the optimizer's divisor of the noisy sum; None if it is unknown.
+        expected_batch_size: the part of the divisor that an optimizer of Opacus is given.
     """
 
     units: FloatArray
@@ -94,6 +136,7 @@ class _AtSize:
     steps: int | None
     parameters: set[tuple[float, float]] | None
     divisor: float | None
+    expected_batch_size: float | None = None
 
     def ratio(self, other: "_AtSize") -> float | None:
         """How many times larger a record's contribution is than at the other size."""
@@ -131,7 +174,7 @@ def _at_size(
 ) -> _AtSize | None:
     """Measures these quantities with m records; None if the function raises an error."""
     same = copies(experiment.records, equal.quiet, m)
-    mixed = replace_one(same, canaries.pair[0])
+    mixed = experiment.exchange(same, canaries.pair[0])
     units = np.full(experiment.steps, np.nan)
     rounding = canaries.found.rounding
     complete: Trace | None = None
@@ -154,7 +197,7 @@ def _at_size(
         own = np.linalg.norm(gap, axis=1)
         first_seen = np.isnan(units[:steps]) & (own > rounding[:steps])
         units[:steps] = np.where(first_seen, own, units[:steps])
-        if np.isfinite(units).sum() >= min(3, experiment.steps) or not experiment.time_left():
+        if np.isfinite(units).sum() >= min(3, experiment.steps) or not experiment.work_left():
             break
     assert complete is not None
     parameters = {(s, round(q, 12)) for s, q, _ in complete.history or ()} or None
@@ -164,4 +207,5 @@ def _at_size(
         len(complete.steps) if complete.complete else None,
         parameters,
         complete.steps[0].divisor,
+        complete.expected_batch_size,
     )

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism
 from audit.arrays import FloatArray
-from audit.loop.explanations import OTHERS_CHANGE, explain, listed
+from audit.loop.explanations import explain, listed
+from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_runs import CanaryRuns, orders_records
 from audit.loop.premises.contributions import contributions
@@ -31,6 +33,9 @@ _REORDERED = 1.05
 _FULL = 0.999
 # A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
 _GROWTH = 3.0
+_MAX_WORKERS = 64
+# Noise that exceeds the required scale by this factor is noted.
+_TOO_MUCH = 1.5
 _CLIP_EACH = "Clip the gradient of every single record to norm C before summing."
 
 
@@ -103,6 +108,7 @@ def compare_size(
     # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
+    _note_too_much(case, float(experiment.measured["effective noise multiplier"]), worst)
     tests = list(_shortfalls(case, ratios, worst))
     if tests:
         # Of several significant tests, the one that is easiest to explain is reported.
@@ -117,6 +123,25 @@ def compare_size(
             return True
     _against_threshold(case)
     return False
+
+
+def _note_too_much(case: "_Case", effective: float, step: int) -> None:
+    """States in a sentence that the noise is larger than the accounted epsilon requires."""
+    experiment, sigma = case.experiment, float(case.sigma[step])
+    if sigma <= 0 or effective < _TOO_MUCH * sigma or case.equal.random_gradients:
+        return
+    state, scale = experiment.base.steps[step], float(case.equal.noise.scales[step])
+    reason = "the threshold C is larger than every gradient, or the noise is scaled by too much"
+    if experiment.base.opacus and state.clip and state.divisor:
+        in_thresholds = scale * state.divisor / state.clip
+        if in_thresholds > 1.1 * sigma:
+            reason = f"the noise is {in_thresholds:.3g} C, and the accountant assumes {sigma:.3g} C"
+        else:
+            reason = "no exchanged record reaches the threshold C, which may be smaller"
+    experiment.notes.append(
+        f"there is {effective / sigma:.3g} times as much noise as the accounted epsilon requires "
+        f"for the largest contribution of the exchanged records: {reason}"
+    )
 
 
 @dataclass(frozen=True)
@@ -303,7 +328,7 @@ def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
             f"where the accountant assumes {sigma:.3g}."
         )
     premise, cause, fix = _cause(case, step, sigma / effective, in_thresholds > 1.002)
-    return Finding(premise, message, cause, fix, numbers)
+    return Finding(premise, message, cause, fix, numbers, "size")
 
 
 def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str, str]:
@@ -350,9 +375,12 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "record to later steps, or a threshold or factor of the first step is reused.",
             "Compute such states from released, noisy gradients only, and clip in each step.",
         )
+    if beyond and (several := _several_times(case, step)):
+        return several
     scales = np.where(case.usable, case.equal.noise.scales[: len(case.usable)], 0.0)
     loudest = int(np.argmax(scales))
-    if scales[step] < 0.9 * scales[loudest] and reach > 0.9 * found.largest[loudest]:
+    falls = scales[step] < 0.9 * scales[loudest] and reach > 0.9 * found.largest[loudest]
+    if falls and _is_quieter(case, step, loudest):
         return (
             "noise",
             f"The noise falls from {scales[loudest]:.3g} in step {case.number(loudest)} to "
@@ -382,12 +410,54 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "is smaller than the accountant assumes.",
             "Take the norm of the gradient that is clipped, and do not change it afterwards.",
         )
+    return _too_small(ratio, beyond)
+
+
+def _several_times(case: _Case, step: int) -> tuple[str, str, str] | None:
+    """The cause where a record adds a whole multiple of the threshold C, which Opacus states."""
+    state = case.experiment.base.steps[step]
+    if state.clip is None or state.divisor is None:
+        return None
+    times = float(case.canaries.found.largest[step]) * state.divisor / state.clip
+    if times < 1.5 or abs(times - round(times)) > 0.02 * times:
+        return None
+    return (
+        "contribution",
+        f"A record adds {round(times)} C, a whole multiple of C: {round(times)} gradients of it "
+        "are clipped one by one. There are several backward passes before a step without "
+        "zero_grad, or the batch holds the record several times (copies, augmentations, "
+        "microbatches).",
+        "Make one backward pass per step and record, or accumulate batches that do not overlap; "
+        "average the gradients of copies of a record before they are clipped.",
+    )
+
+
+def _is_quieter(case: _Case, step: int, loudest: int) -> bool:
+    """Whether the noise of a step is smaller than that of another, by an F test.
+
+    The pair is the most extreme one, so that the level is divided by the number of pairs.
+    """
+    noise, steps = case.equal.noise, len(case.usable)
+    width = float(noise.sizes.sum())
+    ratio = float(noise.scales[step] / noise.scales[loudest]) ** 2
+    degrees = noise.degrees[step] * width, noise.degrees[loudest] * width
+    return bool(stats.f.cdf(ratio, *degrees) * steps * steps < FAMILY_ERROR)
+
+
+def _too_small(ratio: float, beyond: bool) -> tuple[str, str, str]:
+    """The causes of noise that is too small by a factor which nothing else explains."""
+    squared = ratio * ratio
+    workers = round(squared)
+    if not beyond and 2 <= workers <= _MAX_WORKERS and abs(squared / workers - 1) < 0.05:
+        share = f", or each worker adds its share of {workers} and one share arrives"
+    else:
+        share = ""
     return (
         "contribution" if beyond else "noise",
-        f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
-        "it is smaller than the accountant assumes, or a record contributes more than C (several "
-        "copies or microbatches clipped one by one, a part of the gradient that is not clipped, "
-        "another norm).",
+        f"The noise is {ratio:.3g} times too small for the contribution: its noise multiplier is "
+        f"smaller than the accountant assumes{share}; it is not scaled by C; "
+        "or a record contributes more than C (several copies or microbatches clipped one by one, a "
+        "part of the gradient that is not clipped, another norm).",
         "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
         "the sum, and record that noise_multiplier.",
     )
@@ -415,4 +485,5 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
             "effective noise multiplier": effective,
             "accounted noise multiplier": float(case.sigma[step]),
         },
+        "size",
     )

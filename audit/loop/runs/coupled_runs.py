@@ -8,15 +8,12 @@ of equal randomness and frozen outputs is from Re:cord-play (Cebere et al., PETS
 on the optimizer replaces changes to the code of the training.
 """
 
-import contextlib
 import copy
 import hashlib
 import itertools
-import signal
-import threading
-import time
+import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,48 +27,23 @@ from audit.loop.runs.opacus_objects import (
     StepThreshold,
     history_of,
     hooks_of_steps,
+    is_of_opacus,
 )
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.training_runs import Train, many_runs, seed_everything
 from audit.loop.runs.watch import Watch
+from audit.loop.runs.work import SHARE_OF_RUN, CouldNotFinish, CpuLimit, work_of
 from audit.loop.sources.arrays import Gradient, record_gradient
 from audit.loop.sources.current import current_watch
 from audit.loop.sources.trees import Tree, as_numbers
 from threat_models.user_code import format_error
-
-# Time limit of a run: this many seconds, plus this many times the time of a complete one.
-_LIMIT, _LONGEST = 5.0, 30.0
 
 Vector = NDArray[Any]
 
 
 class _EnoughSteps(BaseException):
     """Ends a run whose later steps are not needed; `except Exception` does not catch it."""
-
-
-class _TooLong(BaseException):
-    """Ends a run that takes far longer than the first one."""
-
-
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raises `_TooLong` after this time if the thread is the main one, which may set an alarm."""
-    alarm = getattr(signal, "setitimer", None)
-    if alarm is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise _TooLong(f"no answer within {seconds:.0f} s, far longer than the first run took")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    alarm(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        alarm(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -168,7 +140,8 @@ class Trace:
         epsilon_of_type: spacing of the parameters' floating-point type.
         clips: with adaptive clipping, the threshold after each step, which coupled runs take over.
         opacus: whether the watched optimizer scales its gradients as Opacus does.
-        seconds: duration of the run.
+        expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
+        by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
         declared: their values before they were forced, and their noise.
         rows: the values of steps with correlated noise, before they are encoded.
@@ -196,7 +169,8 @@ class Trace:
     epsilon_of_type: float = 0.0
     clips: list[Any] = field(default_factory=list)
     opacus: bool = False
-    seconds: float = 0.0
+    by_opacus: bool = False
+    expected_batch_size: float | None = None
     further: list[Any] = field(default_factory=list)
     declared: list[DeclaredNoise] = field(default_factory=list)
     rows: list[Vector] = field(default_factory=list)
@@ -240,20 +214,22 @@ class CoupledRuns:
     Args:
         train: the function.
         candidate: its hyperparameters.
+        cpu: the CPU time that all runs may use; None sets no limit.
 
     Attributes:
         count: number of runs.
+        work: work of all runs, see `work_of`.
         least_recorded: the complete run with the largest number of steps that were not recorded.
         has_own_generators: whether the generators among the function's variables are seeded in each
             run, so that their states show how many numbers were drawn.
     """
 
-    def __init__(self, train: Train, candidate: Any) -> None:
+    def __init__(self, train: Train, candidate: Any, cpu: CpuLimit | None = None) -> None:
         self._train, self._candidate = train, candidate
-        self.count = 0
+        self._cpu = cpu or CpuLimit(math.inf)
+        self.count, self.work = 0, 0.0
         self.has_own_generators = True
         self.least_recorded: Trace | None = None
-        self._limit = 1e6
 
     def run(
         self,
@@ -275,24 +251,22 @@ class CoupledRuns:
         Returns:
             The record of the run, which contains an error that the function raised.
         """
+        self._cpu.check()
         self.count += 1
         code = CoupledRuns.run.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code)
         trace = watch.recorded
-        start = time.perf_counter()
         with many_runs():
             seed_everything(seed)
             try:
-                with _at_most(self._limit), current_watch(watch):
+                with self._cpu.enforced(SHARE_OF_RUN), current_watch(watch):
                     result = self._train(records, self._candidate, seed, watch)
                 watch.raise_failure()
                 trace.released = watch.released(result)
                 trace.complete = not watch.has_more_steps
             except _EnoughSteps:
                 pass
-            except _TooLong as error:
-                trace.error = str(error)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, CouldNotFinish):
                 raise
             except BaseException as error:  # of any class, SystemExit too
                 trace.error = format_error(error)
@@ -301,11 +275,10 @@ class CoupledRuns:
         watch.read_accountant()
         if like is None:
             watch.keep_model()
-        trace.seconds = time.perf_counter() - start
-        if trace.complete:
-            self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
-            if self.least_recorded is None or trace.unrecorded > self.least_recorded.unrecorded:
-                self.least_recorded = trace
+        self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
+        least = self.least_recorded
+        if trace.complete and (least is None or trace.unrecorded > least.unrecorded):
+            self.least_recorded = trace
         return trace
 
 
@@ -336,6 +309,8 @@ class RecordingWatch(Watch):
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
             self.recorded.opacus = _scales_as_opacus(optimizer)
+            self.recorded.by_opacus = is_of_opacus(optimizer)
+            self.recorded.expected_batch_size = getattr(optimizer, "expected_batch_size", None)
             self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
             self._threshold = StepThreshold(optimizer)
         self._describe_parameters()

@@ -29,6 +29,11 @@ def has_full_batches(history: History | None) -> bool:
     return bool(history) and all(rate == 1.0 for _, rate, _ in history or ())
 
 
+def is_of_opacus(optimizer: Any) -> bool:
+    """Whether an optimizer is of a class of Opacus, or of a subclass."""
+    return any(base.__module__.startswith("opacus.") for base in type(optimizer).__mro__)
+
+
 def thresholds_of(optimizer: Any) -> list[float] | float | None:
     """C, or a list of one per tensor for per-layer clipping; None for other optimizers."""
     each = getattr(optimizer, "max_grad_norms", None)

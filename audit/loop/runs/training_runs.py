@@ -19,6 +19,7 @@ from audit.loop.runs import readings
 from audit.loop.runs.opacus_objects import History, history_of, remembered_calibration
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.watch import Watch
+from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.current import current_watch
 from threat_models.user_code import call_user_code
 
@@ -68,6 +69,8 @@ class AuditTask:
         initial: initial weights and buffers of every watched run, by name; None leaves the
             function's.
         replaced: [1] record in the data of runs without a canary; None leaves it out.
+        expected_batch_size: the divisor that is set in every watched optimizer of Opacus; None
+            leaves the function's.
     """
 
     train: Train
@@ -78,6 +81,7 @@ class AuditTask:
     delta: float
     initial: Mapping[str, Any] | None = None
     replaced: TrainingSet | None = None
+    expected_batch_size: float | None = None
 
 
 def exchanges(relation: str, watched: bool) -> bool:
@@ -154,11 +158,16 @@ def run_once(
     elif task.replaced is not None:
         records = records.with_record(task.replaced)
     watch = Watch(canaries, included, task.loss, seed, task.initial, recorder)
+    watch.expected_batch_size = task.expected_batch_size
     seed_everything(seed)
     try:
         with current_watch(watch):
             result = call_user_code("train", task.train, records, candidate, seed, watch)
         watch.raise_failure()
+    except InvalidInput as error:
+        if isinstance(error.__cause__, CouldNotFinish):
+            raise error.__cause__ from None
+        raise
     finally:
         watch.close()
     trace = watch.trace()

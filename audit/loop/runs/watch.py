@@ -69,6 +69,7 @@ class Watch:
         self._started = 0
         self.claimed: float | None = None
         self.failed: Exception | None = None
+        self.expected_batch_size: float | None = None
 
     def __call__(self, *watched: Any) -> None:
         """Watches an optimizer, and a model, a privacy engine or an accountant.
@@ -112,6 +113,8 @@ class Watch:
             self._white_box.model = self._model
         self._white_box.record_gradient = self._record_gradient
         self._white_box.accountant = self.accountant
+        if self.expected_batch_size is not None:
+            self._optimizer.expected_batch_size = self.expected_batch_size
         self._restore(self._initial)
 
     def _parameters(self) -> list[Any]:
