@@ -30,7 +30,8 @@ from audit.finished.combined_trials import all_of
 from audit.finished.prior import read_prior as prior_of_table
 from audit.finished.runs import RunSettings
 from audit.protocols import Grid, RandomSearch
-from audit.upper_bounds.registry import find, row
+from audit.upper_bounds import TuningCosts
+from audit.upper_bounds.registry import find
 
 TEN = [GaussianMechanism(0.1)] * 10
 
@@ -44,9 +45,8 @@ cost = functools.lru_cache(upper_bounds.tuning_cost)
 
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quiet() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    monkeypatch.setattr(sys.modules["audit.finished.cost"], "tuning_cost", cost)
 
 
 def test_random_trials_cost_a_fixed_number_of_runs() -> None:
@@ -179,9 +179,7 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_known_prior(
 ) -> None:
     # Only the bound that is smallest here, because the others are slow.
     tight = find("tight", RandomSearch)
-    monkeypatch.setattr(
-        sys.modules["audit.finished.cost"], "tuning_cost", functools.partial(row, tight)
-    )
+    monkeypatch.setattr(TuningCosts, "smallest", property(lambda costs: costs.row(tight)))
     delta, spec = 0.05, "tnb:0,0.2"
     loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9), directed=True)
     quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6), directed=True)
