@@ -4,8 +4,15 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from audit import interrupts
+
+# This module is the script `dp-tuning-audit`, too.
+if __name__ == "__main__" or Path(sys.argv[0]).stem == "dp-tuning-audit":
+    interrupts.end_at_once()
 
 from audit import checks, console
 
@@ -35,7 +42,8 @@ def _module_of(command: str) -> ModuleType:
 
 def main_of(command: str) -> Callable[[Sequence[str]], int]:
     """The `main` function of a command."""
-    found: Callable[[Sequence[str]], int] = _module_of(command).main
+    with interrupts.loading():
+        found: Callable[[Sequence[str]], int] = _module_of(command).main
     return found
 
 

@@ -2,6 +2,11 @@
 
 import sys
 
+from audit import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_at_once()
+
 from audit import console
 from audit.commands.app import main, make_parser
 

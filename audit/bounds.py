@@ -2,6 +2,11 @@
 
 import sys
 
+from audit import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_at_once()
+
 from audit import console
 from audit.commands.bounds import main
 from audit.commands.bounds_options import make_parser

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from audit import checks, numbers_from_text, plug_ins
+from audit import checks, interrupts, numbers_from_text, plug_ins
+from audit.interrupts import INTERRUPTED
 from audit.version import __version__
 
 if not hasattr(sys.modules["audit"], "__version__"):
@@ -33,7 +34,7 @@ except ValueError:  # numpy would raise it when it is imported
     print(f"error: SOURCE_DATE_EPOCH must be a whole number, got {given}", file=sys.stderr)
     raise SystemExit(2) from None
 
-OK, INVALID, INTERRUPTED = 0, 2, 130
+OK, INVALID = 0, 2
 
 WIDTH = 100
 """Largest number of columns of a help text; with it, most options take one line."""
@@ -279,6 +280,7 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of folders may be invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        interrupts.end_by_exception()
         try:
             code = main(None)
         except SystemExit as ended:  # Raised by --help and by invalid options.

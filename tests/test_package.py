@@ -353,3 +353,27 @@ def test_every_module_has_a_layer() -> None:
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert named - {"canaries", "studies", "threat_models"} == there - {"audit.__init__"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "bounds", "verify", "compare", "app"])
+def test_ctrl_c_while_a_command_is_loading_is_one_word(command: str) -> None:
+    """At whatever import: the command is stopped where it imports one of these modules."""
+    for module in ("argparse", "audit.console", "audit.checks", "numpy", "scipy"):
+        code = (
+            "import os, runpy, signal, sys\n"
+            "class Finder:\n"
+            "    def find_spec(self, name, *_):\n"
+            f"        if name == {module!r}:\n"
+            "            os.kill(os.getpid(), signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Finder())\n"
+            f"sys.argv = [{command!r}, '--help']\n"
+            "[sys.modules.pop(name) for name in ('argparse',) if name in sys.modules]\n"
+            f"runpy.run_module('audit.{command}', run_name='__main__')\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        if module in ("argparse", "audit.console", "audit.checks"):
+            assert (done.returncode, done.stderr) == (130, "stopped\n"), module
+        else:
+            assert done.returncode in (0, 130)
+            assert done.stderr in ("", "stopped\n")

@@ -5,6 +5,7 @@ The page is built with Panel and is served to this machine only.
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import html
 import math
@@ -309,10 +310,52 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     panel.extension(throttled=True)
     try:
-        panel.serve(
-            _page, port=port, address="127.0.0.1", show=not arguments.no_browser,
+        server = panel.serve(
+            _page, port=port, address="127.0.0.1", show=not arguments.no_browser, start=False,
             title="The privacy cost of tuning",
         )  # fmt: skip
     except OSError as error:  # another program uses the port
         return console.report_error(f"port must be free, got {port}: {checks.reason_of(error)}")
+    _protect(server._tornado, server.port)
+    server.start()
+    with contextlib.suppress(RuntimeError):  # the loop of a notebook is running already
+        server.io_loop.start()
     return console.OK
+
+
+def _protect(application: Any, port: int) -> None:
+    """Answers only requests to this machine by its name, and only those that the page makes.
+
+    A page of another host can make the browser connect here by changing its own address, but its
+    requests then carry the name of that host. Panel's handler of components would import modules
+    that the path names; this page has none. No other page may show this one in a frame.
+    """
+    from tornado.web import ErrorHandler, OutputTransform
+
+    hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+    find_handler = application.find_handler
+
+    def find_allowed(request: Any, **named: Any) -> Any:
+        status = None
+        if request.host not in hosts:
+            status = 403
+        elif request.path.startswith("/components"):
+            status = 404
+        if status is None:
+            return find_handler(request, **named)
+        return application.get_handler_delegate(request, ErrorHandler, {"status_code": status})
+
+    class NoFrames(OutputTransform):  # type: ignore[misc, unused-ignore]
+        """Adds headers that forbid to show the page in a frame, and to guess types of content."""
+
+        def transform_first_chunk(
+            self, status_code: int, headers: Any, chunk: bytes, finishing: bool
+        ) -> tuple[int, Any, bytes]:
+            headers["X-Frame-Options"] = "DENY"
+            headers["Content-Security-Policy"] = "frame-ancestors 'none'"
+            headers["X-Content-Type-Options"] = "nosniff"
+            headers["Referrer-Policy"] = "no-referrer"
+            return status_code, headers, chunk
+
+    application.find_handler = find_allowed
+    application.add_transform(NoFrames)

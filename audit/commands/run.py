@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 # Two OpenMP threads of one process stall each other on a busy machine. Set before torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from audit import console
+from audit import console, interrupts
 from audit.errors import AuditError, InvalidInput
 from audit.game.presets import preset_names, read_preset
 from audit.game.settings import AuditConfig
@@ -141,7 +141,8 @@ def run(config: AuditConfig) -> "list[Report]":
             diverged.
     """
     # Importing torch takes seconds, which --help need not wait for.
-    from audit.game import audit_loop, binding, blocks, play, setup, store, workers
+    with interrupts.loading():
+        from audit.game import audit_loop, binding, blocks, play, setup, store, workers
 
     workload, place, evaluation = config.workload, config.place, config.evaluation
     first = setup.set_up(config, 0)

@@ -1,5 +1,6 @@
 """Distributes blocks of trials to processes, on one machine or on a cluster."""
 
+import collections
 import contextlib
 import logging
 import os
@@ -7,12 +8,14 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from typing import Any
 
 import joblib
 from joblib.externals.loky import get_reusable_executor
@@ -50,6 +53,9 @@ _VARIABLES = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}
 _RESUME = "run the same command again to resume from the finished blocks"
 # Number of deaths in a row, without a finished block, after which an audit gives up.
 _DEATHS_WITHOUT_PROGRESS = 3
+
+# Seconds without a finished block after which an audit says that it waits.
+_SECONDS_WITHOUT_BLOCK = 60.0
 
 PlayBlock = Callable[[Block, str], tuple[Trials, ...]]
 """Plays a block on a device; it can be pickled."""
@@ -90,31 +96,82 @@ def play_all(
 
     Each block is saved as soon as it is finished, so an interruption loses no finished block. If a
     worker dies, it is replaced, its block is repeated, and a message reports it. There is one
-    process of one thread for each job. Each of several devices plays one block at a time.
+    process of one thread for each job, and not more processes than blocks. Each of several devices
+    plays one block at a time. A message says for what an audit waits if no block finishes.
     """
     played = finished_blocks(folder, blocks)
     if len(played) == len(blocks):
         return played
-    deaths = 0
+    deaths, has_died = 0, False
     total, done = (sum(block.trials for block in some) for some in (blocks, played))
     several = place.devices if len(place.devices) > 1 else ()
-    with shared_devices(several) as shared, console.progress(total, done) as update:
+    with (
+        shared_devices(several) as shared,
+        console.progress(total, done) as update,
+        _waiting_reported(place) as finished,
+    ):
         devices = shared or place.devices[0]
         while missing := [block for block in blocks if block not in played]:
             before = len(played)
             try:
-                for block, trials in _played(place, play_block, devices, missing):
+                # A block that ended a worker must not be played in this process.
+                fewer = _with_workers(place, max(len(missing), 1 + has_died))
+                for block, trials in _played(fewer, play_block, devices, missing):
                     folder.save(block, trials)
                     played[block] = trials
                     update(block.trials)
+                    finished()
             except BrokenProcessPool as death:
+                has_died = True
                 deaths = deaths + 1 if len(played) == before else 0
                 if deaths == _DEATHS_WITHOUT_PROGRESS:
-                    raise WorkerDied(
-                        f"workers died {deaths} times without finishing a block: {death}"
-                    ) from death
-                print(f"a worker died; its blocks will be repeated ({death})", file=sys.stderr)
+                    raise _died(deaths, death) from death
+                _report_death(death)
     return played
+
+
+def _with_workers(place: Place, most: int) -> Place:
+    """The place with at most so many processes: more would have nothing to do."""
+    return replace(place, jobs=min(place.jobs, most), devices=place.devices[:most])
+
+
+def _died(deaths: int, death: Exception) -> WorkerDied:
+    return WorkerDied(
+        f"workers died {deaths} times without finishing a block: {checks.one_line(str(death))}"
+    )
+
+
+def _report_death(death: Exception) -> None:
+    words = checks.one_line(str(death))
+    print(f"a worker died; its blocks will be repeated ({words})", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _waiting_reported(place: Place) -> Iterator[Callable[[], None]]:
+    """Reports from a thread if no block finishes for long; yields a function for each that does."""
+    where = "this machine" if place.backend == "loky" else f"the {place.backend} cluster"
+    ended, last = threading.Event(), [time.monotonic()]
+
+    def watch() -> None:
+        next_report = _SECONDS_WITHOUT_BLOCK
+        while not ended.wait(_SECONDS_WITHOUT_BLOCK / 10):
+            seconds = time.monotonic() - last[0]
+            if seconds < _SECONDS_WITHOUT_BLOCK:
+                next_report = _SECONDS_WITHOUT_BLOCK
+            elif seconds >= next_report:
+                next_report = 2 * seconds
+                console.note(
+                    f"no block has finished for {seconds:.0f} s; waiting for the workers on "
+                    f"{where}, which may be busy or frozen"
+                )
+
+    thread = threading.Thread(target=watch, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield lambda: last.__setitem__(0, time.monotonic())
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _played(
@@ -135,12 +192,56 @@ def _played(
             # Idle workers would occupy the memory of their devices.
             get_reusable_executor().shutdown()
         return
-    # In one context of `Parallel`: for each call by itself, Ray would start new processes.
-    with _cluster(place), joblib.parallel_config(place.backend, n_jobs=-1), joblib.Parallel() as go:
-        # Some backends cannot return results one by one, so each call has a few blocks per worker.
-        share = max(4 * place.workers, 16)
-        for start in range(0, len(calls), share):
-            yield from go(calls[start : start + share])
+    with _cluster(place):
+        if place.backend == "ray":
+            yield from _played_on_ray(play_block, devices, blocks)
+            return
+        with joblib.parallel_config(place.backend, n_jobs=-1):
+            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
+
+
+def _played_on_ray(
+    play_block: PlayBlock, devices: Devices | str, blocks: Sequence[Block]
+) -> Iterator[tuple[Block, tuple[Trials, ...]]]:
+    """The blocks, each when it finishes. Ray's backend of joblib returns a list at once instead.
+
+    A lost worker, or the loss of a node other than the head, costs the blocks that it was playing.
+    """
+    import ray
+    from ray import exceptions
+
+    losses = (
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.OutOfMemoryError,
+        exceptions.ObjectLostError,
+    )
+    play = ray.remote(max_retries=0)(_play)
+    remaining = collections.deque(blocks)
+    running: dict[Any, Block] = {}
+    deaths = 0
+    while remaining or running:
+        # A few per processor, so that none waits for the next block.
+        most = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        while remaining and len(running) < most:
+            block = remaining.popleft()
+            running[play.remote(play_block, devices, block)] = block
+        for result in ray.wait(list(running), num_returns=1)[0]:
+            block = running.pop(result)
+            try:
+                played = ray.get(result)
+            except losses as death:
+                remaining.append(block)
+                deaths += 1
+                if deaths == _DEATHS_WITHOUT_PROGRESS:
+                    raise _died(deaths, death) from death
+                _report_death(death)
+            except exceptions.RayTaskError as error:
+                # Its text is a traceback in the worker; the error of a block is one line.
+                raise error.cause if isinstance(error.cause, Exception) else error from None
+            else:
+                deaths = 0
+                yield played
 
 
 @contextlib.contextmanager
@@ -191,7 +292,14 @@ def _dask(place: Place) -> Iterator[None]:
     if not place.scheduler:
         # Client alone would take the address in DASK_SCHEDULER_ADDRESS.
         with (
-            LocalCluster(n_workers=place.workers, threads_per_worker=1) as cluster,
+            # A dashboard would listen on all interfaces, without authentication.
+            LocalCluster(
+                n_workers=place.workers,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address=None,
+                worker_dashboard_address=None,
+            ) as cluster,
             Client(cluster, set_as_default=True),
         ):
             yield
@@ -224,25 +332,48 @@ def _ray(place: Place) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         import ray
-        from ray.util.joblib import register_ray
     except ImportError as error:
         raise MissingExtra(
             "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
         ) from error
-    local = {} if place.scheduler else {"num_cpus": place.workers, "include_dashboard": False}
-    _check_answers(place)  # Ray itself would try forever.
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        context = ray.init(place.scheduler or "local", **quiet, **local)
-    except (OSError, ValueError, RuntimeError) as error:
-        if not place.scheduler:
-            raise
-        raise _no_answer(place, error) from error
+    if place.scheduler:
+        _check_answers(place)  # Ray itself would try forever.
+        try:
+            with _without_messages():
+                context = ray.init(place.scheduler, **quiet)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise _no_answer(place, error) from error
+    else:
+        # The servers of a cluster of one node then listen on the loopback only.
+        constants = ray._private.ray_constants
+        before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+        try:
+            with _without_messages():
+                context = ray.init(
+                    "local", num_cpus=place.workers, include_dashboard=False, **quiet
+                )
+        finally:
+            constants.ENABLE_RAY_CLUSTER = before
     # Ray would print the last lines of its own log for a node that is lost.
     ray._private.worker._worker_logs_enabled = False
     with context, watch_ray(_RESUME):
-        register_ray()
         yield
+
+
+@contextlib.contextmanager
+def _without_messages() -> Iterator[None]:
+    """Discards what compiled code writes to stderr: Ray announces its own level of logging."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 def _check_answers(place: Place) -> None:

@@ -3,6 +3,11 @@
 import sys
 from collections.abc import Sequence
 
+from audit import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_at_once()
+
 from audit import console
 from audit.report import page
 

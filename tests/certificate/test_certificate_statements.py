@@ -227,6 +227,17 @@ def test_signature_with_another_key_is_not_accepted(
     signers.write_text(f"alice {key.with_suffix('.pub').read_text()}")
     assert check_signature(content, signature, signers) == "alice"
     assert check_signature(content + b" ", signature, signers) is None
+    public = key.with_suffix(".pub").read_text().strip()
+    for lines, signer in (
+        ([f'alice namespaces="git" {public}', f"bob {public}"], "bob"),
+        ([f'alice namespaces="git" {public}'], None),
+        ([f"!mallory@x,*@x {public}"], "a name that matches *@x and not mallory@x"),
+        ([f"alice,bob {public}"], "a name that matches alice or bob"),
+        ([f"al?ce {public}"], "a name that matches al?ce"),
+        ([f"!alice {public}"], None),
+    ):
+        signers.write_text("\n".join(lines) + "\n")
+        assert check_signature(content, signature, signers) == signer
     # A signature of the same key for another purpose is not accepted.
     command = ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", "file"]
     done = subprocess.run(command, input=content, capture_output=True, check=True)

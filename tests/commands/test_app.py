@@ -1,7 +1,9 @@
 """Tests of the calculator: its numbers, and the page in a real browser."""
 
 import asyncio
+import contextlib
 import errno
+import http.client
 import itertools
 import os
 import shutil
@@ -93,6 +95,93 @@ def test_an_unknown_protocol_and_a_wrong_port_are_one_line(
         app.compute(RUN, "guess", 20, 1e-5)
     assert app.main(["--port", "70000"]) == 2
     assert capsys.readouterr().err.startswith("error: port must be")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    """Host and port of a calculator that is served."""
+    pytest.importorskip("panel")
+    command = [sys.executable, "-m", "audit.app", "--no-browser"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        stderr=subprocess.STDOUT,
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            host, _, port = (
+                next(line for line in server.stdout if "http" in line)
+                .split()[-1]
+                .removeprefix("http://")
+                .partition(":")
+            )
+            yield host, int(port.rstrip("/"))
+        finally:
+            server.terminate()
+
+
+def answer(address: tuple[str, int], path: str, **headers: str) -> tuple[int, dict[str, str]]:
+    """The status and the headers with which the calculator answers."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    with contextlib.closing(connection):
+        connection.putrequest("GET", path, skip_host=True)
+        given = {"Host": f"127.0.0.1:{address[1]}"}
+        for name, value in (given | {n.replace("_", "-"): v for n, v in headers.items()}).items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        response = connection.getresponse()
+        response.read()
+        return response.status, dict(response.getheaders())
+
+
+UPGRADE = {
+    "Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13",
+    "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/", "/ws", "/static/js/bokeh.min.js", "/favicon.ico"])
+@pytest.mark.parametrize("host", ["rebound.example", "rebound.example:{port}", "127.0.0.1:1", ""])
+def test_requests_to_another_host_are_refused(
+    address: tuple[str, int], path: str, host: str
+) -> None:
+    host = host.format(port=address[1])
+    more = UPGRADE if path == "/ws" else {}
+    status, headers = answer(address, path, Host=host, Origin=f"http://{host}", **more)
+    assert status == 403
+    assert headers["X-Frame-Options"] == "DENY"
+
+
+def test_the_calculator_listens_on_the_loopback_only(address: tuple[str, int]) -> None:
+    listening = {
+        connection.laddr.ip
+        for connection in psutil.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == address[1]
+    }
+    assert listening == {"127.0.0.1"}
+
+
+def test_the_page_needs_no_component(address: tuple[str, int]) -> None:
+    """The handler of components is not served."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("GET", "/")
+        assert b"components/" not in connection.getresponse().read()
+
+
+def test_the_page_is_not_shown_in_frames(address: tuple[str, int]) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        status, headers = answer(address, "/", Host=f"{host}:{address[1]}")
+        assert status == 200
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/components/../../etc/passwd", "/components/os/system/_css/x", "/components", "/none/../.."],
+)
+def test_a_path_does_not_reach_an_import(address: tuple[str, int], path: str) -> None:
+    assert answer(address, path)[0] == 404
 
 
 @pytest.fixture

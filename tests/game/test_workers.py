@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
@@ -27,7 +29,9 @@ from fake_cuda import FakeCuda
 from joblib.parallel import SequentialBackend
 
 from audit import run
+from audit.errors import InvalidInput, WorkerDied
 from audit.game import setup, workers
+from audit.game.blocks import Block
 from audit.game.groups import Place
 from audit.game.settings import AuditConfig
 from audit.tuning.devices import Devices
@@ -98,6 +102,192 @@ def test_an_audit_starts_the_processes_of_its_backend_once(
     played = list(workers._played(place, play, "cpu", blocks))
     assert played == [(block, (block,)) for block in blocks]
     assert len(starts) == 1
+
+
+class FakeRay:
+    """Runs the calls of Ray in this process, each when its result is waited for."""
+
+    def __init__(self, cpus: int = 1) -> None:
+        self.cpus = cpus
+        self.most = 0
+
+    def remote(self, **options: Any) -> Any:
+        assert options == {"max_retries": 0}
+        return lambda function: SimpleNamespace(remote=lambda *given: partial(function, *given))
+
+    def cluster_resources(self) -> Any:
+        return {"CPU": self.cpus}
+
+    def wait(self, calls: Any, num_returns: int) -> Any:
+        self.most = max(self.most, len(calls))
+        return calls[-num_returns:], calls[:-num_returns]
+
+    def get(self, call: Any) -> Any:
+        return call()
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    exceptions = pytest.importorskip("ray").exceptions
+    fake: Any = FakeRay(2)
+    fake.exceptions = exceptions
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(workers, "_cluster", lambda place: contextlib.nullcontext())
+    return fake
+
+
+@pytest.mark.parametrize("backend", ["ray", "counting"])
+def test_an_interrupted_cluster_loses_no_finished_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_ray: FakeRay, backend: str
+) -> None:
+    monkeypatch.setitem(joblib.parallel.BACKENDS, "counting", SequentialBackend)
+    place = Place(tmp_path, 2, ("cpu",), backend, "")
+    blocks = [Block(0, 0, index, index, 1) for index in range(40)]
+    saved = []
+
+    class Folder:
+        def load(self, block: Any) -> Any:
+            raise FileNotFoundError
+
+        def save(self, block: Any, trials: Any) -> None:
+            saved.append(block)
+            if len(saved) == 3:
+                raise KeyboardInterrupt
+
+    played = []
+
+    def play(block: Any, device: str) -> Any:
+        played.append(block)
+        return ()
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.play_all(place, play, Folder(), blocks)
+    assert len(saved) == 3
+    assert len(played) <= 4
+    assert backend != "ray" or fake_ray.most == 8  # four for each processor
+
+
+def test_a_lost_worker_of_ray_is_replaced(
+    tmp_path: Path, fake_ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exceptions = sys.modules["ray"].exceptions
+    place = Place(tmp_path, 2, ("cpu",), "ray", "")
+    lost: list[Any] = [
+        exceptions.WorkerCrashedError(),
+        exceptions.NodeDiedError("the node died"),
+        None,
+        exceptions.OutOfMemoryError("memory"),
+    ]
+    blocks: Any = list(range(20))
+
+    def play(block: Any, device: str) -> Any:
+        if lost and (error := lost.pop(0)) is not None:
+            raise error
+        return (block,)
+
+    assert dict(workers._played(place, play, "cpu", blocks)) == {b: (b,) for b in blocks}
+    assert capsys.readouterr().err.count("a worker died; its blocks will be repeated") == 3
+
+    def die(block: Any, device: str) -> Any:
+        raise exceptions.WorkerCrashedError()
+
+    with pytest.raises(WorkerDied, match="workers died 3 times without finishing a block"):
+        list(workers._played(place, die, "cpu", blocks))
+
+
+def test_an_error_of_a_block_on_ray_is_that_of_the_block(tmp_path: Path, fake_ray: FakeRay) -> None:
+    exceptions = sys.modules["ray"].exceptions
+    cause = InvalidInput("score must be a number")
+
+    def play(block: Any, device: str) -> Any:
+        raise exceptions.RayTaskError(
+            "_play", "traceback\nin lines", cause, proctitle="ray", pid=1, ip="127.0.0.1"
+        )
+
+    place = Place(tmp_path, 2, ("cpu",), "ray", "")
+    blocks: Any = [1, 2]
+    with pytest.raises(InvalidInput, match=r"\Ascore must be a number\Z"):
+        list(workers._played(place, play, "cpu", blocks))
+
+
+def test_no_more_processes_than_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def played(place: Place, play: Any, devices: Any, blocks: Any) -> Any:
+        started.append(place.workers)
+        if len(started) == 1:
+            raise BrokenProcessPool("killed")
+        return [(block, ()) for block in blocks]
+
+    folder: Any = SimpleNamespace(save=lambda *_: None, load=lambda block: missing())
+
+    def missing() -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(workers, "_played", played)
+    for jobs, count, expected in ((16, 1, [1, 2]), (1024, 3, [3, 3]), (2, 50, [2, 2])):
+        started.clear()
+        blocks = [Block(0, 0, index, index, 1) for index in range(count)]
+        place = Place(tmp_path, jobs, ("cpu",), "loky", "")
+        workers.play_all(place, lambda block, device: (), folder, blocks)
+        assert started == expected
+
+
+def test_an_audit_says_for_what_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "_SECONDS_WITHOUT_BLOCK", 0.02)
+    with workers._waiting_reported(Place(tmp_path, 2, ("cpu",), "ray", "")):
+        deadline = time.monotonic() + 60
+        words = ""
+        while "waiting for the workers on the ray cluster" not in words:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            words += capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_local_clusters_listen_on_the_loopback_only(tmp_path: Path, backend: str) -> None:
+    psutil = pytest.importorskip("psutil")
+    pytest.importorskip("distributed" if backend == "dask" else "ray")
+    options = ["--backend", backend, "--jobs", "2", "--out", str(tmp_path / "audit")]
+    command = [sys.executable, "-m", "audit.run", *OPTIONS, *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    addresses = set()
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            family = [psutil.Process(process.pid)]
+            family += family[0].children(recursive=True)
+            for member in family:
+                with contextlib.suppress(psutil.Error):
+                    for connection in member.net_connections(kind="inet"):
+                        if connection.status == psutil.CONN_LISTEN:
+                            addresses.add(connection.laddr.ip.removeprefix("::ffff:"))
+        time.sleep(0.05)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert addresses == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+def test_a_dead_worker_of_ray_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    assert run.main([*OPTIONS, "--out", str(tmp_path / "alone")]) == 0
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), str(ROOT)]))
+
+    def play_or_die(*given: Any) -> Any:
+        return light_runs.play_or_die(tmp_path, 1, *given)
+
+    monkeypatch.setattr(workers, "_play", play_or_die)
+    options = ["--backend", "ray", "--jobs", "2", "--out", str(tmp_path / "audit")]
+    assert run.main([*OPTIONS, *options]) == 0
+    assert "a worker died; its blocks will be repeated" in capsys.readouterr().err
+    files = [tmp_path / name / "results.csv" for name in ("alone", "audit")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_dead_workers_are_replaced_and_reported(
@@ -286,7 +476,7 @@ def test_a_lost_cluster_is_one_line(
         lost = library.client.FutureCancelledError("key", "lost dependencies")
     elif error == "of Ray":
         lost = library.exceptions.NodeDiedError("the node died")
-    else:  # as Ray's backend of joblib does when the only node is lost
+    else:  # as Ray does when the only node is lost
         lost = KeyError("CPU")
 
     @contextlib.contextmanager
@@ -298,12 +488,15 @@ def test_a_lost_cluster_is_one_line(
 
     raising = die
     if error.startswith("raised by"):
-        module = "ray.util.joblib.ray_backend" if backend == "ray" else "distributed.comm.core"
+        module = "ray._private.state" if backend == "ray" else "distributed.comm.core"
         names = {"__name__": module, "lost": lost}
         exec("def fail(*_, **__):\n    raise lost", names)
         raising = names["fail"]
     monkeypatch.setattr(workers, f"_{backend}", connected)
-    monkeypatch.setattr(workers.joblib, "parallel_config", raising)
+    if backend == "ray":
+        monkeypatch.setattr(library, "cluster_resources", raising)
+    else:
+        monkeypatch.setattr(workers.joblib, "parallel_config", raising)
     options = ["--backend", backend, "--out", str(tmp_path / "audit")]
     assert run.main([*OPTIONS, *options]) == 2
     error_line = capsys.readouterr().err
