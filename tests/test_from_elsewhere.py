@@ -21,7 +21,7 @@ def names() -> dict[str, Any]:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     for block in blocks:
         exec(block, found)  # every block imports what it uses
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     return found
 
 
@@ -37,11 +37,24 @@ def test_band_mf_agrees_with_dp_accounting(names: Any) -> None:
     assert names["band_mf_cost"] > names["band_mf_run"].epsilon(1e-5)
 
 
+def test_batches_that_are_drawn_by_each_record(names: Any) -> None:
+    # Fixed batches cost less than a known batch of the record, and more than fresh batches.
+    run, known = (
+        names["bins_run"],
+        audit.GaussianMechanism(math.sqrt(3) / names["noise_multiplier"]),
+    )
+    fresh = audit.accounting.RandomAllocation(run.noise_multiplier, run.batches, run.epochs)
+    assert fresh.epsilon(1e-5) < run.epsilon(1e-5) < known.epsilon(1e-5)
+    assert names["bins_cost"] > run.epsilon(1e-5)
+    batches = [batch.tolist() for batch in names["loader"]]
+    assert len(batches) == names["allocation_run"].batches
+    assert sorted(sum(batches, [])) == names["records"].tolist()  # noqa: RUF017
+
+
 def test_unsampled_training_is_a_gaussian_mechanism(names: Any) -> None:
     delta = 1e-5
     for run, mu in (
         (names["ftrl_run"], 0.25),
-        (names["bins_run"], math.sqrt(3) / 4),
         (names["shuffled_run"], math.sqrt(15) / 1.1),
     ):
         exact = audit.GaussianMechanism(mu).epsilon(delta)

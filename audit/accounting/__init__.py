@@ -36,6 +36,7 @@ from audit.accounting.mechanism import Mechanism
 from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse_mechanism, read_curve
+from audit.accounting.random_allocation import RandomAllocation
 from audit.accounting.recorded import from_opacus
 from audit.accounting.serialization import mechanism_from_dict, mechanism_to_dict
 from audit.errors import DeltaUnreachable
@@ -59,6 +60,7 @@ __all__ = [
     "Mixture",
     "PrivacyProfile",
     "PureDp",
+    "RandomAllocation",
     "RandomisedResponse",
     "RenyiCurve",
     "Unresolved",

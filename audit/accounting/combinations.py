@@ -26,6 +26,7 @@ from audit.accounting.pairs import (
     PrivacyLoss,
     PrivacyLossPmf,
 )
+from audit.accounting.random_allocation import RandomAllocation
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import SUMS_TO_ONE
@@ -529,7 +530,7 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
         return GaussianMechanism(base.mu / factor)
     if isinstance(base, LaplaceMechanism):
         return LaplaceMechanism(base.scale * factor)
-    if isinstance(base, DpSgd):
+    if isinstance(base, DpSgd | RandomAllocation):
         return replace(base, noise_multiplier=base.noise_multiplier * factor)
     if isinstance(base, Composition):
         return replace(base, parts=tuple(scale_noise(one, factor) for one in base.parts))

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
+from scipy import fft, special
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
@@ -48,6 +48,8 @@ _ROUNDING = 4.0 * float(np.finfo(np.float64).eps)
 _LARGEST_TRANSFORM = 1 << 21
 # If even the last stage needs a longer transform, its cells are up to this much wider.
 _COARSEST = 8.0
+# Values of a sum of discrete losses up to which it is computed exactly.
+_MAX_EXACT = 1 << 11
 _MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one distribution
 
 
@@ -75,6 +77,9 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
 def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
     if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in parts):  # one run reveals everything
         return LossPair(PrivacyLossPmf(np.array([0.0]), np.array([-np.inf]), 1.0, 1.0))
+    exact = _of_few_losses(parts)
+    if exact is not None:
+        return exact
     while len(parts) > _MANY:
         groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
         parts = tuple(
@@ -159,6 +164,51 @@ def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[Privac
         if rest:
             found.append((loss, rest))
     return tuple(found)
+
+
+def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
+    """Exact composition of discrete losses whose sum has few values; None if it has many.
+
+    The tilts of a transform would lose digits if losses of hundreds are far apart.
+    """
+    if sum(count for _, count in parts) < 2:
+        return None
+    several = [(loss.pmf, count) for loss, count in parts if isinstance(loss, LossPair)]
+    values = [math.comb(count + len(pmf.loss) - 1, count) for pmf, count in several]
+    if len(several) < len(parts) or math.prod(values) > _MAX_EXACT:
+        return None
+    total, log_mass = np.zeros(1), np.zeros(1)
+    for pmf, count in several:
+        sums, masses = _powers(pmf, count)
+        total = np.add.outer(total, sums).ravel()
+        log_mass = np.add.outer(log_mass, masses).ravel()
+    loss, place = np.unique(total, return_inverse=True)
+    top = np.full(len(loss), -1e300)
+    np.maximum.at(top, place, log_mass)
+    masses = np.zeros(len(loss))
+    np.add.at(masses, place, np.exp(log_mass - top[place]))
+    p_only, q_only = (
+        -math.expm1(sum(count * math.log1p(-min(part, 1.0)) for part, count in side))
+        for side in (
+            [(pmf.p_only, count) for pmf, count in several],
+            [(pmf.q_only, count) for pmf, count in several],
+        )
+    )
+    return LossPair(PrivacyLossPmf(loss, np.log(masses) + top, p_only, q_only))
+
+
+def _powers(pmf: PrivacyLossPmf, count: int) -> tuple[FloatArray, FloatArray]:
+    """Sums and log masses of every multiset of `count` losses."""
+    numbers = np.zeros((1, 0), dtype=np.int64)
+    for _ in pmf.loss[1:]:
+        # Every number of further equal losses that leaves at least none for the others.
+        left = count - numbers.sum(axis=1)
+        rows = np.repeat(np.arange(len(numbers)), left + 1)
+        more = np.concatenate([np.arange(n + 1) for n in left])
+        numbers = np.column_stack([numbers[rows], more])
+    numbers = np.column_stack([numbers, count - numbers.sum(axis=1)])
+    ways = special.gammaln(count + 1) - special.gammaln(numbers + 1).sum(axis=1)
+    return numbers @ pmf.loss, ways + numbers @ pmf.log_mass
 
 
 def _of_single_losses(parts: list[tuple[PrivacyLossPmf, int]]) -> LossPair:

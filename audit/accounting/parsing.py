@@ -11,6 +11,7 @@ from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, PureDp, RandomisedResponse
 from audit.accounting.mechanism import Mechanism
+from audit.accounting.random_allocation import RandomAllocation
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numbers_from_text import read_number
@@ -62,6 +63,13 @@ def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatA
     return x, y
 
 
+def _allocation(*parameters: float) -> RandomAllocation:
+    """Random allocation from the noise, the batches, the epochs and the batches per epoch."""
+    noise, *counts = parameters
+    whole = [int(count) if count == int(count) else count for count in counts]
+    return RandomAllocation(noise, *whole)  # type: ignore[arg-type]
+
+
 _BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
     "gaussian": (GaussianMechanism, (1,)),
     "laplace": (LaplaceMechanism, (1,)),
@@ -69,6 +77,7 @@ _BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
     "pure": (PureDp, (1,)),
     "approximate": (ApproximateDp, (2,)),
     "zcdp": (ZeroConcentratedDp, (1,)),
+    "allocation": (_allocation, (3, 4)),
     "renyi": (RenyiCurve, ()),
     "profile": (PrivacyProfile, ()),
 }
@@ -80,8 +89,9 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
 
     Args:
         spec: `gaussian:MU`, `laplace:SCALE`, `response:EPSILON[,OPTIONS]`, `pure:EPSILON`,
-            `approximate:EPSILON,DELTA`, `zcdp:RHO`, `renyi:FILE` (orders and divergences in two
-            columns) or `profile:FILE` (epsilons and deltas).
+            `approximate:EPSILON,DELTA`, `zcdp:RHO`, `allocation:NOISE,BATCHES,EPOCHS[,PER_EPOCH]`,
+            `renyi:FILE` (orders and divergences in two columns) or `profile:FILE` (epsilons and
+            deltas).
 
     Raises:
         InvalidInput: the mechanism is unknown, the number of parameters is wrong, or a parameter is

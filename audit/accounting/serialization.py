@@ -14,6 +14,7 @@ from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, 
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
+from audit.accounting.random_allocation import RandomAllocation
 from audit.errors import InvalidInput
 
 _KINDS: dict[str, type[Mechanism]] = {
@@ -31,6 +32,7 @@ _KINDS: dict[str, type[Mechanism]] = {
         Mixture,
         PrivacyProfile,
         PureDp,
+        RandomAllocation,
         RandomisedResponse,
         RenyiCurve,
         ZeroConcentratedDp,

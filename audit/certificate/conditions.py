@@ -16,6 +16,7 @@ from audit.accounting import (
     GaussianMechanism,
     Mechanism,
     Mixture,
+    RandomAllocation,
     WorstOf,
     group_size,
     relations,
@@ -402,6 +403,12 @@ def _by_construction(
     ]
 
 
+_OF_RANDOM_ALLOCATION = (
+    "every record drew its batches as stated, independently of all other records; noise was added "
+    "to every batch, also to an empty one, and sums were divided by a public constant"
+)
+
+
 def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list[Condition]:
     size = facts.expected_batch_size
     divisor = "one constant" if size is None else format_exact(size)
@@ -418,6 +425,8 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
         trusted |= _OF_DP_SGD
     else:
         trusted["mechanism"] = "every run is the stated base mechanism"
+    if any(isinstance(part, RandomAllocation) for part in _parts(training)):
+        trusted["random_allocation"] = _OF_RANDOM_ALLOCATION
     for relation in sorted(relations(training)):
         if relation in _RELATION_CONDITIONS:
             trusted[f"relation {relation}"] = _RELATION_CONDITIONS[relation]

@@ -48,7 +48,7 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             str,
             "SPEC",
             "laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
-            "renyi:FILE or profile:FILE (csv of two columns)",
+            "allocation:NOISE,BATCHES,EPOCHS, renyi:FILE or profile:FILE (csv of two columns)",
         ),
     },
     "how the best run was chosen": {

@@ -1,6 +1,7 @@
 """Adapters to other libraries: `opacus` reads its accountants, `optuna` its studies and objectives.
 
-Both are imported at their first use, and neither imports the other library before that.
+`random_allocation` has a sampler of batches for torch. All are imported at their first use, and
+none imports the other library before that.
 """
 
 from importlib import import_module
@@ -8,6 +9,6 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("opacus", "optuna"):
+    if name in ("opacus", "optuna", "random_allocation"):
         return import_module(f"audit.integrations.{name}")
     raise AttributeError(f"module 'audit.integrations' has no attribute {name!r}")

@@ -22,7 +22,7 @@ from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, safe_log
 from audit.protocols import Subset
-from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.tuned_mechanism import TunedMechanism
 
 
@@ -106,6 +106,9 @@ class SubsetCurve:
 def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Smallest epsilon of tuning on a subset and a final run, over both directions."""
     check_add_remove(base)
+    if protocol.sampling_rate == 1.0 and protocol.final != "all":
+        # The final run reads no record, so the tuning is a random search on all records.
+        return find("tight").body(base, protocol.repetitions, delta)
     curves = subset_curves(base, base, protocol)
     return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
 
