@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,51 +19,18 @@ from typing import Any
 
 from audit import checks, console
 from audit.accounting import DeltaUnreachable, DpSgd
+from audit.commands.bounds_base import rounded_distribution
 from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.processes import end_with_parent
-from audit.protocols import Grid, RandomSearch, UntilAccepted, parse_protocol
-from audit.repetitions import Fixed, TruncatedNegativeBinomial
-from audit.upper_bounds import tuning_cost
+from audit.protocols import Protocol, parse_protocol
+from audit.upper_bounds import costs_of, tuning_cost
+from audit.upper_bounds.comparison import cases_with
 
-
-def _logarithmic(runs: int) -> str:
-    found = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
-    assert isinstance(found, TruncatedNegativeBinomial)
-    return f"tnb:0,{found.gamma:.3g}"
-
-
-_DRAWN = (
-    "each run trains a candidate drawn independently from a prior that does not depend on the "
-    "records"
+_COLOURS = (
+    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#949494", "#ca9161", "#56b4e9"),
+    *("#fbafe4", "#ece133"),
 )
-# Name, text of the protocol with about that many runs, the condition on the tuning, and a colour.
-PROTOCOLS = {
-    "random search, logarithmic K": (
-        _logarithmic, f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}",
-        "#0173b2",
-    ),
-    "random search, geometric K": (
-        lambda runs: f"geometric:{1 / runs:.3g}",
-        f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}", "#de8f05",
-    ),
-    "random search, Poisson K": (
-        lambda runs: f"poisson:{runs}",
-        f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}", "#029e73",
-    ),
-    "random search, fixed K": (
-        lambda runs: f"fixed:{runs}", f"there are {{runs}} runs, and {_DRAWN}", "#d55e00",
-    ),
-    "grid, every point once": (
-        lambda runs: f"grid:{runs}",
-        "each of {runs} candidates that were fixed in advance is trained once", "#cc78bc",
-    ),
-    "repeat until one is accepted": (
-        lambda runs: f"until:{1 / runs:.3g}",
-        "candidates are trained until one is accepted, each run is accepted with probability "
-        "{chance} on any data set, and no one observes the number of runs", "#949494",
-    ),
-}  # fmt: skip
 RUNS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 _CURVE_RUNS = (2, 5, 20, 100, 500)
 _EXAMPLES = {
@@ -81,7 +49,8 @@ class Answer:
 
     epsilon: float  # cost of the tuning
     one_run: float  # epsilon of one run
-    quantile: float  # expected quantile of the best candidate, where candidates come from one prior
+    # expected quantile of the best candidate, where candidates come from one prior
+    quantile: float | None
     sentence: str  # the statement about the released model
     command: str  # the command line that computes the cost
     python: str  # the Python lines that compute it
@@ -113,12 +82,34 @@ async def _point_of_curve(run: DpSgd, spec: str, delta: float) -> float:
     return epsilon
 
 
+def cases(runs: int) -> dict[str, Protocol]:
+    """The protocols of the calculator by title, with rounded parameters.
+
+    Adaptive search is left out: its costs take seconds, and a curve needs many.
+    """
+    found = {}
+    for case in cases_with(runs):
+        repetitions = case.protocol.search_repetitions
+        if not case.protocol.is_adaptive:
+            found[case.title] = (
+                case.protocol
+                if repetitions is None
+                else parse_protocol(rounded_distribution(repetitions))
+            )
+    return found
+
+
+def protocol_of(title: str, runs: int) -> Protocol:
+    """The protocol of a title with an expected number of runs."""
+    return cases(runs)[checks.one_of("protocol", title, cases(runs))]
+
+
 def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
     """The cost of a tuning, its quality, its statement and the lines that reproduce it.
 
     Args:
         run: one run.
-        title: a key of `PROTOCOLS`.
+        title: a key of `cases`.
         runs: expected number of runs.
         delta: of the whole tuning, in (0, 1).
 
@@ -126,38 +117,25 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
         InvalidInput: an argument is out of its range.
         DeltaUnreachable: no bound reaches delta.
     """
-    make, condition, _ = PROTOCOLS[checks.one_of("protocol", title, PROTOCOLS)]
-    spec = make(runs)
-    protocol = parse_protocol(spec)
+    protocol = protocol_of(title, runs)
+    spec = protocol.spec
     epsilon = _cost(run, spec, delta)
-    if isinstance(protocol, UntilAccepted):  # the released run is uniform among the accepted
-        quantile = 1.0 - protocol.acceptance / 2.0
-    elif isinstance(protocol, Grid):
-        quantile = Fixed(protocol.candidates).expected_quantile()
-    else:
-        assert isinstance(protocol, RandomSearch)
-        quantile = protocol.repetitions.expected_quantile()
     sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
-    batches = "all records" if run.sampling_rate == 1 else f"Poisson batches at rate {rate}"
-    sentence = (
-        f"The released model is ({format_rounded(epsilon, up=True, digits=4)}, {at})-differentially"
-        " private under adding or removing one record, whatever the score, if "
-        + condition.format(spec=spec, runs=runs, chance=spec.rpartition(":")[2])
-        + f"; if each run makes at most {run.steps} steps of DP-SGD with {batches}, noise "
-        f"multiplier {sigma} and a divisor that does not depend on the records; and if nothing but "
-        "the best model is released."
-    )
-    option = "protocol" if not isinstance(protocol, RandomSearch) else "repetitions"
+    sentence = costs_of(run, protocol, delta).smallest.statement
+    option = "protocol" if protocol.search_repetitions is None else "repetitions"
     command = (
         f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "
-        f"--steps {run.steps} --{option} {spec} --delta {at}"
+        f"--steps {run.steps} --neighbours {run.neighbours} --{option} {spec} --delta {at}"
     )
     python = (
         "import audit\n\n"
-        f"run = audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, sampling_rate={rate})\n"
+        f"run = audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, sampling_rate={rate}, "
+        f"neighbours={run.neighbours!r})\n"
         f'audit.tuning_cost(run, "{spec}", delta={at}).epsilon'
     )
-    return Answer(epsilon, run.epsilon(delta), quantile, sentence, command, python)
+    return Answer(
+        epsilon, run.epsilon(delta), protocol.expected_quantile(), sentence, command, python
+    )
 
 
 class _Figure:
@@ -176,7 +154,7 @@ class _Figure:
         self.plot.xaxis.ticker = FixedTicker(ticks=[2, 5, 10, 20, 50, 100, 200, 500])
         self.lines = {}
         items = []
-        for title, (_, _, colour) in PROTOCOLS.items():
+        for title, colour in zip(cases(RUNS[0]), itertools.cycle(_COLOURS), strict=False):
             self.lines[title] = ColumnDataSource({"x": [], "y": []})
             style = "dashed" if title.startswith("grid") else "solid"  # it may cover another line
             line = self.plot.line(
@@ -195,14 +173,14 @@ def _page() -> Any:
     import panel  # in the extra `app`
 
     run_inputs = [
-        panel.widgets.FloatInput(name="noise multiplier", value=70.0, start=1e-3, step=0.1),
-        panel.widgets.FloatInput(name="sampling rate", value=1.0, start=1e-6, end=1.0, step=0.01),
-        panel.widgets.IntInput(name="steps of one run", value=300, start=1, end=10**6),
+        panel.widgets.FloatInput(name="noise multiplier", value=1.1, start=1e-3, step=0.1),
+        panel.widgets.FloatInput(name="sampling rate", value=0.01, start=1e-6, end=1.0, step=0.01),
+        panel.widgets.IntInput(name="steps of one run", value=2000, start=1, end=10**6),
         panel.widgets.FloatInput(name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6,
                                  format="0.[000000000000000]"),
     ]  # fmt: skip
     protocol = panel.widgets.Select(
-        name="protocol", options=list(PROTOCOLS), value="grid, every point once"
+        name="protocol", options=[*cases(RUNS[0])], value="grid, every point once"
     )
     runs = panel.widgets.DiscreteSlider(
         name="expected number of runs", options=list(RUNS), value=20
@@ -228,7 +206,8 @@ def _page() -> Any:
         latest[0] = mine = object()
         show(0.3)  # the answer is that of earlier inputs
         try:
-            run = DpSgd(run_inputs[0].value, run_inputs[2].value, run_inputs[1].value)
+            noise, rate, steps = (part.value for part in run_inputs[:3])
+            run = DpSgd(noise, steps, rate, "zero-out")
             delta, title, mean = run_inputs[3].value, protocol.value, runs.value
             answer = await asyncio.to_thread(compute, run, title, mean, delta)
         except (InvalidInput, DeltaUnreachable) as error:
@@ -239,11 +218,12 @@ def _page() -> Any:
             return
         if latest[0] is not mine:
             return
+        quantile = "-" if answer.quantile is None else f"{answer.quantile:.3f}"
         cost.object = (
             "<p style='font-size: 18px'>Cost of the tuning: ε = "
             f"<b id='cost'>{format_rounded(answer.epsilon, up=True)}</b><br>Cost of one run: ε = "
             f"<span id='run'>{format_rounded(answer.one_run, up=True)}</span><br>Expected quantile "
-            f"of the best candidate: <span id='quantile'>{answer.quantile:.3f}</span></p>"
+            f"of the best candidate: <span id='quantile'>{quantile}</span></p>"
         )
         sentence.object = f"<p id='sentence' style='font-size: 14px'>{answer.sentence}</p>"
         wrap = "style='white-space: pre-wrap; overflow-wrap: anywhere'"
@@ -255,12 +235,12 @@ def _page() -> Any:
             draw(line, [], [])
         # The curves take longer, so they appear after the answer: the chosen protocol and the
         # points near the answer first.
-        for name in sorted(PROTOCOLS, key=lambda one: one != title):
+        for name in sorted(cases(RUNS[0]), key=lambda name: name != title):
             points: dict[float, float] = {}
             counts = RUNS if name == title else {*_CURVE_RUNS, mean}
             for count in sorted(counts, key=lambda count: abs(math.log(count / mean))):
                 try:
-                    epsilon = await _point_of_curve(run, PROTOCOLS[name][0](count), delta)
+                    epsilon = await _point_of_curve(run, protocol_of(name, count).spec, delta)
                 except (InvalidInput, DeltaUnreachable):
                     continue
                 if latest[0] is not mine:

@@ -105,12 +105,10 @@ class Case:
     Attributes:
         title: the setting in words.
         protocol: the protocol with about the wanted expected number of runs.
-        condition: the condition on the tuning under which its cost holds, as a clause.
     """
 
     title: str
     protocol: "Protocol"
-    condition: str
 
 
 class Protocol(ABC):

@@ -84,17 +84,8 @@ class Grid(Protocol):
     def cases(cls, runs: float) -> list[Case]:
         count = whole_runs(runs)
         return [
-            Case(
-                "grid, every point once",
-                cls(count),
-                f"each of {count} candidates that were fixed in advance is trained once",
-            ),
-            Case(
-                "grid, every point with chance 1/2",
-                cls(2 * count, 0.5),
-                f"each of {2 * count} candidates that were fixed in advance is trained with "
-                "probability 1/2, independently",
-            ),
+            Case("grid, every point once", cls(count)),
+            Case("grid, every point with chance 1/2", cls(2 * count, 0.5)),
         ]
 
     @cached_property

@@ -15,11 +15,6 @@ from audit.repetitions import (
     parse_repetitions,
 )
 
-_DRAWN = (
-    "each run trains a candidate drawn independently from a prior that does not depend on the "
-    "records"
-)
-
 
 @dataclass(frozen=True)
 class RandomRuns(Protocol):
@@ -86,13 +81,9 @@ class RandomSearch(RandomRuns):
             "geometric": TruncatedNegativeBinomial(1.0, 0.5).with_mean(runs),
             "Poisson": Poisson(runs),
         }
-        secret = f"the number of runs is drawn from {{spec}} and stays secret, and {_DRAWN}"
-        count = whole_runs(runs)
         return [
-            *(Case(f"random search, {k} K", cls(law), secret) for k, law in drawn.items()),
-            Case(
-                "random search, fixed K", cls(Fixed(count)), f"there are {count} runs, and {_DRAWN}"
-            ),
+            *(Case(f"random search, {name} K", cls(law)) for name, law in drawn.items()),
+            Case("random search, fixed K", cls(Fixed(whole_runs(runs)))),
         ]
 
     @cached_property

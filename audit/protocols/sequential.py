@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from audit import checks
-from audit.protocols.base import Protocol
+from audit.protocols.base import Case, Protocol, whole_runs
 from audit.repetitions import MAX_RUNS
 
 
@@ -42,6 +42,10 @@ class Sequential(Protocol):
     @property
     def spec(self) -> str:
         return f"sequential:{self.runs}"
+
+    @classmethod
+    def cases(cls, runs: float) -> list[Case]:
+        return [Case("chosen by results (TPE, by hand)", cls(whole_runs(runs)))]
 
     @property
     def mean_runs(self) -> float:

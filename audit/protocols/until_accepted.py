@@ -92,11 +92,7 @@ class UntilAccepted(RepeatedRuns):
     @classmethod
     def cases(cls, runs: float) -> list[Case]:
         acceptance = float(f"{1 / runs:.3g}")
-        condition = (
-            "candidates are trained until one is accepted, each run is accepted with probability "
-            f"at least {acceptance:g} on any data set, and no one observes the number of runs"
-        )
-        return [Case("repeat until one is accepted", cls(acceptance), condition)]
+        return [Case("repeat until one is accepted", cls(acceptance))]
 
     @cached_property
     def statement(self) -> Statement:

@@ -78,8 +78,7 @@ class Shortlist(Protocol):
     @classmethod
     def cases(cls, runs):
         drawn = round(runs)
-        condition = f"{drawn} of {2 * drawn} candidates that were fixed in advance are trained once"
-        return [Case("shortlist, half of a list", cls(2 * drawn, drawn), condition)]
+        return [Case("shortlist, half of a list", cls(2 * drawn, drawn))]
 
 
 @bound("shortlist-of-grids", 10, "a grid of the drawn candidates", protocol=Shortlist)

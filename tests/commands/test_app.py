@@ -29,7 +29,7 @@ IN_USE = os.strerror(errno.EADDRINUSE)
 RUN = audit.DpSgd(noise_multiplier=70.0, steps=300)
 
 
-@pytest.mark.parametrize("title", app.PROTOCOLS)
+@pytest.mark.parametrize("title", app.cases(10))
 def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = app.compute(RUN, title, 10, 1e-5)
     *lines, last = answer.python.splitlines()
@@ -41,13 +41,13 @@ def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[
     assert bounds(options) == 0
     shown = f"cost: {format_rounded(answer.epsilon, up=True)} by"
     assert shown in capsys.readouterr().out
-    assert f"({format_rounded(answer.epsilon, up=True, digits=4)}, 1e-05)" in answer.sentence
+    assert f"({format_rounded(answer.epsilon, up=True)}, 1e-05)" in answer.sentence
     assert answer.one_run == RUN.epsilon(1e-5) < answer.epsilon
 
 
 def test_protocols_have_the_expected_number_of_runs() -> None:
-    for (make, _, _), runs in itertools.product(app.PROTOCOLS.values(), app.RUNS):
-        mean = audit.protocols.parse_protocol(make(runs)).mean_runs
+    for runs, title in itertools.product(app.RUNS, app.cases(10)):
+        mean = app.protocol_of(title, runs).mean_runs
         assert mean is None or mean == pytest.approx(runs, rel=0.02)
 
 
