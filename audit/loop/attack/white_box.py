@@ -297,9 +297,7 @@ class WhiteBox:
             )
         columns = [torch.from_numpy(np.stack(column)) for column in zip(*each, strict=True)]
         factors, norms = self._factors(columns)
-        inner = [
-            (g * p.double()).flatten(1).sum(1) for g, p in zip(columns, released, strict=True)
-        ]
+        inner = [(g * p.double()).flatten(1).sum(1) for g, p in zip(columns, released, strict=True)]
         products = torch.stack(inner, 1) * factors
         return products.numpy(), (norms * factors).square().sum(1).numpy()
 

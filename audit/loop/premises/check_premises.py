@@ -32,6 +32,7 @@ from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.equal_records import EqualRecords, copies, run_equal_records
 from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, draw_alike, replace_one
+from audit.loop.premises.mechanisms import compare_declared
 from audit.loop.premises.number_of_records import compare_numbers_of_records
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.runs.coupled_runs import Trace
@@ -109,10 +110,13 @@ def check_premises(
         records = records.with_record(canary)
     experiment = Experiment(train, records, canary, candidate, relation, seed, seconds)
     first = experiment.runs.run(records, run_seed(seed, 0, 9))
+    declares_noise = False
     if first.error is not None:
         raise InvalidInput(f"train must return without an exception, got {first.error}")
     if first.watched and first.steps:
         best, replaced = _watched(experiment, first, claim, delta, loss), None
+    elif declares_noise := any(each.is_stated for each in first.declared):
+        best, replaced = compare_declared(experiment, first, claim, delta)
     else:
         best, replaced = _black_box(experiment, first, claim, delta)
     _compare_all_accountants(experiment)
@@ -125,7 +129,7 @@ def check_premises(
         experiment.untested,
         tuple(experiment.notes),
         experiment.measured,
-        first.watched,
+        first.watched or declares_noise,
         experiment.runs.count,
         time.perf_counter() - experiment.started,
         tested_steps if "contribution" in experiment.tested else 0,

@@ -131,7 +131,9 @@ def _at_size(
 ) -> _AtSize | None:
     """Measures these quantities with m records; None if the function raises an error."""
     same = copies(experiment.records, equal.quiet, m)
-    mixed = replace_one(same, canaries.pair[0])
+    # The last of m records may belong to another of the fixed batches, whose steps have other
+    # weights in the encoder of correlated noise. The first record stays in its batch.
+    mixed = replace_one(same, canaries.pair[0], 0 if experiment.base.rows else -1)
     units = np.full(experiment.steps, np.nan)
     rounding = canaries.found.rounding
     complete: Trace | None = None

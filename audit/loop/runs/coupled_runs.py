@@ -537,4 +537,3 @@ def _digest(tensors: Sequence[Any]) -> bytes:
         values = as_numbers(each)
         state.update(b"" if values is None else values.tobytes())
     return state.digest()
-
