@@ -12,6 +12,7 @@ from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import Train
 from audit.loop.runs.watch import Watch
 from audit.loop.sources.current import step
+from audit.loop.sources.script import ScriptResult, script
 
 __all__ = [
     "CheckResult",

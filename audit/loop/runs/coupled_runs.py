@@ -46,11 +46,15 @@ _LIMIT, _LONGEST = 5.0, 30.0
 Vector = NDArray[Any]
 
 
-class _EnoughSteps(BaseException):
+class EndOfRun(BaseException):
+    """Ends a run from within the user's code."""
+
+
+class _EnoughSteps(EndOfRun):
     """Ends a run whose later steps are not needed; `except Exception` does not catch it."""
 
 
-class _TooLong(BaseException):
+class _TooLong(EndOfRun):
     """Ends a run that takes far longer than the first one."""
 
 
