@@ -11,6 +11,7 @@ from audit import checks, console
 
 COMMANDS = {
     "bounds": "upper bounds: the cost of a tuning, or the noise or runs that a budget allows",
+    "cost": "the cost of a finished tuning, from the runs as a tracker recorded them",
     "run": "lower bounds: attack a tuning, or your own training loop",
     "check": "test an unmodified training script that uses Opacus",
     "report": "write a finished audit as one self-contained html page",

@@ -1,6 +1,6 @@
 """Validation of user input: each error names the parameter, the allowed range and the value.
 
-The module imports only `audit.errors`, so every package can use it.
+The module imports only `audit.errors` and `audit.numbers_from_text`, so every package can use it.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from audit import numbers_from_text
 from audit.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -45,19 +46,52 @@ def interval(
     accepted.
     """
     try:
-        number = math.nan if is_misread(value) else float(value)
+        number = _as_float(value)
     except Exception:  # also of a user's own class
         number = math.nan
     above = number >= low if closed_low else number > low
     below = number <= high if closed_high else number < high
     if not (above and below):
         opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
-        rounded = one_line(value)
+        rounded = _as_given(value)
         # A value just outside the interval must not look as if it were inside after rounding.
         if isinstance(value, float) and rounded != repr(value) and low <= float(rounded) <= high:
             rounded = repr(value)
-        raise InvalidInput(f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {rounded}")
+        raise InvalidInput(
+            f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {rounded}{_hint(value)}"
+        )
     return number
+
+
+def _as_float(value: object) -> float:
+    """`value` as a float; NaN if Python would misread it."""
+    if isinstance(value, str):
+        return numbers_from_text.read_number(value)
+    return math.nan if is_misread(value) else float(value)  # type: ignore[arg-type]
+
+
+def _as_given(value: object) -> str:
+    """A value for an error message: text that is a plain number is shown without quotes."""
+    if isinstance(value, str) and not numbers_from_text.is_ambiguous(value):
+        try:
+            numbers_from_text.read_number(value)
+        except ValueError:
+            return one_line(value)
+        return one_line(value)[1:-1].strip()
+    return one_line(value)
+
+
+def _hint(value: object, *, whole: bool = False) -> str:
+    """Why text is not a number, or is ambiguous in a place for whole numbers; else empty."""
+    if not isinstance(value, str):
+        return ""
+    read = numbers_from_text.read_integer if whole else numbers_from_text.read_number
+    try:
+        read(value)
+    except ValueError as error:
+        reason = str(error)
+        return f": {reason}" if reason.startswith(("write", "it may")) else ""
+    return ""
 
 
 def integer(name: str, value: float, low: int, high: int | None = None) -> int:
@@ -70,7 +104,10 @@ def integer(name: str, value: float, low: int, high: int | None = None) -> int:
     if high is None and number is not None and number > _MAX_INTEGER:
         in_words, number = f"{in_words} that a float can hold", None
     if number is None or number < low or (high is not None and number > high):
-        raise InvalidInput(f"{name} must be a whole number {in_words}, got {one_line(value)}")
+        raise InvalidInput(
+            f"{name} must be a whole number {in_words}, got {_as_given(value)}"
+            f"{_hint(value, whole=True)}"
+        )
     return number
 
 
@@ -120,6 +157,9 @@ def to_floats(values: Any) -> "FloatArray":
         raise TypeError("numpy would drop imaginary parts or units of time, or unpack fields")
     if found.dtype.kind == "O" and any(one is None for one in found.flat):
         raise TypeError("numpy would read None as NaN")
+    if found.dtype.kind in "OUS":  # numpy would read text such as 1_0
+        texts = [_as_float(one) for one in found.flat]
+        found = np.array(texts, dtype=np.float64).reshape(found.shape)
     return np.asarray(found, dtype=np.float64)
 
 
@@ -148,12 +188,10 @@ def _is_bool(value: object) -> bool:
 
 
 def is_misread(value: object) -> bool:
-    """Whether Python would convert a value to a number by mistake: a bool, or text such as 1_0.
+    """Whether Python would convert a value to a number by mistake: a bool, or bytes.
 
     Of complex numbers and times of numpy and torch, Python would drop a part or the unit.
     """
-    if isinstance(value, str):
-        return "_" in value or not value.isascii()
     kind = str(getattr(value, "dtype", ""))
     return (
         _is_bool(value)
@@ -162,19 +200,17 @@ def is_misread(value: object) -> bool:
     )
 
 
-def read_number(text: str) -> float:
-    """Parses a number; unlike `float`, raises ValueError for text such as 1_0."""
-    if is_misread(text):
-        raise ValueError(text)
-    return float(text)
-
-
 def as_integer(value: object) -> int | None:
     """`value` as an integer of any size, also if it is text; None if it is not a whole number."""
+    if isinstance(value, str):
+        try:
+            return numbers_from_text.read_integer(value)
+        except ValueError:
+            return None
     if is_misread(value):
         return None
     try:
-        return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]
     except Exception:  # also of a user's own class
         pass
     try:

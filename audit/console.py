@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from audit import checks
+from audit import checks, numbers_from_text
 from audit.version import __version__
 
 if not hasattr(sys.modules["audit"], "__version__"):
@@ -51,17 +51,21 @@ Option = tuple[type, str | tuple[str, ...], str]
 
 def _whole_number(text: str) -> int:
     """Parses a whole number as `audit.checks` does: 1e3 is allowed, and 1_0 is not."""
-    number = checks.as_integer(text)
-    if number is None:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {checks.one_line(text)}")
-    return number
+    try:
+        return numbers_from_text.read_integer(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, got {checks.one_line(text)}: {error}"
+        ) from None
 
 
 def _number(text: str) -> float:
     try:
-        return checks.read_number(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {checks.one_line(text)}") from None
+        return numbers_from_text.read_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a number, got {checks.one_line(text)}: {error}"
+        ) from None
 
 
 READERS: Mapping[type, Callable[[str], Any]] = {int: _whole_number, float: _number}

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import settings
 
 from audit import accounting, numerics, tuning
-from audit.certificate import Certificate, compute, numbers
+from audit.certificate import Certificate, compute
 from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
-from audit.upper_bounds import registry
+from audit.upper_bounds import costs, registry
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
@@ -60,8 +60,7 @@ _cached_row = numerics.memoize(100_000)(registry.row)
 def cached_bounds() -> Iterator[None]:
     """For tests of tables: bounds with equal arguments are computed only once per process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "row", _cached_row)
-        patch.setattr(numbers, "row", _cached_row)
+        patch.setattr(costs, "row", _cached_row)
         yield
 
 

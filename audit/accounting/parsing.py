@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from audit.accounting.discrete import ApproximateDp, PureDp, RandomisedResponse
 from audit.accounting.mechanism import Mechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numbers_from_text import read_number
 
 _LONGEST = 10**7  # characters of a file with a curve
 
@@ -47,7 +49,7 @@ def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatA
     for number, line in enumerate(lines):
         fields = line.replace(",", " ").split()
         try:
-            x, y = map(checks.read_number, fields)
+            x, y = map(read_number, fields)
             rows.append((x, y))
         except ValueError:
             if fields and number > 0:
@@ -98,8 +100,10 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     make, allowed = _BASES[name]
     if not allowed:
         return make(*read_curve(text, f"base {name}"))
+    numbers: list[Any] = text.split(",")  # as text, which the mechanism reads
     try:
-        numbers = [checks.read_number(part) for part in text.split(",")]
+        for part in numbers:
+            read_number(part)
     except ValueError:
         numbers = []
     if len(numbers) not in allowed:

@@ -11,7 +11,7 @@ from audit.accounting import solve_epsilon
 from audit.arrays import FloatArray
 from audit.attacks.orders import expected_ratio
 from audit.numerics import PROFILE_ACCURACY
-from audit.protocols import RandomStopping, UntilAccepted
+from audit.protocols import RepeatedRuns
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class AcceptedTails:
 
 def attack_tails(
     mu: float,
-    protocol: UntilAccepted | RandomStopping,
+    protocol: RepeatedRuns,
     delta: float,
     trials: int,
     confidence: float = 0.95,
@@ -107,16 +107,15 @@ def attack_tails(
     """
     alpha = (1.0 - confidence) / 2.0
     z = np.linspace(-6.0, 6.0 + mu, 97)
-    stop = 0.0
-    if isinstance(protocol, UntilAccepted):
+    stop = protocol.stopping_probability
+    if stop == 0.0:
         # With the smallest allowed acceptance, the target event is the largest share of it.
-        low = z[special.ndtr(z) < protocol.acceptance]
-        high = -special.ndtri(protocol.acceptance - special.ndtr(low))
+        low = z[special.ndtr(z) < protocol.accepted_share]
+        high = -special.ndtri(protocol.accepted_share - special.ndtr(low))
         with_record = special.ndtr(low - mu) + special.ndtr(mu - high)
-        kept = with_record >= protocol.acceptance
+        kept = with_record >= protocol.accepted_share
         low, high = low[kept], high[kept]
     else:
-        stop = protocol.stop
         low, high = (side.ravel() for side in np.meshgrid(z, z, indexing="ij"))
         low, high = low[low <= high], high[low <= high]
     sides = []

@@ -20,10 +20,9 @@ from audit.accounting import (
     group_size,
     relations,
 )
-from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
-from audit.protocols import BudgetSchedule, Protocol, RandomStopping, Subset, UntilAccepted
+from audit.protocols import Protocol
 
 _MAX_NAMES = 10_000
 
@@ -225,7 +224,7 @@ def check_score(protocol: Protocol, score: Private | None) -> None:
     The bound of a subset assumes that every record is read by the runs of the tuning or by the
     final run. A record that is scored but never trained on is read by all runs.
     """
-    if isinstance(protocol, Subset) and score is not None and score.disjoint:
+    if protocol.trains_on_subset and score is not None and score.disjoint:
         raise InvalidInput(
             f"scored_on must be public, or private with disjoint=False, with {protocol.spec}: a "
             "record that is scored and not trained on is read by every run, which no bound covers"
@@ -273,7 +272,7 @@ def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
             found.append("poisson_sampling")
         if "add-remove" in relations(training):
             found += ["divisor", "constants"]
-    if isinstance(protocol, Subset):
+    if protocol.trains_on_subset:
         found.append("count_of_records")
     return tuple(found)
 
@@ -330,7 +329,7 @@ def conditions(
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
     """Scope of the claim."""
-    words = describe(protocol)
+    words = protocol.statement
     validation = "public records only"
     if score is not None:
         whose = "other private records" if score.disjoint else "private records, also trained on"
@@ -365,15 +364,14 @@ def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit
 
 def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     """Events that make the certificate void."""
-    secret = describe(protocol).secret
+    secret = protocol.statement.secret
     runs = f"{secret}, a losing run" if secret else "a rejected run"
     found = [
         f"{runs}, its score or the key of the random draws becomes known",
         "the study was repeated or restarted until its result was favourable",
         "another release from the same private records is not counted in addition to this one",
     ]
-    if isinstance(protocol, UntilAccepted | RandomStopping):
-        found.append("the run time becomes known, because it reveals how many runs were rejected")
+    found += protocol.statement.void_if
     if score is None:
         found.append("a score used a private record")
     return tuple(found)
@@ -390,16 +388,14 @@ def _by_construction(
         draws = "a seed was given, and anyone who knows it knows all random draws"
     else:
         draws = "the study drew all random choices once, from 256 bits of entropy (SHAKE-256)"
-    words = describe(protocol)
+    words = protocol.statement
     found = {
         "candidates": words.candidates,
         "number_of_runs": words.runs,
         "failures": "a run that fails or diverges counts as a run, and loses",
     }
     if score is not None:
-        found["score_noise"] = "the study adds the noise of the score"
-        if isinstance(protocol, BudgetSchedule):
-            found["score_noise"] += ", scaled as that of training in every step"
+        found["score_noise"] = words.score_noise
     return [
         Condition("draws", draws, Ground.BROKEN if facts.seeded else Ground.BY_CONSTRUCTION),
         *(Condition(name, one, Ground.BY_CONSTRUCTION) for name, one in found.items()),
@@ -425,7 +421,7 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
     for relation in sorted(relations(training)):
         if relation in _RELATION_CONDITIONS:
             trusted[f"relation {relation}"] = _RELATION_CONDITIONS[relation]
-    if isinstance(protocol, Subset):
+    if protocol.trains_on_subset:
         trusted["records"] = "every run read those records only that the study allowed"
     return [*found, *(Condition(name, one, Ground.ON_TRUST) for name, one in trusted.items())]
 
@@ -448,6 +444,6 @@ def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
         "randomness": "pseudo-random noise is as good as random noise, and rounding of "
         "floating-point numbers reveals nothing",
     }
-    if acceptance := describe(protocol).acceptance:
+    if acceptance := protocol.statement.acceptance:
         found["acceptance"] = acceptance
     return [Condition(name, one, Ground.ON_TRUST) for name, one in found.items()]

@@ -18,7 +18,6 @@ from audit.certificate.conditions import Condition, Ground, Private, Setting, St
 from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import GROUPS, Numbers, TradeOff, rounded_up
-from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
 from audit.protocols import Protocol
@@ -104,7 +103,7 @@ class Content:
 
     def claim(self, which: str) -> str:
         """The claim in one line; `which` describes its conditions: `on trust` or `below`."""
-        what = describe(self.protocol).claimed
+        what = self.protocol.statement.claimed
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
             f"{format_exact(self.delta)})-differentially private{self._relation}, if "
@@ -143,7 +142,7 @@ class Content:
             "training": mechanism_to_dict(self.training),
             "score": None if self.score is None else asdict(self.score),
             "protocol": self.protocol.spec,
-            "protocol_in_words": describe(self.protocol).summary,
+            "protocol_in_words": self.protocol.statement.summary,
             "delta": self.delta,
             "numbers": asdict(self.numbers),
             "groups": [{"records": size, "epsilon": epsilon} for size, epsilon in self.groups],

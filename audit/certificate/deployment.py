@@ -10,7 +10,6 @@ import re
 from audit.certificate import conditions, text
 from audit.certificate.content import Content
 from audit.certificate.numbers import rounded_up
-from audit.certificate.wording import describe
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
 
@@ -122,7 +121,7 @@ def _values(certificate: Content) -> dict[str, str | float | None]:
         f"Preprocessing: {stated.preprocessing or 'not stated'}. "
         f"Pre-training: {stated.pretraining or 'not stated'}. "
         "Hyperparameters were chosen by a private tuning, and the stated epsilon is the cost of "
-        f"the whole tuning.{alone} {describe(certificate.protocol).summary} "
+        f"the whole tuning.{alone} {certificate.protocol.statement.summary} "
         f"Candidates: {text.candidates_in_words(certificate)}. Records read by the score: "
         f"{setting.touched['the score']}."
     )

@@ -12,12 +12,10 @@ from scipy import special
 from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.arrays import FloatArray
-from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
-from audit.upper_bounds import UpperBound, tuning_cost
-from audit.upper_bounds.registry import entries, find, row
+from audit.upper_bounds import costs_of
 
 DELTAS = (
     *(0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
@@ -147,22 +145,20 @@ def compute(
     """
     if len(set(bounds)) != len(bounds):
         raise InvalidInput(f"bounds must be different ones, got {checks.one_line(bounds)}")
-    at_delta = _smallest_first(base, protocol, delta, bounds)
-    names = tuple(found.name for _, found in at_delta)
-    epsilon, smallest = at_delta[0]
+    costs = costs_of(base, protocol, delta)
+    at_delta = costs.within(_NEAR, bounds)
+    names = tuple(bound.name for bound in at_delta)
+    smallest = at_delta[0]
+    epsilon = smallest.epsilon
     points = [PrivacyPoint(delta, epsilon)]
     for one in DELTAS:
         if one == delta:
             continue
         try:
-            points.append(PrivacyPoint(one, _smallest_first(base, protocol, one, names)[0][0]))
+            cost = costs_of(base, protocol, one).within(_NEAR, names)[0]
+            points.append(PrivacyPoint(one, cost.epsilon))
         except DeltaUnreachable:
             continue  # no epsilon reaches this delta
-    attacks = [
-        row(entry, base, protocol, delta)
-        for entry in entries(type(protocol))
-        if entry.claim.kind is Kind.ATTAINED
-    ]
     try:
         run: float | None = base.epsilon(delta)
     except DeltaUnreachable:
@@ -176,7 +172,7 @@ def compute(
         bounds=names,
         source=smallest.source,
         assumes=smallest.assumes,
-        attained=max((one.epsilon for one in attacks if one.applies), default=None),
+        attained=max((bound.epsilon for bound in costs.attained), default=None),
         profile=curve.points,
         trade_off=tuple(zip(FALSE_POSITIVES, least.tolist(), strict=True)),
         advantage=curve.advantage,
@@ -187,23 +183,6 @@ def compute(
         mu=mu,
         mu_regret=curve.regret(mu),
     )
-
-
-def _smallest_first(
-    base: Mechanism, protocol: Protocol, delta: float, bounds: Sequence[str]
-) -> list[tuple[float, UpperBound]]:
-    """Cost by each of the named bounds, or by all within 1 % of the smallest."""
-    usable = [entry for entry in entries(type(protocol)) if entry.claim.any_score]
-    if bounds:
-        names = [entry.name for entry in usable]
-        usable = [find(checks.one_of("bounds", name, names), type(protocol)) for name in bounds]
-    rows = [row(entry, base, protocol, delta) for entry in usable]
-    known = [(found.epsilon, found) for found in rows if found.applies]
-    if not known:
-        tuning_cost(base, protocol, delta)  # raises the error that states the reason
-        raise DeltaUnreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
-    known.sort(key=lambda one: one[0])
-    return [one for one in known if bounds or one[0] <= _NEAR * known[0][0]]
 
 
 @dataclass(frozen=True)

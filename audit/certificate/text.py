@@ -7,7 +7,6 @@ from audit.certificate.conditions import Ground, how_tested
 from audit.certificate.content import Content
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import rounded_down, rounded_up
-from audit.certificate.wording import describe
 from audit.numerics import format_exact
 
 _WIDTH = 88
@@ -57,7 +56,7 @@ def cost(certificate: Content) -> Rows:
     numbers, delta = certificate.numbers, format_exact(certificate.delta)
     run = "none at this delta" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
     mean = certificate.protocol.mean_runs
-    protocol = describe(certificate.protocol).summary
+    protocol = certificate.protocol.statement.summary
     rows = [
         ("One run", certificate.base.description),
         ("Epsilon of a single run", f"{run} at delta = {delta}"),

@@ -6,17 +6,19 @@ the distribution of K that keep the whole tuning within a budget. It needs only 
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from audit import accounting, checks, console, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, Mechanism
 from audit.claims import Claim, Kind
+from audit.commands import cost
 from audit.commands.bounds_answer import Answer
-from audit.commands.bounds_base import base_of, delta_note, one_run, rounded_distribution
-from audit.commands.bounds_options import BASES, checked_options, make_parser
+from audit.commands.bounds_base import base_of, delta_note, rounded_distribution
+from audit.commands.bounds_options import checked_options, make_parser
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
 from audit.protocols import Protocol, RandomSearch
@@ -25,7 +27,6 @@ from audit.upper_bounds.comparison import MAX_COMPARED
 from audit.upper_bounds.registry import answered
 
 _MAX_TUNINGS = 10**6
-_MANY_TRIALS = 1000
 
 
 def _bound_named(name: str | None, protocol: Protocol) -> Bound | None:
@@ -83,60 +84,29 @@ def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> 
     return []
 
 
-def _finished_tuning(arguments: argparse.Namespace) -> int:
-    """Prints the cost of a finished tuning."""
-    # Slow to import, and used only here.
-    from audit.finished.cost import cost_of_trials
-    from audit.finished.trials_file import read_prior, read_trials
-
-    delta, neighbours, group_size = arguments.delta, arguments.neighbours, arguments.group_size
-    notes = delta_note(arguments)
-    if arguments.trials is not None and arguments.chosen is None:
-        raise InvalidInput("chosen must be given with --trials: grid, random or sequential")
-    prior = None
-    if arguments.prior is not None:
-        prior = read_prior(arguments.prior, neighbours, group_size)
-    options: dict[str, Any] = {
-        "delta": delta,
-        "protocol": arguments.repetitions,
-        "prior": prior,
-        "cap": arguments.cap,
-        "budgets": arguments.budgets,
-    }
-    if arguments.trials is not None:
-        trials = read_trials(arguments.trials, neighbours, group_size)
-        if not arguments.json and len(different := set(trials)) > _MANY_TRIALS:
-            console.note(f"{len(different):,} different trials, whose cost takes up to a minute")
-        found = cost_of_trials(trials, arguments.chosen, **options)
-    else:
-        from audit.integrations.optuna import cost_of_study
-
-        base = None
-        if any(getattr(arguments, name) is not None for name in BASES):
-            base, computed = one_run(arguments)
-            notes = computed + notes
-        found = cost_of_study(
-            *arguments.optuna,
-            chosen=arguments.chosen,
-            base=base,
-            neighbours=neighbours,
-            **options,
-        )
-    if arguments.json:
-        print(json.dumps(asdict(found) | {"notes": notes}, indent=2))
-    else:
-        print("\n".join([*found.lines, *(f"note: {note}" for note in notes)]))
-    return console.OK
+def _as_cost_command(argv: Sequence[str]) -> list[str] | None:
+    """The arguments of `audit.cost` for a finished tuning, which this command passes on."""
+    words = list(argv)
+    for option, count in (("--trials", 1), ("--optuna", 2)):
+        if option in words:
+            place = words.index(option)
+            source = words[place + 1 : place + 1 + count]
+            rest = words[:place] + words[place + 1 + count :]
+            study = ["--study", source[1]] if len(source) == 2 else []
+            return [*source[:1], *study, *rest]
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
+    finished = _as_cost_command(sys.argv[1:] if argv is None else argv)
+    if finished is not None:
+        return cost.main(finished)
     arguments = make_parser().parse_args(argv)
     try:
-        task = checked_options(arguments)
+        checked_options(arguments)
         arguments.delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
-        run = _finished_tuning if task in ("--trials", "--optuna") else _bounds_of_tuning
-        return run(arguments)
+        return _bounds_of_tuning(arguments)
     except ValueError as error:
         return console.report_error(error)
 
@@ -162,7 +132,7 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     solved = arguments.solve if arguments.target_epsilon is not None else None
     notes += [*delta_note(arguments), *_ends_of_search(base, protocol, solved)]
     report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
-    rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
+    rows = [*report.bounds, *upper_bounds.costs_of(base, protocol, delta).rows]
     total = _total(base, protocol, arguments)
     recommended = upper_bounds.smallest(total or rows)
     if recommended is None and arguments.epsilon_base is not None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from audit.numerics import format_exact, format_rounded
-from audit.protocols import Protocol, RandomSearch
+from audit.protocols import Protocol
 from audit.upper_bounds import AffordableRepetitions, BaseReport, ComparedProtocol, UpperBound
 
 
@@ -25,8 +25,8 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """The answer as values for json."""
         search: dict[str, object] = {}
-        if isinstance(self.protocol, RandomSearch):
-            repetitions = self.protocol.repetitions
+        repetitions = self.protocol.search_repetitions
+        if repetitions is not None:
             search["repetitions"] = repetitions.spec
             search["expected_quantile"] = repetitions.expected_quantile()
         return {
@@ -61,7 +61,7 @@ class Answer:
     def _table(self) -> Iterator[str]:
         """The bounds, those that do not apply at the end."""
         protocol, base = self.protocol, self.base
-        name = "repetitions" if isinstance(protocol, RandomSearch) else "protocol"
+        name = "protocol" if protocol.search_repetitions is None else "repetitions"
         runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
         yield f"{name} {protocol.spec}{runs}, delta = {format_exact(self.delta)}"
         mu = "" if base.mu is None else f"mu = {format_rounded(base.mu, up=True, digits=6)}; "

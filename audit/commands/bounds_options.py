@@ -13,7 +13,7 @@ _EXAMPLES = {
     "python -m audit.bounds --noise-multiplier 1 --sampling-rate 0.01 --steps 500": "a random K",
     "python -m audit.bounds --mu 0.25 --protocol grid:20 --compare 20": "a grid",
     "python -m audit.bounds --target-epsilon 3 --sampling-rate 0.01 --steps 500": "solve for noise",
-    "python -m audit.bounds --trials runs.csv --chosen grid": "a finished tuning",
+    "python -m audit.bounds --mu 0.25 --protocol tpe:20": "an optimiser that saw results",
 }
 
 
@@ -54,7 +54,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "protocol": (
             str,
             "SPEC",
-            "search (default), best:M, pareto:M, grid:N[,CHANCE], adaptive:LOW,HIGH, "
+            "search (default), grid:N[,CHANCE], sequential:N (also tpe:N, manual:N: candidates "
+            "chosen by results), best:M, pareto:M, adaptive:LOW,HIGH, "
             "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
             "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
         ),
@@ -73,20 +74,6 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             "WHAT",
             "noise (default; with --steps), runs (largest mean number) or distribution (of K, with "
             "the best quantile)",
-        ),
-    },
-    "a finished tuning, instead of --protocol and one run": {
-        "trials": (str, "FILE", "csv: noise_multiplier, sampling_rate and steps, or mu, or rho"),
-        "optuna": (str, ("STORAGE", "NAME"), "an Optuna study"),
-        "chosen": (
-            str,
-            "HOW",
-            "grid, random or sequential (any choice that uses earlier results)",
-        ),
-        "cap": (
-            float,
-            "E",
-            "sequential: the epsilon that all trials together may spend, fixed in advance",
         ),
     },
     "output": {
@@ -112,16 +99,6 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             str,
             "NAME",
             "bound to solve with, a row of the table (default: region, or the smallest)",
-        ),
-        "prior": (
-            str,
-            "FILE",
-            "csv as for --trials, of all candidates; column chance if not equally likely",
-        ),
-        "budgets": (
-            str,
-            "HOW",
-            "sequential: number and budgets of trials were planned (fixed in advance) or adaptive",
         ),
         "accounting": (
             str,
@@ -150,13 +127,8 @@ BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base",
 _PROTECTED = frozenset({"neighbours", "group_size"})
 _ONE_RUN = _SAMPLING | BASES | _PROTECTED | {"delta_base", "accounting"}
 _REPORT = frozenset({"protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"})
-_FINISHED = frozenset(
-    {"chosen", "prior", "cap", "budgets", "repetitions", "delta", "neighbours", "json"}
-)
 _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
-    "--trials": _FINISHED | {"trials", "records", "group_size"},
-    "--optuna": _FINISHED | _ONE_RUN | {"optuna"},
     "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
     "--solve runs": _SOLVED | _ONE_RUN,
     "--solve distribution": (_SOLVED | _ONE_RUN) - {"repetitions"},
@@ -195,8 +167,6 @@ def checked_options(arguments: argparse.Namespace) -> str:
     given = {
         name for name, value in vars(arguments).items() if not (value is None or value is False)
     }
-    if {"trials", "optuna"} <= given:
-        raise InvalidInput("trials and optuna must not be given together, got both")
     if "solve" in given:
         if arguments.solve == "law":  # its name in version 2
             arguments.solve = "distribution"
@@ -206,18 +176,13 @@ def checked_options(arguments: argparse.Namespace) -> str:
             "neighbours", arguments.neighbours, accounting.NEIGHBOURS
         )
     task = "one run"
-    if given & {"trials", "optuna"}:
-        task = "--trials" if "trials" in given else "--optuna"
-    elif "target_epsilon" in given:
+    if "target_epsilon" in given:
         solved = arguments.solve in ("runs", "distribution")
         task = f"--solve {arguments.solve}" if solved else "--target-epsilon"
     elif "solve" in given:
         raise InvalidInput(f"target-epsilon must be given with --solve {arguments.solve}, got none")
     elif "bound" in given:
         raise InvalidInput("target-epsilon must be given with --bound, got none")
-    elif given & {"chosen", "prior", "cap", "budgets"}:
-        wrong = _options(given & {"chosen", "prior", "cap", "budgets"})
-        raise InvalidInput(f"{wrong} must be given with --trials or --optuna, got neither")
     ways = given & BASES
     if task == "--target-epsilon" and ways:
         raise InvalidInput(
@@ -236,11 +201,8 @@ def checked_options(arguments: argparse.Namespace) -> str:
         raise InvalidInput(f"at most one of {_options(BASES)} must be given, got {_options(ways)}")
     if ways:
         (way,) = ways
-        general = {"accounting"} | ({"neighbours"} if task == "--optuna" else set())
-        allowed = _APPLY_TO_BASE[way] | general
+        allowed = _APPLY_TO_BASE[way] | {"accounting"}
         _refuse_rest(given & (_ONE_RUN - BASES), allowed, _option(way))
-    elif task == "--optuna":
-        _refuse_rest(given & (_ONE_RUN - BASES), {"neighbours", "records"}, "--optuna alone")
     if arguments.batch_size is not None and arguments.neighbours is None:
         arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
     if arguments.accounting is None and arguments.gaussian_epsilon is not None:

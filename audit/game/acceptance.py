@@ -15,7 +15,7 @@ from scipy import special
 from audit.accounting import DpSgd
 from audit.claims import Assumption, Facts
 from audit.dpsgd import DpSgdSettings, Engine, RunBatch
-from audit.protocols import RandomStopping, UntilAccepted
+from audit.protocols import RepeatedRuns
 from threat_models import ThreatModel
 from threat_models.scores import TwoTails
 
@@ -26,7 +26,7 @@ _MIN_RUNS, _MIN_ACCEPTED = 200, 60.0
 
 
 def good_enough(
-    protocol: UntilAccepted | RandomStopping,
+    protocol: RepeatedRuns,
     threat_model: ThreatModel,
     facts: Facts,
     training: DpSgdSettings,
@@ -39,7 +39,7 @@ def good_enough(
     A run is accepted with at least the probability that `UntilAccepted` states. `RandomStopping`
     states none; its stopping probability is used instead.
     """
-    probability = protocol.acceptance if isinstance(protocol, UntilAccepted) else protocol.stop
+    probability = protocol.accepted_share
     if isinstance(threat_model.score, TwoTails):
         return 0.5
     if Assumption.MONOTONE_SCORE in facts.assumptions:

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.game.reachable_code import ReachableCode
 from audit.game.setup import SetUp
+from audit.game.sources import Sources
 from canaries import InputCanary
 from threat_models import ThreatModel
 from threat_models.user_code import import_by_name
@@ -26,34 +29,24 @@ from threat_models.user_code import import_by_name
 SCHEMA = 2
 """Version of config.json, of the shards and of summary.json."""
 
-# The sources that determine the trials.
-_CODE = (
-    "audit/dpsgd",
-    "audit/orders",
-    "audit/repetitions",
-    "audit/protocols/adaptive_density",
-    "audit/simulation",
-    "canaries",
-    "threat_models",
-)
-_MODULES = (
-    "audit/game/acceptance.py",
-    "audit/game/blocks.py",
-    "audit/game/play.py",
-    "audit/game/setup.py",
-)
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("audit", "canaries", "threat_models")
+# A block is played by `play`; its trials also depend on how the audit is divided into blocks.
+_STARTS = (("audit.game.play", "play"), ("audit.game.blocks", "all_blocks"))
 
 
 def binding(plug_ins: Sequence[str], set_ups: Sequence[SetUp]) -> dict[str, Any]:
     """The inputs of an audit's trials that are not settings, for config.json.
 
-    This is the digest of the code, of every plug-in's source, and of the records and canaries, and
-    the numbers that theory fixed for each budget.
+    These are digests of the code that `play` reaches, of every plug-in with the user's own code
+    that it reaches, and of the records and canaries, and the numbers that theory fixed for each
+    budget. Rewording a comment, a docstring or the text of an exception changes no digest.
     """
+    code, of_plug_ins = _digests_of_code(tuple(plug_ins))
     return {
         "schema": SCHEMA,
-        "code": _digest_of_code(),
-        "plug_ins": {name: _digest_of_source(name) for name in plug_ins},
+        "code": code,
+        "plug_ins": of_plug_ins,
         "data": _digest(_data([view.threat_model for view in set_ups[0].views])),
         "fixed": [
             {
@@ -103,21 +96,68 @@ def _data(views: Sequence[ThreatModel]) -> Iterator[bytes]:
             yield str(threat_model.canary.label).encode()
 
 
+def digest_of_code(root: Path = _ROOT) -> str:
+    """Digest of the project's code that `play` reaches, from the sources below a folder."""
+    return _reachable(Sources(root, _PACKAGES)).digest()
+
+
+def _reachable(sources: Sources) -> ReachableCode:
+    code = ReachableCode(sources)
+    for module, name in _STARTS:
+        code.add(module, name)
+    return code
+
+
 @cache
-def _digest_of_code() -> str:
-    root = Path(__file__).parents[2]
-    packages = (root / name for name in _CODE)
-    sources = [
-        file
-        for path in packages
-        for file in (path.rglob("*") if path.is_dir() else [path.with_suffix(".py")])
-        if file.suffix in (".py", ".c")
-    ]
-    files = sorted([*sources, *(root / name for name in _MODULES)])
-    return _digest(file.read_bytes() for file in files)
+def _digests_of_code(plug_ins: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Digest of the project's code that the trials reach, and one for every plug-in.
+
+    The plug-ins belong to the same search, because the code of the project calls their methods, and
+    they may call more of the project.
+    """
+    homes = {name: _folder_of_source(name) for name in plug_ins}
+    folders = tuple({home: None for home in homes.values() if home is not None})
+    code = _reachable(Sources(_ROOT, _PACKAGES, folders))
+    texts = {}
+    for name, home in homes.items():
+        module, _, attribute = name.rpartition(".")
+        try:
+            if home is None:
+                raise LookupError(name)
+            code.add(module, attribute)
+        except (LookupError, SyntaxError):
+            texts[name] = _digest_of_text(name)
+    own = {name for name in code.digests if name.partition(":")[0].split(".")[0] in _PACKAGES}
+    others = code.digests.keys() - own
+    modules = {name.rpartition(".")[0] for name in plug_ins}
+    digests = {}
+    for name in plug_ins:
+        elsewhere = modules - {name.rpartition(".")[0]}
+        shared = {other for other in others if other.partition(":")[0] not in elsewhere}
+        digests[name] = texts.get(name) or code.digest(shared)
+    return code.digest(own), digests
 
 
-def _digest_of_source(dotted: str) -> str:
+def _folder_of_source(dotted: str) -> Path | None:
+    """The folder from which a user's own module was imported; None for installed libraries."""
+    import_by_name("plug-in", dotted)
+    parts = dotted.split(".")[:-1]
+    source = getattr(sys.modules[".".join(parts)], "__file__", None)
+    if source is None:
+        return None
+    path = Path(source).resolve()
+    if path.name == "__init__.py":
+        path = path.parent
+    if path.with_suffix("").parts[-len(parts) :] != tuple(parts):
+        return None
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    libraries = {Path(sysconfig.get_path(kind)).resolve() for kind in kinds}
+    folder = path.parents[len(parts) - 1]
+    is_installed = bool(libraries & {folder, *folder.parents})
+    return None if is_installed and parts[0] not in _PACKAGES else folder
+
+
+def _digest_of_text(dotted: str) -> str:
     """Digest of a dotted name's source file, without its imports; of the name if there is none."""
     found = import_by_name("plug-in", dotted)
     try:

@@ -8,7 +8,6 @@ from audit import lower_bounds
 from audit.errors import InvalidInput
 from audit.game.groups import Evaluation, Workload
 from audit.numerics import format_places
-from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 
 # The reduced engine plays a block with one draw.
 _TRIALS_OF_A_DRAW = 1 << 14
@@ -29,8 +28,6 @@ _LONG_SECONDS = 60.0
 # Smaller batches of runs are slower, and larger ones would make a block too long.
 _MIN_RUNS, _MIN_RUNS_OF_ONE_RECORD, _MIN_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
 _MAX_RUNS = 1 << 11
-# These protocols train in rounds, and each round is one batch of runs.
-_PLAYED_IN_ROUNDS = (Adaptive, UntilAccepted, RandomStopping)
 
 
 @dataclass(frozen=True, order=True)
@@ -58,7 +55,7 @@ def all_blocks(workload: Workload, engine: str) -> list[Block]:
             smallest = _MIN_RUNS_OF_A_GPU
         runs = min(max(_WORK_OF_A_BLOCK // _work_of_run(workload, engine), smallest), _MAX_RUNS)
         per_trial = workload.runs_per_trial
-        if isinstance(workload.protocol, _PLAYED_IN_ROUNDS):
+        if workload.protocol.is_sequential:
             per_trial = math.sqrt(per_trial)
         size = max(1, math.ceil(runs / max(per_trial, 1.0)))
     return [

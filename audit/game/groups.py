@@ -6,7 +6,7 @@ Fields without a description have the names and meanings of the fields of `Audit
 from dataclasses import dataclass
 from pathlib import Path
 
-from audit.protocols import Protocol, RandomStopping, Subset, UntilAccepted
+from audit.protocols import Protocol
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,7 @@ class Workload:
     @property
     def runs_per_trial(self) -> float:
         """Expected runs of one trial; the largest expectation if it depends on the data."""
-        match self.protocol:
-            case UntilAccepted(acceptance):
-                return 1.0 / acceptance
-            case RandomStopping(stop):
-                return 1.0 / stop
-            case Subset(repetitions):
-                return repetitions.mean + 1.0
-            case protocol:
-                return protocol.mean_runs or 0.0
+        return self.protocol.expected_work
 
     @property
     def expected_runs(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.numbers_from_text import is_ambiguous
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -43,7 +44,7 @@ def read_preset(name: str) -> dict[str, Any]:
     """
     file = find_preset(name)
     try:
-        values = tomllib.loads(checks.read_text(file, 10**6))
+        values = tomllib.loads(checks.read_text(file, 10**6), parse_float=_float_of_toml)
     except OSError as error:
         raise InvalidInput(f"preset must be a readable TOML file, got {name!r}: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -51,3 +52,8 @@ def read_preset(name: str) -> dict[str, Any]:
     by_name = str(file) != name
     out = Path("runs", file.stem) if by_name else file.with_suffix("")
     return {"out": str(out), **values}
+
+
+def _float_of_toml(text: str) -> float | str:
+    """A number of a TOML file, as text if a setting of whole numbers must refuse it (20.000)."""
+    return text if is_ambiguous(text) else float(text)

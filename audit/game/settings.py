@@ -16,7 +16,7 @@ from audit.errors import InvalidInput, NotApplicable
 from audit.game import validation
 from audit.game.groups import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling_sizes
-from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, Subset
+from audit.protocols import Protocol
 from audit.repetitions import Fixed, Repetitions
 from audit.simulation.batch_samplers import SAMPLERS
 from threat_models import THREATS
@@ -244,23 +244,18 @@ class AuditConfig:
     @property
     def runs_distribution(self) -> Repetitions:
         """The distribution of K; for a grid, that of its number of runs."""
-        match self.parsed_protocol:
-            case Grid() as protocol:
-                return protocol.runs_distribution
-            case RandomSearch() | Adaptive() | Subset() as protocol:
-                return protocol.repetitions
-            case protocol:
-                raise NotApplicable(f"protocol must draw K in advance, got {protocol.spec}")
+        protocol = self.parsed_protocol
+        if protocol.runs_distribution is None:
+            raise NotApplicable(f"protocol must draw K in advance, got {protocol.spec}")
+        return protocol.runs_distribution
 
     @property
     def stores_runs(self) -> bool:
         """Whether the shards contain every run, not only the winners."""
-        match self.parsed_protocol:
-            case RandomSearch(repetitions):
-                few = self.workload.expected_runs <= _MAX_STORED_RUNS
-                return repetitions != Fixed(1) and few
-            case _:
-                return False
+        repetitions = self.parsed_protocol.search_repetitions
+        if repetitions is None or repetitions == Fixed(1):
+            return False
+        return self.workload.expected_runs <= _MAX_STORED_RUNS
 
     @property
     def evaluation(self) -> Evaluation:
@@ -270,7 +265,7 @@ class AuditConfig:
         if a final run follows a tuning on a subset, only `lambda_c` covers everything that is
         released.
         """
-        plain = self.sampling_rate == 1.0 and not isinstance(self.parsed_protocol, Subset)
+        plain = self.sampling_rate == 1.0 and not self.parsed_protocol.trains_on_subset
         looks = doubling_sizes(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
         proxy = "lambda_a" if plain else "lambda_c"
         return Evaluation(self.delta, self.confidence, proxy, looks, self.stop_at)

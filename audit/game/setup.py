@@ -26,7 +26,7 @@ from audit.dpsgd import (
 from audit.errors import InvalidInput
 from audit.game.acceptance import good_enough
 from audit.game.settings import AuditConfig
-from audit.protocols import Protocol, RandomStopping, UntilAccepted
+from audit.protocols import Protocol, RepeatedRuns
 from audit.simulation import Winners
 from audit.simulation.winners import GameContext
 from audit.upper_bounds.reduced import log_density
@@ -140,7 +140,7 @@ def _set_up(config: AuditConfig, budget: int, device: str) -> SetUp:
     threat_model = views[0].threat_model
     engine = make_engine(name, threat_model, training, device, config.precision)
     accepted_above = None
-    if isinstance(protocol, _UNTIL):
+    if isinstance(protocol, RepeatedRuns):
         key = (config.seed, _ACCEPTANCE, budget)
         accepted_above = good_enough(
             protocol, threat_model, views[0].facts, training, base, engine, key
@@ -148,7 +148,6 @@ def _set_up(config: AuditConfig, budget: int, device: str) -> SetUp:
     return SetUp(base, protocol, training, views, engine, reason, threshold, accepted_above)
 
 
-_UNTIL = (UntilAccepted, RandomStopping)
 _Top = float | tuple[float, float] | None
 
 
@@ -159,7 +158,7 @@ def _worst_order(config: AuditConfig, base: accounting.DpSgd) -> tuple[_Top, flo
     mu, protocol, evaluation = base.gaussian_mu, config.parsed_protocol, config.evaluation
     assert mu is not None
     expected = evaluation.delta, max(config.trials // 2, 1), evaluation.confidence
-    if isinstance(protocol, _UNTIL):
+    if isinstance(protocol, RepeatedRuns):
         tails, threshold = attacks.attack_tails(mu, protocol, *expected)
         return (tails.low, tails.high), threshold
     split, threshold = attacks.attack_order(mu, config.runs_distribution, *expected)

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from audit import checks, protocols
 from audit.errors import InvalidInput
-from audit.protocols import Grid, Protocol, RandomSearch
+from audit.protocols import Protocol
 from audit.repetitions import parse_repetitions
-from audit.simulation.tune import SHAREABLE, SIMULATED
 from threat_models import CANARIES, check_names
 
 
@@ -46,7 +45,7 @@ def checked_protocol(
     """Protocol and distribution of K as texts; the distribution is empty if there is none."""
     found = protocols.parse_protocol(protocol)
     is_search = protocol.strip().lower().startswith("search")
-    names_own = "/" in protocol or (isinstance(found, RandomSearch) and not is_search)
+    names_own = "/" in protocol or (found.search_repetitions is not None and not is_search)
     if repetitions not in ("", protocols.DEFAULT_REPETITIONS):
         if not names_own:
             found = protocols.parse_protocol(protocol, repetitions)
@@ -55,25 +54,27 @@ def checked_protocol(
     _check_playable(found, views, grid_points)
     distribution = getattr(found, "repetitions", None)
     return (
-        "search" if isinstance(found, RandomSearch) else found.spec,
+        "search" if found.search_repetitions is not None else found.spec,
         "" if distribution is None else distribution.spec,
     )
 
 
 def _check_playable(protocol: Protocol, views: int, grid_points: int) -> None:
-    if not isinstance(protocol, SIMULATED):
-        names = ", ".join(each.name for each in SIMULATED)
+    if not protocol.can_be_simulated():
+        names = ", ".join(
+            kind.name for kind in protocols.all_protocols() if kind.can_be_simulated()
+        )
         raise InvalidInput(
             f"protocol must be one that an audit can play: {names}, got {protocol.spec}"
         )
-    if views > 1 and not isinstance(protocol, SHAREABLE):
+    if views > 1 and not protocol.can_share_runs():
         raise InvalidInput(
             "protocol must be search or grid if one set of runs serves several threat models or "
             f"canaries, got {protocol.spec}"
         )
-    if isinstance(protocol, Grid) and grid_points not in (1, protocol.candidates):
+    if protocol.list_length is not None and grid_points not in (1, protocol.list_length):
         raise InvalidInput(
-            f"learning_rates, max_grad_norm and momentum must make {protocol.candidates} "
+            f"learning_rates, max_grad_norm and momentum must make {protocol.list_length} "
             f"candidates for {protocol.spec}, or a single one, got {grid_points}"
         )
 

@@ -219,7 +219,8 @@ def all_estimators(
         ['scan', 'clopper-pearson']
     """
     parsed = None if protocol is None else protocols.parse_protocol(protocol)
-    repetitions = parsed.repetitions if isinstance(parsed, RandomSearch) else Fixed(1)
+    search = None if parsed is None else parsed.search_repetitions
+    repetitions = Fixed(1) if search is None else search
     in_advance: list[ThresholdRule] = []
     from_theory = None if mu is None else ThresholdFromTheory(mu, repetitions)
     if threshold is not None:
@@ -234,7 +235,7 @@ def all_estimators(
     ]
     if split_top is not None:
         # The lifted curve is not valid for the worst-order score. This curve replaces it.
-        if not isinstance(parsed, RandomSearch) or threshold is None:
+        if search is None or threshold is None:
             raise InvalidInput(f"{_SPLIT_TOP_NEEDS}, got {protocol!r} and threshold={threshold!r}")
         found.append(WorstOrderCurve(repetitions, split_top, rule=FixedThreshold(threshold)))
     elif repetitions != Fixed(1):

@@ -1,27 +1,31 @@
-"""Tuning protocols: ways of choosing the best run, as plain descriptions.
+"""Tuning protocols: ways of choosing the best run, one file each.
 
 A protocol contains no data, score or noise. `audit.upper_bounds` computes its cost, and
 `audit.tuning` carries it out.
 """
 
-from audit.protocols.base import Protocol
-from audit.protocols.fixed_candidates import Grid, NoisyMax
+from audit.protocols.adaptive import Adaptive
+from audit.protocols.base import Case, Protocol, all_protocols
+from audit.protocols.best_runs import BestRuns
+from audit.protocols.budget_schedule import BudgetSchedule
+from audit.protocols.grid import Grid
+from audit.protocols.noisy_max import NoisyMax
+from audit.protocols.pareto_front import ParetoFront
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
-from audit.protocols.random_runs import (
-    Adaptive,
-    BestRuns,
-    ParetoFront,
-    ProposeTestRelease,
-    RandomSearch,
-    Subset,
-)
-from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
+from audit.protocols.propose_test_release import ProposeTestRelease
+from audit.protocols.random_search import RandomSearch
+from audit.protocols.random_stopping import RandomStopping
+from audit.protocols.sequential import Sequential
+from audit.protocols.statement import Statement
+from audit.protocols.subset import Subset
+from audit.protocols.until_accepted import RepeatedRuns, UntilAccepted
 
 __all__ = [
     "DEFAULT_REPETITIONS",
     "Adaptive",
     "BestRuns",
     "BudgetSchedule",
+    "Case",
     "Grid",
     "NoisyMax",
     "ParetoFront",
@@ -29,7 +33,11 @@ __all__ = [
     "Protocol",
     "RandomSearch",
     "RandomStopping",
+    "RepeatedRuns",
+    "Sequential",
+    "Statement",
     "Subset",
     "UntilAccepted",
+    "all_protocols",
     "parse_protocol",
 ]

@@ -1,42 +1,13 @@
 """Protocols parsed from text."""
 
-import math
-from collections.abc import Callable
-
 from audit import checks
 from audit.errors import InvalidInput
-from audit.protocols.base import Protocol
-from audit.protocols.fixed_candidates import Grid, NoisyMax
-from audit.protocols.random_runs import (
-    Adaptive,
-    BestRuns,
-    ParetoFront,
-    ProposeTestRelease,
-    RandomSearch,
-    Subset,
-)
-from audit.protocols.until import BudgetSchedule, RandomStopping, UntilAccepted
+from audit.protocols.base import Protocol, all_protocols, protocol_named
+from audit.protocols.random_search import RandomSearch
 from audit.repetitions import FAMILIES, Repetitions, parse_repetitions
 
 DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The default distribution of K, from the experiments of the papers."""
-
-_FORMATS: dict[str, tuple[Callable[..., Protocol], float, float, str]] = {
-    "search": (RandomSearch, 0, 0, "none; the distribution of K follows after a slash"),
-    "adaptive": (Adaptive, 2, 2, "LOW,HIGH"),
-    "subset": (Subset, 1, 1, "RATE or RATE,rest|all"),
-    "ptr": (ProposeTestRelease, 3, 3, "EPSILON,DELTA,FAILURE"),
-    "best": (BestRuns, 1, 1, "RELEASED"),
-    "pareto": (ParetoFront, 1, 1, "MOST"),
-    "grid": (Grid, 1, 2, "CANDIDATES or CANDIDATES,INCLUSION"),
-    "until": (UntilAccepted, 1, 1, "ACCEPTANCE"),
-    "stopping": (RandomStopping, 1, 1, "STOP"),
-    "schedule": (lambda *noise: BudgetSchedule(noise), 1, math.inf, "FACTOR,FACTOR,..."),
-    "noisy-max": (NoisyMax, 1, 2, "CANDIDATES[,ROUNDS][,monotone]"),
-}
-"""Constructor, smallest and largest number of numeric parameters, and the parameters in words."""
-
-_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto")
 
 
 def parse_protocol(
@@ -48,9 +19,11 @@ def parse_protocol(
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
             `schedule:FACTOR,FACTOR,...`, `noisy-max:CANDIDATES[,ROUNDS][,monotone]`,
-            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED` or `pareto:MOST`. A distribution of K
-            follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone,
-            as an object or as text, means random search. A protocol object is returned unchanged.
+            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED`, `pareto:MOST`, `sequential:RUNS` (also
+            `tpe:RUNS` and `manual:RUNS`) for candidates that depend on results, or the name of
+            another protocol that is defined. A distribution of K follows after a slash, as in
+            `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone, as an object or as text,
+            means random search. A protocol object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.
 
     Raises:
@@ -76,46 +49,28 @@ def parse_protocol(
     text = spec.strip()
     head, slash, tail = text.partition("/")
     name, _, parameters = head.partition(":")
-    if not slash and name.strip().lower() in FAMILIES:
+    name = name.strip().lower()
+    if not slash and name in FAMILIES:
         return RandomSearch(parse_repetitions(text))
-    # The distributions of K are named in the error only.
-    known = _FORMATS if slash else [*_FORMATS, *FAMILIES]
-    name = checks.one_of("protocol", name.strip().lower(), known)
-    if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
+    kind = protocol_named(name)
+    if kind is None:
+        names = [kind.name for kind in all_protocols()]
+        # The distributions of K are named in the error only.
+        checks.one_of("protocol", name, names if slash else [*names, *FAMILIES])
+        raise AssertionError(name)
+    if not kind.draws_number and (slash or repetitions is not None):
         raise InvalidInput(
             f"repetitions must not be given with protocol {name}, which has no random K, got "
             f"{tail or repetitions}"
         )
     if slash and repetitions is not None:
         raise InvalidInput(f"repetitions must be given once, got {tail!r} and {repetitions}")
-    distribution = parse_repetitions(
-        tail if slash else repetitions if repetitions is not None else DEFAULT_REPETITIONS
-    )
+    distribution = None
+    if kind.draws_number:
+        named = tail if slash else repetitions
+        distribution = parse_repetitions(DEFAULT_REPETITIONS if named is None else named)
     words = [word.strip() for word in parameters.split(",")] if parameters else []
     try:
-        return _protocol(name, words, distribution)
+        return kind.from_words(words, distribution)
     except ValueError as error:
         raise InvalidInput(f"protocol {' '.join(text.split())}: {error}") from error
-
-
-def _protocol(name: str, words: list[str], distribution: Repetitions) -> Protocol:
-    make, least, most, what = _FORMATS[name]
-    options: dict[str, object] = {}
-    if name == "noisy-max" and words[-1:] == ["monotone"]:
-        words, options = words[:-1], {"monotone": True}
-    if name == "subset" and len(words) == 2:
-        words, options = words[:1], {"final": words[1]}
-    try:
-        values = [
-            int(word) if word.isascii() and word.isdecimal() else checks.read_number(word)
-            for word in words
-        ]
-    except ValueError:
-        values = []
-    if not least <= len(values) <= most or len(values) != len(words):
-        raise InvalidInput(
-            f"parameters must be {what}, got {' '.join(','.join(words).split()) or 'none'}"
-        )
-    if name == "noisy-max" and len(values) == 2:
-        options["rounds"] = values.pop()
-    return make(*([distribution] if name in _WITH_REPETITIONS else []), *values, **options)

@@ -135,6 +135,11 @@ class Repetitions(ABC):
         """The distribution as text; `parse_repetitions(distribution.spec) == distribution`."""
 
     @property
+    def words(self) -> str:
+        """The distribution in words, for certificates: `drawn from` comes before them."""
+        return self.spec
+
+    @property
     @abstractmethod
     def mean(self) -> float:
         """E[K] = phi'(1)."""

@@ -9,6 +9,7 @@ from scipy import special
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.numerics import format_exact
 from audit.repetitions.base import MAX_RUNS, ProfileTheorem, Repetitions, counts, format_spec
 
 
@@ -31,6 +32,11 @@ class Binomial(Repetitions):
     @property
     def spec(self) -> str:
         return format_spec("binomial", self.n, self.p)
+
+    @property
+    def words(self) -> str:
+        chance = format_exact(self.p)
+        return f"the binomial distribution of {self.n} trials with probability {chance}"
 
     @property
     def mean(self) -> float:

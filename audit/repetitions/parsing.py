@@ -1,9 +1,11 @@
 """Distributions of K parsed from text."""
 
 from collections.abc import Callable
+from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.numbers_from_text import read_number
 from audit.repetitions.base import GIVEN, GivenNoFailure, Repetitions
 from audit.repetitions.binomial import Binomial
 from audit.repetitions.fixed import Fixed
@@ -71,13 +73,15 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
         raise InvalidInput(f"repetitions {whole}: {error}") from error
 
 
-def _numbers(name: str, text: str, count: int) -> list[float]:
+def _numbers(name: str, text: str, count: int) -> list[Any]:
+    """The numbers of a family as text, which its constructor reads as whole numbers or not."""
     parts = text.split(",") if text else []
     try:
-        values = [checks.read_number(part) for part in parts]
+        for part in parts:
+            read_number(part)
     except ValueError:
-        values = []
-    if len(values) != count:
+        parts = []
+    if len(parts) != count:
         plural = "number" if count == 1 else "numbers separated by a comma"
         raise InvalidInput(f"{name} takes {count} {plural}, got {text!r}")
-    return values
+    return parts

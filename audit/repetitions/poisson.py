@@ -10,6 +10,7 @@ from scipy import special
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.numerics import format_exact
 from audit.repetitions.base import (
     Function,
     ProfileTheorem,
@@ -38,6 +39,10 @@ class Poisson(Repetitions):
     @property
     def spec(self) -> str:
         return format_spec("poisson", self.mu)
+
+    @property
+    def words(self) -> str:
+        return f"the Poisson distribution with mean {format_exact(self.mu)}"
 
     @property
     def mean(self) -> float:

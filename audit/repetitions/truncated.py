@@ -50,6 +50,10 @@ class Truncated(Repetitions):
     def spec(self) -> str:
         return f"{self.distribution.spec}@{self.most}"
 
+    @property
+    def words(self) -> str:
+        return f"{self.distribution.words}, given that there are at most {self.most} runs"
+
     @cached_property
     def _log_weights(self) -> FloatArray:
         return self.distribution.log_pmf(np.arange(self.most + 1.0))

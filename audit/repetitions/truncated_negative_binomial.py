@@ -12,7 +12,7 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import ROOT_TOLERANCE, best_alpha, safe_log, safe_root
+from audit.numerics import ROOT_TOLERANCE, best_alpha, format_exact, safe_log, safe_root
 from audit.repetitions.base import (
     Function,
     PowerLaw,
@@ -53,6 +53,18 @@ class TruncatedNegativeBinomial(Repetitions):
     @property
     def spec(self) -> str:
         return format_spec("tnb", self.eta, self.gamma)
+
+    @property
+    def words(self) -> str:
+        shape, rate = format_exact(self.eta), format_exact(self.gamma)
+        if self.eta == 1.0:
+            return f"the geometric distribution with stopping probability {rate}"
+        if self.eta == 0.0:
+            return f"the logarithmic distribution with parameter gamma = {rate}"
+        return (
+            "the negative binomial distribution without 0, with shape eta = "
+            f"{shape} and parameter gamma = {rate}"
+        )
 
     @property
     def _power(self) -> float:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.arrays import FloatArray
-from audit.numerics import safe_log
+from audit.numerics import format_exact, safe_log
 from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec
 
 
@@ -33,6 +33,10 @@ class TwoPoint(Repetitions):
     @property
     def spec(self) -> str:
         return format_spec("two-point", self.s, self.L)
+
+    @property
+    def words(self) -> str:
+        return f"two values, 1 with probability {format_exact(self.s)} and {self.L} otherwise"
 
     @property
     def mean(self) -> float:

@@ -15,7 +15,6 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound, SequentialPlan
 from audit.lower_bounds.scores import Scores
-from audit.protocols import RandomSearch
 from audit.report import contradictions
 from audit.report.results import (
     PROXIES,
@@ -157,9 +156,8 @@ def _lower_bounds(
 ) -> list[LowerBound]:
     evaluation = view.config.evaluation
     values = getattr(trials, proxy)
-    mu = repetitions = threshold = split_top = None
-    if isinstance(set_up.protocol, RandomSearch):
-        repetitions = set_up.protocol.repetitions
+    mu = threshold = split_top = None
+    repetitions = set_up.protocol.search_repetitions
     if proxy == "lambda_a" and set_up.mu is not None:
         # sum_i p_i[0] / (C sigma sqrt N): N(b mu, 1) in one run if every gradient has norm C.
         values, threshold = values * set_up.mu, set_up.threshold

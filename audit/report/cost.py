@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.errors import InvalidInput
-from audit.protocols import Adaptive, Protocol, RandomSearch
-from audit.upper_bounds import tuning_cost
-from audit.upper_bounds.comparison import protocols_with
-from audit.upper_bounds.registry import find, row
+from audit.protocols import Adaptive, Protocol
+from audit.upper_bounds import costs_of
+from audit.upper_bounds.adaptive import adaptive
+from audit.upper_bounds.comparison import cases_with
 
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
 # Number of points of each curve, from 2 to 1000 expected runs.
@@ -78,16 +78,17 @@ def _curves(
     curves: dict[str, list[tuple[float, float]]] = {}
     saves = True
     for mean in progress(runs):
-        for title, protocol in protocols_with(float(mean)).items():
+        for case in cases_with(float(mean)):
+            protocol = case.protocol
             if isinstance(protocol, Adaptive):
                 if mean in runs[1::2]:
                     continue
-                simple = row(find("adaptive", Adaptive), base, protocol, delta).epsilon
+                simple = adaptive(base, protocol, delta).epsilon
                 epsilon = _epsilon(base, protocol, delta) if saves else simple
                 saves = not epsilon > (1.0 - _VISIBLE) * simple
             else:
                 epsilon = _epsilon(base, protocol, delta)
-            curves.setdefault(title, []).append((float(mean), epsilon))
+            curves.setdefault(case.title, []).append((float(mean), epsilon))
     return curves
 
 
@@ -110,10 +111,8 @@ def check_writable(path: str) -> None:
 
 
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
-    if isinstance(protocol, RandomSearch) and not own:
-        found = row(find("region"), base, protocol, delta)
-        return found.epsilon if found.applies else math.nan
-    return _or_nan(lambda: tuning_cost(base, protocol, delta).epsilon)
+    costs = costs_of(base, protocol, delta)
+    return _or_nan(lambda: (costs.smallest if own else costs.quick).epsilon)
 
 
 def _or_nan(epsilon: Callable[[], float]) -> float:

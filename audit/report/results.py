@@ -7,7 +7,6 @@ from typing import Any
 
 from audit.game.binding import SCHEMA
 from audit.game.settings import AuditConfig
-from audit.protocols import Adaptive, RandomSearch
 from audit.upper_bounds import BaseReport
 from threat_models.datasets import FOREIGN
 
@@ -217,14 +216,14 @@ class Report:
 
 def is_search(config: AuditConfig) -> bool:
     """Whether the protocol is random search, as in the paper."""
-    return isinstance(config.parsed_protocol, RandomSearch)
+    return config.parsed_protocol.search_repetitions is not None
 
 
 def way_of_tuning(config: AuditConfig) -> str:
     """How the best run was chosen: the distribution of K for random search, else the protocol."""
     if is_search(config):
         return f"K ~ {config.repetitions}"
-    is_adaptive = isinstance(config.parsed_protocol, Adaptive)
+    is_adaptive = config.parsed_protocol.is_adaptive
     return f"{config.protocol}, sampler {config.sampler}" if is_adaptive else config.protocol
 
 

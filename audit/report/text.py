@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from audit.numerics import format_exact, format_places
-from audit.protocols import Subset
 from audit.report.results import (
     ALL_RUNS,
     UNCORRECTED,
@@ -282,7 +281,7 @@ def _remarks(report: Report) -> Iterator[str]:
         yield from _wrapped(
             "lambda_a is from the final run; lambda_c is the likelihood ratio of the tuning's "
             "winner and the final run together, without X."
-            if isinstance(config.parsed_protocol, Subset)
+            if config.parsed_protocol.trains_on_subset
             else "lambda_c is the likelihood ratio of a run with sampled batches, without X."
         )
     diverged = sum(result.diverged_runs for result in report.results)

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.dpsgd import RunBatch
-from audit.protocols import Grid
 from audit.repetitions import Repetitions
 from audit.simulation.winners import GameContext, Run, Winners, empty_winners
 
@@ -74,11 +73,16 @@ def best_of_runs(
     return all_winners
 
 
-def best_of_grid(
-    context: GameContext, protocol: Grid, included: NDArray[np.bool_], rng: np.random.Generator
+def best_of_list(
+    context: GameContext,
+    is_run: NDArray[np.bool_],
+    included: NDArray[np.bool_],
+    rng: np.random.Generator,
 ) -> list[Winners]:
-    """Winners of T grid searches, by position, in each view; ties go to the earlier candidate."""
-    is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
+    """Winners of T searches of a list in each view; ties go to the earlier candidate.
+
+    `is_run`, [T, n]: which candidates each tuning trains; `chosen` is the winner's position.
+    """
     every_tuning, every_place = np.nonzero(is_run)
     all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(context.views)]
     for places in index_batches(len(every_tuning)):

@@ -1,18 +1,13 @@
 """Simulated sequential protocols: run j of all tunings together, then run j + 1."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from audit.dpsgd import RunBatch
-from audit.errors import InvalidInput
-from audit.protocols import Adaptive, RandomStopping, UntilAccepted
+from audit.protocols import Adaptive
 from audit.simulation.batch_samplers import make_sampler
 from audit.simulation.winners import GameContext, Winners, empty_winners
 
-# If a series of rejections has less than this probability, the claimed acceptance is wrong.
-_IMPLAUSIBLE = 1e-15
 # Runs of one tuning that are trained together once few tunings remain.
 _MAX_AHEAD = 16
 
@@ -44,21 +39,17 @@ def draw_candidates(
 
 def first_accepted(
     context: GameContext,
-    protocol: UntilAccepted | RandomStopping,
+    max_runs: NDArray[np.int64],
     included: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Winners:
-    """Winners of T tunings that release the first run above a threshold, or stop at random.
+    """Winners of T tunings that release the first run above a threshold.
 
-    The number of runs after which a tuning stops is drawn first. Each run draws one of the
-    candidates uniformly. `runs` counts the runs up to the accepted one, or up to the stop.
+    A tuning stops without a result after `max_runs`, [T], which is fixed or drawn first. Each run
+    draws one of the candidates uniformly. `runs` counts the runs up to the accepted one, or up to
+    the stop.
     """
     size = len(included)
-    if isinstance(protocol, RandomStopping):
-        max_runs = rng.geometric(protocol.stop, size)
-    else:
-        log_rejection = math.log1p(-min(protocol.acceptance, 1.0 - _IMPLAUSIBLE))
-        max_runs = np.full(size, math.ceil(math.log(_IMPLAUSIBLE) / log_rejection))
     winners = empty_winners(np.zeros(size, dtype=np.int64))
     active = np.arange(size)
     while active.size:
@@ -86,9 +77,4 @@ def first_accepted(
         winners.score[who] = outcomes.scores[won]
         winners.take_proxies(who, outcomes, won)
         active = active[~found & (made < max_runs[active])]
-    if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
-        raise InvalidInput(
-            "acceptance must be a lower bound on the probability that a run is accepted, got "
-            f"{protocol.acceptance!r}, but none of {int(winners.runs.max())} runs was accepted"
-        )
     return winners

@@ -4,9 +4,10 @@ In a `Study`, the user's function trains, and the study draws the candidates and
 run within a privacy budget. This package does not need torch.
 """
 
+from audit.accounting.filters import BudgetExceeded
 from audit.certificate.conditions import Private
 from audit.errors import ProtocolViolation, StudyAborted
-from audit.tuning.budget import Budget, BudgetExceeded
+from audit.tuning.budget import Budget
 from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
 from audit.tuning.study import Study

@@ -1,207 +1,30 @@
-r"""Budgets for tunings in which earlier outputs decide how much more is spent.
+"""A budget for tuning by hand or with any method that looks at earlier results.
 
-A composition theorem needs the number of runs and the budget of each before the first run. A
-privacy filter does not: its cap is fixed in advance, every run is charged before it starts, and a
-run that would exceed the cap is refused. All runs together then keep the cap, even if each decision
-depends on earlier outputs. There are three filters, for one neighbouring pair in either direction:
-
-- Gaussian runs: if the sum of mu_i^2 is at most mu^2, the runs together are mu-Gaussian DP (Smith &
-  Thakurta 2022). The privacy losses are a Brownian motion with drift, observed at the times mu_1^2,
-  mu_1^2 + mu_2^2, and so on. For any adaptive choice of the times, the observations are a
-  post-processing of N(0, 1) against N(mu, 1).
-- Any runs: at one Renyi order alpha that was fixed in advance, if the sum of the divergences is at
-  most B, the divergence of all runs together is at most B (Feldman & Zrnic 2021; Lecuyer 2021). B
-  is chosen so that it converts to the cap.
-- Runs from a list that was fixed in advance: earlier outputs may decide which of them run, in which
-  order, and when to stop. Run i is a post-processing of its own dominating pair and of the earlier
-  outputs, so all runs together are a post-processing of the product of all pairs: the cost is that
-  of the composition of the list. Steps of one DP-SGD (same noise, rate and neighbours) may be
-  divided among runs in any way, and so may the mu_i^2 of Gaussian runs.
-
-Without a cap, an odometer states what was spent (Rogers et al. 2016; Whitehouse et al. 2023). By
-Ville's inequality, the privacy loss never exceeds its reading with probability 1 - delta over the
-outputs, however many runs follow. The reading is not (epsilon, delta)-DP.
+`audit.accounting.filters` has the privacy filters that keep its cap, with their theorems.
 """
 
 import contextlib
 import json
-import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-from scipy import special
-
 from audit import checks, processes
-from audit.accounting import (
-    Composition,
-    DpSgd,
-    GaussianMechanism,
-    Mechanism,
-    calibrate_mu,
-    group_size,
-    mechanism_from_dict,
-    mechanism_to_dict,
-    relations,
+from audit.accounting import Mechanism, mechanism_from_dict, mechanism_to_dict
+from audit.accounting.filters import (
+    BudgetExceeded,
+    Filter,
+    Spent,
+    check_protected,
+    epsilon_of_cap,
+    filter_for,
+    spent_with,
 )
-from audit.accounting.combinations import kinds
-from audit.accounting.conversion import epsilon_of_order
-from audit.arrays import FloatArray
-from audit.errors import AuditError, InvalidInput
-from audit.numerics import (
-    COARSE_ORDERS,
-    TINY,
-    best_alpha,
-    format_exact,
-    format_rounded,
-    last_integer,
-    memoize,
-    safe_root,
-)
+from audit.errors import InvalidInput
+from audit.numerics import format_rounded, last_integer
 from audit.tuning.journal import write_durably
 
-_ROUNDING = 1e-14
-"""Relative excess of a sum of squares that rounding may cause; the limit itself is less exact."""
-
 _MAX_TIMES = 10**12
-
-
-class BudgetExceeded(AuditError, ValueError):
-    """A run would exceed the cap. Nothing was spent.
-
-    Example:
-        >>> try:
-        ...     Budget(1.0).spend(GaussianMechanism(2.0))
-        ... except BudgetExceeded:
-        ...     print("a smaller run may still fit")
-        a smaller run may still fit
-    """
-
-
-Spent = list[tuple[Mechanism, int]]
-"""Mechanisms that were charged, each with its number of runs."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A privacy filter: the share of the cap that mechanisms spend, and its source."""
-
-    share: Callable[[Spent], float]
-    source: str
-
-
-def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
-    """Filter for parts of the composition `cap`; `hint` extends the error for other mechanisms."""
-    limits = _amounts_by_kind([(cap, 1)])
-
-    def share(spent: Spent) -> float:
-        most = 0.0
-        for kind, (amount, example) in _amounts_by_kind(spent).items():
-            if kind not in limits:
-                allowed = "; ".join(one.description for _, one in limits.values())
-                raise InvalidInput(
-                    f"mechanism must be a part of the cap ({allowed}), got "
-                    f"{example.description}{hint}"
-                )
-            # Sums of squares are rounded; steps and numbers of runs are whole.
-            slack = 1.0 + _ROUNDING if kind == _GAUSSIAN else 1.0
-            most = max(most, amount / (limits[kind][0] * slack))
-        return most
-
-    if cap.gaussian_mu is not None:
-        return Filter(share, "privacy filter: sums of mu^2 (Smith & Thakurta 2022)")
-    return Filter(share, "composition at the cap")
-
-
-_GAUSSIAN = "mu^2"
-
-
-def _amounts_by_kind(
-    several: Iterable[tuple[Mechanism, int]],
-) -> dict[Hashable, tuple[float, Mechanism]]:
-    """Spent amounts by kind: mu^2, the steps of each DP-SGD, or runs; each with an example."""
-    squares: list[float] = []
-    found: dict[Hashable, tuple[float, Mechanism]] = {}
-    for whole, times in several:
-        for one in _parts(whole):
-            kind: Hashable
-            amount = times
-            if one.gaussian_mu is not None:
-                squares.append(times * one.gaussian_mu**2)
-                kind, amount = _GAUSSIAN, 0
-            elif isinstance(one, DpSgd):
-                kind = one.noise_multiplier, one.sampling_rate, one.neighbours, one.group_size
-                amount = times * one.steps
-            else:
-                kind = _name(one)
-            found[kind] = found.get(kind, (0, one))[0] + amount, one
-    if squares:
-        found[_GAUSSIAN] = math.fsum(squares), found[_GAUSSIAN][1]
-    return found
-
-
-def _parts(mechanism: Mechanism) -> list[Mechanism]:
-    if isinstance(mechanism, Composition):
-        return [one for part in mechanism.parts for one in _parts(part)]
-    return [mechanism]
-
-
-def _name(one: Mechanism) -> Hashable:
-    """A key that equal mechanisms share, even if one of them was read from a file."""
-    try:
-        return json.dumps(mechanism_to_dict(one))
-    except ValueError:  # a user's own class
-        return one
-
-
-def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
-    """Filter for any runs, at the Renyi order that allows the most runs like `first`."""
-
-    def runs_lost(order: Any) -> Any:
-        """Minus the number of runs that the order allows."""
-        limits = _limits(order, epsilon, delta)
-        cost = np.maximum(first.renyi(order), TINY)
-        return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
-
-    order, lost = best_alpha(runs_lost, refined=COARSE_ORDERS)
-    if lost > -1.0:
-        raise BudgetExceeded(
-            f"budget must allow one run, got epsilon {format_rounded(epsilon, up=False)} at "
-            f"delta = {format_exact(delta)}, which allows "
-            f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} runs of {first.description}; "
-            "nothing is spent"
-        )
-    limit = float(_limits(order, epsilon, delta))
-
-    def share(spent: Spent) -> float:
-        each = [times * float(one.renyi(np.array([order]))[0]) for one, times in spent]
-        return math.fsum(each) / limit
-
-    words = f"order {format_rounded(order, up=True, digits=4)} (Feldman & Zrnic 2021)"
-    return Filter(share, f"privacy filter: sums of Renyi divergences, {words}")
-
-
-def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
-    """The divergences [n] that convert to epsilon at orders [n], reduced by a rounding margin."""
-    found = epsilon - epsilon_of_order(0.0, order, delta)
-    return np.asarray(found - 1e-12 * np.abs(found))
-
-
-@memoize(64)
-def filter_for(
-    cap: float | Mechanism, delta: float, first: Mechanism, only_gaussian: bool
-) -> Filter:
-    """The filter of a cap: the composition of a list, or an epsilon for runs like `first`."""
-    if isinstance(cap, Mechanism):
-        return _filter_of_list(cap)
-    if not only_gaussian:
-        return _filter_of_order(first, cap, delta)
-    mu = calibrate_mu(cap, delta, "exact")
-    hint = "; for Gaussian and other runs together, pass expected= a run that is not Gaussian"
-    return _filter_of_list(GaussianMechanism(mu), hint)
 
 
 class Budget:
@@ -249,15 +72,10 @@ class Budget:
         self._delta = checks.interval("delta", delta, 0.0, 1.0)
         if expected is not None and not isinstance(expected, Mechanism):
             raise InvalidInput(f"expected must be a mechanism, got {checks.one_line(expected)}")
-        if isinstance(cap, Mechanism):
-            if expected is not None:
-                raise InvalidInput("expected must not be given if the cap is a mechanism")
-            self._cap: Mechanism | None = cap
-            # Rounding may let sums of squares exceed the cap, so its epsilon is rounded up.
-            self._epsilon = cap.epsilon(self._delta) * (1.0 + 1e-9)
-        else:
-            self._cap = None
-            self._epsilon = checks.interval("cap", cap, 0.0, 1e6)
+        if isinstance(cap, Mechanism) and expected is not None:
+            raise InvalidInput("expected must not be given if the cap is a mechanism")
+        self._cap = cap if isinstance(cap, Mechanism) else None
+        self._epsilon = epsilon_of_cap(cap, self._delta)
         self._spent: Spent = []
         self._first = expected
         self._file = None if file is None else Path(file)
@@ -337,7 +155,7 @@ class Budget:
         if not isinstance(mechanism, Mechanism):
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)
-        after = _with(self._spent, mechanism, times)
+        after = spent_with(self._spent, mechanism, times)
         check_protected("budget", [one for one, _ in after])
         share = self._filter(after[0][0]).share(after)
         if not share <= 1.0:
@@ -394,31 +212,6 @@ class Budget:
         write_durably(file, json.dumps({**self._settings(), "spent": plain}, indent=1))
 
 
-def _with(spent: Spent, mechanism: Mechanism, times: int) -> Spent:
-    """The spent mechanisms with one more; equal mechanisms are counted together."""
-    found = list(spent)
-    for place, (one, before) in enumerate(found):
-        if one is mechanism or one == mechanism:
-            found[place] = one, before + times
-            return found
-    return [*found, (mechanism, times)]
-
-
-def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
-    """Refuses mechanisms of several neighbouring relations or group sizes.
-
-    The total cost of a run that protects groups and a run that protects single records would hold
-    for single records only.
-    """
-    parts = [(one, relations(one)) for one in mechanisms]
-    stated = sorted(frozenset().union(*(names for _, names in parts)))
-    if len(stated) > 1:
-        raise InvalidInput(f"{name} must have one neighbouring relation, got {stated}")
-    sizes = sorted({group_size(one) for one, names in parts if names})
-    if len(sizes) > 1:
-        raise InvalidInput(f"{name} must have one group_size, got {' and '.join(map(str, sizes))}")
-
-
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Locks a budget's file against other processes."""
@@ -431,46 +224,3 @@ def _locked(file: Path) -> Iterator[None]:
                 f"file must be a path that can be written, got {str(file)!r}"
             ) from error
         yield
-
-
-_ORDERS = 1.0 + np.geomspace(0.05, 5e4, 25)
-
-
-def odometer(runs: Iterable[Mechanism], delta: float = 1e-5) -> float:
-    """The privacy loss that runs chosen adaptively exceed with probability at most delta.
-
-    For each order alpha, exp((alpha - 1) (loss - sum of the divergences)) is a supermartingale
-    under the runs' own distribution, and so is the mean over 25 orders that are fixed beforehand.
-    By Ville's inequality, the probability that it ever exceeds 1/delta is at most delta (Whitehouse
-    et al. 2023). This holds in either direction of a pair of neighbours.
-
-    Args:
-        runs: the mechanisms that were run, each charged at its full divergence.
-        delta: in (0, 1).
-
-    Returns:
-        The reading, rounded up; infinite if a run has no finite Renyi divergence. It is not an
-        (epsilon, delta)-DP guarantee, because it depends on the runs and so on their outputs.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> runs = [GaussianMechanism(0.1)] * 30
-        >>> round(odometer(runs), 3), round(GaussianMechanism(0.1 * 30**0.5).epsilon(1e-5), 3)
-        (3.136, 2.207)
-    """
-    delta = checks.interval("delta", delta, 0.0, 1.0)
-    spent: FloatArray = np.zeros_like(_ORDERS)
-    for one, times in kinds(list(runs)):
-        spent = spent + times * one.renyi(_ORDERS)
-    usable = np.isfinite(spent)
-    if not usable.any():
-        return math.inf
-    rest, spent = _ORDERS[usable] - 1.0, spent[usable]
-    threshold = math.log(len(_ORDERS) / delta)
-
-    def left(loss: float) -> float:
-        """At most 0 where the mean of the supermartingales has reached 1/delta."""
-        return threshold - float(special.logsumexp(rest * (loss - spent)))
-
-    most = float(np.min(spent + threshold / rest)) * (1.0 + 1e-9) + 1e-9
-    return safe_root(left, most, 0.0, 1e-9, 1e-9)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.errors import ProtocolViolation
+from audit.protocols.base import Point
 from audit.tuning.devices import Devices
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial
-from audit.tuning.samplers import Point
 
 Train = Callable[[Trial], Outcome]
 Accept = Callable[[Outcome], bool]

@@ -4,23 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from audit.accounting import Mechanism, scale_noise
 from audit.certificate.conditions import Private
-from audit.protocols import (
-    Adaptive,
-    BestRuns,
-    BudgetSchedule,
-    Grid,
-    Protocol,
-    RandomSearch,
-    RandomStopping,
-    Subset,
-)
+from audit.protocols import Protocol, Subset
+from audit.protocols.base import Point
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Part, Trial
-from audit.tuning.samplers import Point, next_point
 from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
 
@@ -44,18 +33,12 @@ class Plan:
 
     def runs(self, key: int) -> Sequence[int] | None:
         """The indices of all runs; None if the outputs of the runs decide how many there are."""
-        rng = Draws(key, _RUNS)
-        if isinstance(self.protocol, Grid):
-            drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
-            return [int(index) for index in np.flatnonzero(drawn)]
-        if isinstance(self.protocol, RandomSearch | Adaptive | Subset | BestRuns):
-            return range(int(self.protocol.repetitions.sample(rng, 1)[0]))
-        return None
+        return self.protocol.draw_runs(Draws(key, _RUNS))
 
     def point(self, key: int, index: int, before: Sequence[Record] = ()) -> Point:
         """The candidate of a run, as a point of the space."""
         rng = Draws(key, _CANDIDATE, index)
-        return next_point(self.protocol, self.space, rng, index, before)
+        return self.protocol.next_candidate(self.space, rng, index, before)
 
     def trial(self, key: int, index: int, point: Point) -> Trial:
         """The trial that `train` is called with."""
@@ -66,7 +49,7 @@ class Plan:
             coins = secret_integer(256, key, _PART)
             final = self.protocol.final if index == FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
-        base = scale_noise(self.base_of(candidate), self._noise_factor(index))
+        base = scale_noise(self.base_of(candidate), self.protocol.noise_factor(index))
         constant = self.expected_batch_size
         return Trial(candidate, base, seed, part, constant, device=self.device)
 
@@ -74,22 +57,12 @@ class Plan:
         """The noise that is added to the score of a run."""
         if self.private is None:
             return 0.0
-        std = self.private.noise_std * self._noise_factor(index)
+        std = self.private.noise_std * self.protocol.noise_factor(index)
         return float(Draws(key, _SCORE, index).normal(0.0, std))
-
-    def _noise_factor(self, index: int) -> float:
-        """The noise of a run, as a multiple of that of the base mechanism."""
-        if not isinstance(self.protocol, BudgetSchedule):
-            return 1.0
-        # A rehearsal may have more runs than the schedule has steps.
-        return self.protocol.noise[min(index, len(self.protocol.noise) - 1)]
 
     def stops(self, key: int, index: int) -> bool:
         """Whether the tuning ends without a result after this rejected run."""
-        if isinstance(self.protocol, BudgetSchedule):
-            return index + 1 >= len(self.protocol.noise)
-        stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
-        return bool(Draws(key, _STOP, index).random() < stop)
+        return self.protocol.gives_up(index, Draws(key, _STOP, index))
 
     def rank(self, key: int, record: Record) -> tuple[float, float, int]:
         """Sort key of a run that can win.
@@ -98,6 +71,6 @@ class Plan:
         whose bounds do not cover ties broken by order, the key decides at random.
         """
         assert record.score is not None
-        adaptive = isinstance(self.protocol, Adaptive)
-        tie = float(Draws(key, _TIE, record.index).random()) if adaptive else 0.0
+        is_adaptive = self.protocol.is_adaptive
+        tie = float(Draws(key, _TIE, record.index).random()) if is_adaptive else 0.0
         return record.score, tie, -record.index

@@ -11,26 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from audit.errors import InvalidInput, StudyAborted
-from audit.protocols import (
-    Adaptive,
-    BestRuns,
-    BudgetSchedule,
-    RandomStopping,
-    Subset,
-    UntilAccepted,
-)
+from audit.protocols.base import Point
 from audit.tuning.devices import Devices
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
 from audit.tuning.outcome import Best
 from audit.tuning.parallel import attempts
 from audit.tuning.plan import FINAL, Plan
-from audit.tuning.samplers import Point
-
-_UNTIL = (UntilAccepted, RandomStopping, BudgetSchedule)
-"""Protocols that release the first accepted run."""
-_SEQUENTIAL = (Adaptive, *_UNTIL)
-"""Protocols whose next run depends on the runs before it."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +51,14 @@ def play(
         raise InvalidInput(
             f"accept must be given with protocol {plan.protocol.spec}: a function of an outcome"
         )
-    if jobs != 1 and isinstance(plan.protocol, _SEQUENTIAL):
+    if jobs != 1 and plan.protocol.is_sequential:
         raise InvalidInput(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
     models = _Models(memory.folder, save, load)
     tuning = _Tuning(plan, key, train, accept, memory, models, devices)
     if runs is None:
         tuning.run_until_accepted()
-    elif isinstance(plan.protocol, Adaptive):
-        tuning.run_adaptively(runs)
+    elif plan.protocol.is_sequential:
+        tuning.run_in_sequence(runs)
     else:
         tuning.run_independently(runs, jobs)
     records = tuning.released()
@@ -81,7 +68,7 @@ def play(
         Best(plan.space.at(record.point), record.score, tuning.model_of(record))
         for record in records
     ]
-    step = records[0].index if isinstance(plan.protocol, BudgetSchedule) else None
+    step = records[0].index if plan.protocol.releases_step else None
     return Played(replace(best, runners_up=tuple(runners_up), step=step), tuning.checked())
 
 
@@ -100,8 +87,8 @@ class _Tuning:
     ) -> None:
         self._plan, self._key, self._train, self._accept = plan, key, train, accept
         self._memory, self._models, self._devices = memory, models, devices
-        self._has_final = isinstance(plan.protocol, Subset)
-        self._places = plan.protocol.released if isinstance(plan.protocol, BestRuns) else 1
+        self._has_final = plan.protocol.trains_on_subset
+        self._places = plan.protocol.released_runs
         self._done = {record.index: record for record in memory.records()}
         self._noises = {noise for record in self._done.values() for noise in record.noises}
         self._leaders = self._best_of(self._done.values())
@@ -116,7 +103,7 @@ class _Tuning:
                 return
             index += 1
 
-    def run_adaptively(self, runs: Sequence[int]) -> None:
+    def run_in_sequence(self, runs: Sequence[int]) -> None:
         """One run after the other; each candidate depends on the runs before it."""
         for index in runs:
             if index not in self._done:
@@ -140,7 +127,7 @@ class _Tuning:
         if not self._leaders:
             # A run that raised ranks below one whose score is not finite, so this reveals no more
             # than the rank of the best run. Rejected runs are not ranked.
-            ranked = not isinstance(self._plan.protocol, _UNTIL)
+            ranked = not self._plan.protocol.ends_with_accepted
             if ranked and self._done and all(record.raised for record in self._done.values()):
                 raise StudyAborted(
                     "every run raised an exception, which is not shown because it may describe "
@@ -210,7 +197,7 @@ class _Tuning:
     def _can_win(self, record: Record) -> bool:
         if record.index == FINAL:
             return False  # its candidate is that of the winner
-        if isinstance(self._plan.protocol, _UNTIL):
+        if self._plan.protocol.ends_with_accepted:
             return record.accepted
         return record.score is not None
 

@@ -16,19 +16,12 @@ from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
-from audit.certificate.wording import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
-from audit.numerics import format_exact, format_rounded, memoize
+from audit.numerics import format_exact, format_rounded
 from audit.processes import watch_ray
 from audit.protocols import (
-    BestRuns,
     BudgetSchedule,
-    Grid,
     Protocol,
-    RandomSearch,
-    RandomStopping,
-    Subset,
-    UntilAccepted,
 )
 from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.devices import device_names, shared_devices
@@ -48,8 +41,7 @@ from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Space
 from audit.tuning.training import Training
-from audit.upper_bounds import ProtocolLike, UpperBound, schedule_ex_post, tuning_cost
-from audit.upper_bounds.registry import find, row
+from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, schedule_ex_post
 from audit.version import __version__
 
 if TYPE_CHECKING:
@@ -169,7 +161,7 @@ class Study:
     def _check_training(self) -> None:
         training = self._training
         check_score(self.protocol, self.private)
-        if isinstance(self.protocol, Subset) and training.neighbours == "replace-one":
+        if self.protocol.trains_on_subset and training.neighbours == "replace-one":
             raise InvalidInput(
                 f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
                 f"{training.neighbours!r}"
@@ -201,11 +193,8 @@ class Study:
 
     def _check_cost(self) -> None:
         """Refuses a study that no bound covers, and a base that exceeds epsilon."""
-        # The region bound is the fastest; only if it does not apply are the others computed here.
-        if not isinstance(self.protocol, RandomSearch) or not _by_region(
-            self.base, self.protocol, self.delta
-        ):
-            self.total_epsilon  # noqa: B018
+        # The quick bound shows that the study has a cost; the smallest takes longer.
+        costs_of(self.base, self.protocol, self.delta).quick  # noqa: B018
         if self._training.base is None or self.epsilon is None:
             return
         if self.total_epsilon > self.epsilon:
@@ -228,7 +217,7 @@ class Study:
     @cached_property
     def cost(self) -> UpperBound:
         """Cost of the whole tuning, the smallest bound that holds for any score."""
-        return _cost(self.base, self.protocol, self.delta)
+        return costs_of(self.base, self.protocol, self.delta).smallest
 
     @property
     def total_epsilon(self) -> float:
@@ -537,7 +526,7 @@ class Study:
                     "study.rehearse(train, records); to skip it, pass rehearse=False."
                 )
                 raise
-        elif accept is not None and isinstance(self.protocol, UntilAccepted | RandomStopping):
+        elif accept is not None and self.protocol.may_never_end:
             raise InvalidInput(
                 f"train must be rehearsed with {self.protocol.spec}, which may never end if every "
                 "run raises an exception: pass records=, call study.rehearse(train, accept=accept) "
@@ -587,7 +576,7 @@ def _functions(train: Any, records: Any, accept: Any, save: Any, load: Any) -> N
 
 
 def _hash_of_models(best: Best, protocol: Protocol) -> str | None:
-    if not isinstance(protocol, BestRuns) or best.candidate is None:
+    if not protocol.releases_several or best.candidate is None:
         return model_hash(best.model)
     return model_hash([one.model for one in (best, *best.runners_up)])
 
@@ -596,25 +585,16 @@ def _nothing(trial: Trial) -> Outcome:
     return Outcome(0.0)
 
 
-# Each takes seconds, and a study that resumes needs it again.
-_cost = memoize(32)(tuning_cost)
-
-
-@memoize(32)
-def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
-    return row(find("region"), base, protocol, delta).applies
-
-
 def _supported(given: ProtocolLike, space: Space) -> Protocol:
     protocol = protocols.parse_protocol(given)
-    if not isinstance(protocol, PROTOCOLS):
-        names = ", ".join(kind.name for kind in PROTOCOLS)
+    if not protocol.can_be_studied():
+        names = ", ".join(kind.name for kind in protocols.all_protocols() if kind.can_be_studied())
         raise InvalidInput(
             f"protocol must be one that a study can run ({names}), got {protocol.spec}"
         )
-    if isinstance(protocol, Grid) and protocol.candidates != space.size:
+    if protocol.list_length is not None and protocol.list_length != space.size:
         raise InvalidInput(
-            f"space must have the {protocol.candidates} candidates of {protocol.spec}, got "
+            f"space must have the {protocol.list_length} candidates of {protocol.spec}, got "
             f"{space.size or 'a continuous one'}"
         )
     return protocol

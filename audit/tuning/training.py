@@ -9,7 +9,7 @@ from typing import Any
 from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf
 from audit.certificate.conditions import Private
 from audit.errors import InvalidInput
-from audit.protocols import Grid, Protocol, Subset
+from audit.protocols import Protocol
 from audit.tuning.space import Space
 
 _BUDGET = ("steps", "sampling_rate")
@@ -85,11 +85,11 @@ class Training:
         if len(runs) == 1:
             return runs[0]
         chances = tuple(chance for _, chance in budgets)
-        if isinstance(protocol, Grid):
-            counts = (round(chance * protocol.candidates) for chance in chances)
+        if protocol.list_length is not None:
+            counts = (round(chance * protocol.list_length) for chance in chances)
             return Candidates(tuple(itertools.chain(*map(itertools.repeat, runs, counts))))
-        if isinstance(protocol, Subset):
-            return WorstOf(tuple(runs))  # the candidate of the final run is chosen, not drawn
+        if protocol.candidates_are == "chosen":
+            return WorstOf(tuple(runs))
         return Mixture(tuple(runs), chances)
 
 

@@ -13,7 +13,9 @@ from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
 from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.conditional import TwoEvents
+from audit.upper_bounds.costs import TuningCosts, all_upper_bounds, costs_of, smallest, tuning_cost
 from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.grid_by_levels import LevelCurve, grid_levels
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.grid_of_log_concave_losses import grid_log_concave, log_concave_pair
 from audit.upper_bounds.histories import HistoryCurve
@@ -27,15 +29,7 @@ from audit.upper_bounds.inverse import (
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
 from audit.upper_bounds.reduced import LikelihoodOrder, ReducedGame, reduced_exact
 from audit.upper_bounds.region import RegionCurve, region
-from audit.upper_bounds.registry import (
-    Bound,
-    ProtocolLike,
-    all_upper_bounds,
-    entries,
-    find,
-    smallest,
-    tuning_cost,
-)
+from audit.upper_bounds.registry import Bound, ProtocolLike, entries, find
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight, worst_order
@@ -53,6 +47,7 @@ __all__ = [
     "FoldedGame",
     "GridCurve",
     "HistoryCurve",
+    "LevelCurve",
     "LikelihoodOrder",
     "NotApplicable",
     "ProtocolLike",
@@ -61,6 +56,7 @@ __all__ = [
     "SubsetCurve",
     "TightCurve",
     "TunedMechanism",
+    "TuningCosts",
     "TwoEvents",
     "UpperBound",
     "all_upper_bounds",
@@ -70,9 +66,11 @@ __all__ = [
     "calibrate_noise",
     "calibrate_runs",
     "compare_protocols",
+    "costs_of",
     "entries",
     "find",
     "first_accepted",
+    "grid_levels",
     "grid_log_concave",
     "grid_tight",
     "log_concave_pair",

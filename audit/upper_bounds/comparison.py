@@ -4,15 +4,11 @@ from dataclasses import dataclass
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism
-from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
-from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
-from audit.upper_bounds.registry import tuning_cost
+from audit.protocols import Case, Protocol, all_protocols
+from audit.upper_bounds.costs import tuning_cost
 
 MAX_COMPARED = (2.0, 1e6)
 """The smallest and the largest number of runs that can be compared."""
-
-# Range of an adaptive density relative to the prior, as in the figures of DP-HyPO.
-_DENSITY_RANGE = (0.75, 1.33)
 
 
 @dataclass(frozen=True)
@@ -39,24 +35,10 @@ class ComparedProtocol:
     expected_quantile: float | None
 
 
-def protocols_with(runs: float) -> dict[str, Protocol]:
-    """Protocols with a given expected number of runs, by title; rounded to a whole K if needed."""
+def cases_with(runs: float) -> list[Case]:
+    """The compared protocols with an expected number of runs; rounded to a whole K if needed."""
     runs = checks.interval("runs", runs, *MAX_COMPARED, closed_low=True, closed_high=True)
-    logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
-    count = round(runs)
-    return {
-        "random search, logarithmic K": RandomSearch(logarithmic),
-        "random search, geometric K": RandomSearch(
-            TruncatedNegativeBinomial(1.0, 0.5).with_mean(runs)
-        ),
-        "random search, Poisson K": RandomSearch(Poisson(runs)),
-        "random search, fixed K": RandomSearch(Fixed(count)),
-        "grid, every point once": Grid(count),
-        "grid, every point with chance 1/2": Grid(2 * count, 0.5),
-        "adaptive within [{:g}, {:g}], logarithmic K".format(*_DENSITY_RANGE): Adaptive(
-            logarithmic, *_DENSITY_RANGE
-        ),
-    }
+    return [case for kind in all_protocols() for case in kind.cases(runs)]
 
 
 def compare_protocols(base: Mechanism, runs: float, delta: float) -> list[ComparedProtocol]:
@@ -76,16 +58,17 @@ def compare_protocols(base: Mechanism, runs: float, delta: float) -> list[Compar
         >>> rows[0].title
         'random search, logarithmic K'
     """
-    rows = [_compared(base, title, one, delta) for title, one in protocols_with(runs).items()]
+    rows = [_compared(base, case, delta) for case in cases_with(runs)]
     return sorted(rows, key=lambda row: float("inf") if row.epsilon is None else row.epsilon)
 
 
-def _compared(base: Mechanism, title: str, protocol: Protocol, delta: float) -> ComparedProtocol:
+def _compared(base: Mechanism, case: Case, delta: float) -> ComparedProtocol:
+    title, protocol = case.title, case.protocol
     quantile = None
-    if isinstance(protocol, RandomSearch):
-        quantile = protocol.repetitions.expected_quantile()
+    if protocol.search_repetitions is not None:
+        quantile = protocol.search_repetitions.expected_quantile()
     try:
-        found = tuning_cost(base, protocol, delta)
+        cost = tuning_cost(base, protocol, delta)
     except DeltaUnreachable as error:
         return ComparedProtocol(title, protocol, None, str(error), quantile)
-    return ComparedProtocol(title, protocol, found.epsilon, found.name, quantile)
+    return ComparedProtocol(title, protocol, cost.epsilon, cost.name, quantile)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from audit.accounting import (
     Candidates,
     Composition,
     DominatingPair,
+    DpSgd,
     GaussianMechanism,
     Mechanism,
     Mixture,
@@ -31,6 +32,7 @@ from audit.protocols import (
     NoisyMax,
     ParetoFront,
     Protocol,
+    Sequential,
 )
 from audit.repetitions import Fixed, Repetitions
 from audit.upper_bounds.adaptive import any_fixed
@@ -39,6 +41,7 @@ from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.registry import BoundValue, Exceeds, bound
 
 _MAX_RUNS = 1 << 20
+_MAX_STEPS = 10**8  # of one `DpSgd`
 _MAX_MU = 1e3  # of a Gaussian mechanism
 # Runs, events of one run and numbers of such events that `_exceeds` counts at most.
 _MAX_COUNTED, _EVENTS, _COUNTS = 1 << 14, 512, 16
@@ -254,3 +257,22 @@ for _protocol in (BestRuns, ParetoFront):
         "any base",
         lambda base, protocol, delta: AllRuns(base, protocol.repetitions, 1e-3 * delta),
     )
+
+
+def all_sequential_runs(base: Mechanism, protocol: Sequential, delta: float) -> Mechanism:
+    """The release of all runs of a search whose candidates depend on results."""
+    if isinstance(base, Candidates):
+        return _candidates(base, Grid(protocol.runs), delta)
+    steps = base.steps * protocol.runs if isinstance(base, DpSgd) else 0
+    if isinstance(base, DpSgd) and base.gaussian_mu is None and steps <= _MAX_STEPS:
+        # The steps of all runs are those of one run that is as long as all of them.
+        return replace(base, steps=steps)
+    return composed(base, protocol.runs)
+
+
+_register(
+    Sequential,
+    "runs, each released",
+    "any base, possibly different for each run",
+    all_sequential_runs,
+)

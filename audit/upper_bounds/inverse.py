@@ -14,8 +14,9 @@ from audit.errors import InvalidInput
 from audit.numerics import TINY, bracket_near, safe_root
 from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial, parse_repetitions
+from audit.upper_bounds.costs import tuning_cost
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, find, row, tuning_cost
+from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, find, row
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.tight import TightCurve, tight
 

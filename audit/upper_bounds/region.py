@@ -267,7 +267,7 @@ def between(
     return BoundValue(epsilon, error=max(epsilon - solve_epsilon(lower, delta), 0.0))
 
 
-@bound("region", 100, _SOURCE)
+@bound("region", 100, _SOURCE, is_quick=True)
 def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the region bound gives at delta, over both directions.
 

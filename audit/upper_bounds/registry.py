@@ -7,7 +7,7 @@ read the registry, so a new bound changes one file: its own.
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from audit.accounting import DeltaUnreachable, Mechanism, parse_mechanism
 from audit.accounting.conversion import LARGEST_EPSILON
 from audit.claims import Claim, Kind
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import UpperBound
@@ -57,11 +56,14 @@ class Entry:
     place: float  # position of its row in tables; the loosest bounds come first
     is_special: bool  # whether tables omit its row if it does not apply
     title: str  # its name in figures; empty if figures leave it out
-    # a quick test that is true only if the value is above an epsilon
+    # a quick test that is true only if the value is above an epsilon, or hardly below it
     exceeds: Exceeds | None = None
+    # whether it is computed after all others, if its quick test leaves it a chance to be smallest
+    deferred: bool = False
+    is_quick: bool = False  # whether it is fast and at most slightly above the smallest bound
 
     def is_above(self, epsilon: float, base: Mechanism, protocol: Protocol, delta: float) -> bool:
-        """Whether a quick test shows that the bound is above epsilon, for parsed arguments."""
+        """Whether a quick test shows that the bound does not gain, for parsed arguments."""
         try:
             with np.errstate(all="ignore"):
                 return self.exceeds is not None and self.exceeds(base, protocol, delta, epsilon)
@@ -78,7 +80,7 @@ class Entry:
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
         if not found.epsilon <= LARGEST_EPSILON:
-            reason = _FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
+            reason = FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
             return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
             self.claim,
@@ -91,13 +93,8 @@ class Entry:
 
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
-_FAILED = "its computation failed numerically"
+FAILED = "its computation failed numerically"
 _FAILURES = (ArithmeticError, MemoryError, ValueError, IndexError)
-
-# Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
-_COMPOSED_ACCURACY = 1e-6
-# Relative distance of a bound from an attained epsilon below which no other bound is computed.
-_EXACT = 1.1e-5
 
 
 def bound(
@@ -112,6 +109,8 @@ def bound(
     is_special: bool = False,
     title: str = "",
     exceeds: Exceeds | None = None,
+    deferred: bool = False,
+    is_quick: bool = False,
 ) -> Callable[[Body], Bound]:
     """Registers a bound.
 
@@ -126,12 +125,24 @@ def bound(
     def register(body: Body) -> Bound:
         @functools.wraps(body)
         def function(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
-            return entry.evaluate(*_parse(base, protocol, delta))
+            return entry.evaluate(*parsed_arguments(base, protocol, delta))
 
         if (protocol, name) in _ENTRIES:
             raise InvalidInput(f"bound names must be used once, got {name!r} again")
         function.__doc__ = _with_arguments(body.__doc__ or "", protocol)
-        entry = Entry(name, body, function, claim, protocol, place, is_special, title, exceeds)
+        entry = Entry(
+            name,
+            body,
+            function,
+            claim,
+            protocol,
+            place,
+            is_special,
+            title,
+            exceeds,
+            deferred,
+            is_quick,
+        )
         _ENTRIES[protocol, name] = entry
         return function
 
@@ -154,7 +165,7 @@ def _with_arguments(doc: str, protocol: type[Protocol]) -> str:
     return f"{text.rstrip()}\n{_ARGUMENTS.format(argument)}{example}{code}"
 
 
-def _parse(
+def parsed_arguments(
     base: Mechanism, protocol: ProtocolLike, delta: float
 ) -> tuple[Mechanism, Protocol, float]:
     """The arguments of a public bound as validated objects."""
@@ -171,7 +182,7 @@ def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
     Example:
         >>> from audit.protocols import Grid
         >>> [entry.name for entry in entries(Grid)]
-        ['composition', 'grid', 'grid-log-concave', 'grid-tight']
+        ['composition', 'grid', 'grid-levels', 'grid-log-concave', 'grid-tight']
     """
     found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
     return sorted(found, key=lambda entry: (entry.is_special, entry.place))
@@ -191,33 +202,6 @@ def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
     return _ENTRIES[protocol, checks.one_of("bound", name, names)]
 
 
-def all_upper_bounds(base: Mechanism, protocol: ProtocolLike, delta: float) -> list[UpperBound]:
-    """Every bound for the protocol, the loosest kind first.
-
-    Args:
-        base: the base mechanism.
-        protocol: the protocol, or the distribution of K of a random search; an object or text.
-        delta: in (0, 1).
-
-    Raises:
-        InvalidInput: delta is not in (0, 1).
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> rows = all_upper_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
-        >>> [row.name for row in rows if row.epsilon < 1.45]
-        ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
-    """
-    base, protocol, delta = _parse(base, protocol, delta)
-    bounds = entries(type(protocol))
-    rows = without_contradictions([row(entry, base, protocol, delta) for entry in bounds])
-    return [
-        found
-        for entry, found in zip(bounds, rows, strict=True)
-        if found.applies or not entry.is_special
-    ]
-
-
 def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
     """One bound, for parsed arguments; a failure becomes the reason of the row."""
     return answered(entry.name, entry.claim, lambda: entry.evaluate(base, protocol, delta))
@@ -231,88 +215,5 @@ def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> Upper
     except DeltaUnreachable as error:
         reason = str(error)
     except _FAILURES as error:
-        reason = f"{_FAILED}: {' '.join(str(error).split()) or type(error).__name__}"
+        reason = f"{FAILED}: {' '.join(str(error).split()) or type(error).__name__}"
     return UpperBound(name, math.inf, claim, reason=reason)
-
-
-def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
-    """The rows; a bound below an epsilon that some score attains is replaced by a reason.
-
-    This happens only at extreme parameters, at which the computation of a bound fails numerically.
-    """
-    attained = max((one.attains for one in rows), default=0.0)
-    least = attained * (1.0 - _COMPOSED_ACCURACY)
-    reason = (
-        f"{_FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
-        "attack attains"
-    )
-    return [
-        replace(one, epsilon=math.inf, reason=reason)
-        if one.claim.any_score and one.epsilon < least
-        else one
-        for one in rows
-    ]
-
-
-def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
-    """The cost of a tuning: the smallest bound that holds for every score.
-
-    Args:
-        base: the base mechanism.
-        protocol: the protocol, or the distribution of K of a random search; an object or text.
-        delta: in (0, 1).
-
-    Raises:
-        DeltaUnreachable: no bound reaches delta; the message gives the reason.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> round(tuning_cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
-        1.4488
-    """
-    base, protocol, delta = _parse(base, protocol, delta)
-    bounds = entries(type(protocol))
-    valid = [entry for entry in bounds if entry.claim.any_score]
-    rows: list[UpperBound] = []
-    for entry in reversed(valid):  # sharpest first
-        so_far = smallest(without_contradictions(rows))
-        if so_far is not None and entry.is_above(so_far.epsilon, base, protocol, delta):
-            continue
-        rows.insert(0, row(entry, base, protocol, delta))
-        is_exact = rows[0].epsilon <= (1.0 + _EXACT) * rows[0].attains
-        if is_exact and not isinstance(protocol, RandomSearch):  # whose simplest equal is named
-            break
-    if not any(one.attains for one in rows):  # otherwise a bound found an attained epsilon already
-        attained = [entry for entry in bounds if entry.claim.kind is Kind.ATTAINED]
-        rows += [row(entry, base, protocol, delta) for entry in attained]
-    rows = without_contradictions(rows)
-    found = smallest(rows)
-    if found is None:
-        general = [one for entry, one in zip(valid, rows, strict=False) if not entry.is_special]
-        # A bound that applies says which deltas it reaches; the others only why they do not apply.
-        about_delta = {one.reason: one for one in general if one.reason.startswith("delta must")}
-        reasons = [f"{one.name}: {one.reason}" for one in about_delta.values() or general[-1:]]
-        raise DeltaUnreachable(
-            f"delta must be one that some bound for {protocol.spec} reaches, got "
-            f"{checks.one_line(delta)} ({'; '.join(reasons)})"
-        )
-    return found
-
-
-def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
-    """The smallest of some bounds that holds for every score; None if there is none.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> from audit.upper_bounds import region
-        >>> from audit.upper_bounds.published import renyi
-        >>> rows = [bound(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5) for bound in (renyi, region)]
-        >>> smallest(rows).name
-        'region'
-    """
-    known = [
-        (found.epsilon, place, found)
-        for place, found in enumerate(rows)
-        if found.applies and found.claim.any_score
-    ]
-    return min(known)[2] if known else None

@@ -1,6 +1,6 @@
 """The result of a bound: a number, its assumptions and its source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from audit.claims import Claim, Kind
@@ -24,6 +24,8 @@ class UpperBound:
             value, in [epsilon, epsilon + error]).
         reason: the reason why the bound does not apply; empty if it applies.
         attains: an epsilon that some score is known to attain; 0 if none is known.
+        statement: the cost as one sentence with all its premises, as `tuning_cost` states it;
+            empty for a single bound of a table.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -38,10 +40,13 @@ class UpperBound:
     error: float = 0.0
     reason: str = ""
     attains: float = 0.0
+    statement: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         if not self.applies:
             return f"{self.name} {self.assumes}"
+        if self.statement:
+            return f"{self.statement} (Bound: {self.name}.)"
         sign = "about" if self.approximate else ">=" if self.attained else "<="
         epsilon = format_places(self.epsilon, up=not self.attained)
         return f"epsilon {sign} {epsilon} by {self.name}: {self.assumes}"

@@ -22,7 +22,6 @@ from audit.certificate import (
     schema,
 )
 from audit.certificate.conditions import Private, bases_of, conditions
-from audit.certificate.wording import PROTOCOLS, describe
 from audit.tuning.outcome import Outcome, Trial
 
 SCORE = Private(1.0, 0.2, disjoint=False)
@@ -107,8 +106,8 @@ def test_score_of_a_run_that_is_one_of_several(kind: type[Candidates] | type[Wor
     ],
 )
 def test_protocols_in_words(spec: str, words: str) -> None:
-    assert isinstance(protocols.parse_protocol(spec), PROTOCOLS)
-    assert re.search(words, describe(protocols.parse_protocol(spec)).summary)
+    assert protocols.parse_protocol(spec).can_be_studied()
+    assert re.search(words, protocols.parse_protocol(spec).statement.summary)
 
 
 def test_an_unfinished_study_has_no_certificate() -> None:

@@ -176,7 +176,7 @@ def test_target_epsilon_from_the_command_line(capsys: pytest.CaptureFixture[str]
     ("argv", "message"),
     [
         (["--mu", "1", "--delta", "1.5"], "delta must be in (0, 1), got 1.5"),
-        (["--mu", "1", "--repetitions", "tnb:0,2"], "gamma must be in (0, 1), got 2.0"),
+        (["--mu", "1", "--repetitions", "tnb:0,2"], "gamma must be in (0, 1), got 2"),
         (["--mu", "1", "--repetitions", "geometrik:0.1"], "did you mean 'geometric'?"),
         (["--mu", "-1"], "mu must be in [1e-12, 1000], got -1.0"),
         (["--mu", "nan"], "mu must be in [1e-12, 1000], got nan"),

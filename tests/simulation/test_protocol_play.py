@@ -15,13 +15,13 @@ from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
+from audit.protocols import adaptive_density
 from audit.report.assemble import assemble
 from audit.report.text import to_text
 from audit.simulation import batch_samplers, sequential_search
 from audit.simulation.tune import tune
 from audit.simulation.winners import GameContext
 from audit.tuning.journal import Record
-from audit.tuning.samplers import relative_density
 from audit.tuning.space import Space, Uniform
 from audit.upper_bounds.published import project_density
 from threat_models import build
@@ -122,7 +122,7 @@ def test_the_gaussian_process_equals_that_of_scikit_learn() -> None:
             before[t].append(Record(number, tuple(values[c]), kept))
         found = sampler.densities(np.arange(3))
         for row, ended in zip(found, before, strict=True):
-            expected = relative_density(protocol, space, [tuple(v) for v in values], ended)
+            expected = protocol.relative_density(space, [tuple(v) for v in values], ended)
             np.testing.assert_allclose(row, expected, rtol=1e-6)
             assert row.mean() == pytest.approx(1.0, abs=1e-12)
     assert found[0].max() > 1.2  # it has learned
@@ -132,7 +132,7 @@ def test_candidates_are_drawn_from_projected_densities() -> None:
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
-    found = batch_samplers.projected(densities, 0.7, 1.4)
+    found = adaptive_density.project(densities, 0.7, 1.4)
     for row, density in zip(found, densities, strict=True):
         np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
@@ -338,7 +338,10 @@ def test_leakage_of_accepted_tails_equals_that_of_a_fine_grid() -> None:
         ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates for grid:3"),
         ({"protocol": "grid:3", "repetitions": "fixed:3"}, "must not be given with protocol grid"),
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
-        ({"protocol": "noisy-max:3"}, "protocol must be one that an audit can play: search, grid"),
+        (
+            {"protocol": "noisy-max:3"},
+            "protocol must be one that an audit can play: search, adaptive, grid",
+        ),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
         ({"sampler": "gp"}, "sampler must be"),

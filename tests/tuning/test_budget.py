@@ -25,7 +25,7 @@ from audit.accounting import (
     calibrate_mu,
     renyi_to_epsilon,
 )
-from audit.tuning.budget import odometer
+from audit.accounting.filters import odometer
 
 SAMPLED = DpSgd(2.0, 200, 0.02)
 

@@ -26,7 +26,6 @@ from study_helpers import (
 )
 
 from audit import protocols, repetitions, tuning
-from audit.tuning import samplers
 from audit.tuning.journal import Memory, Record
 from audit.tuning.play import play
 from audit.tuning.secret_draws import Draws, secret_integer
@@ -142,14 +141,14 @@ def test_adaptive_density_stays_within_its_limits_for_every_history() -> None:
     protocol = protocols.Adaptive("fixed:3", 0.6, 1.5)
     before = [Record(i, space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
     pool = [space.draw(np.random.default_rng(i)) for i in range(200)]
-    density = samplers.relative_density(protocol, space, pool, before)
+    density = protocol.relative_density(space, pool, before)
     assert density.min() >= 0.6 - 1e-12
     assert density.max() <= 1.5 + 1e-12
     assert density.mean() == pytest.approx(1.0, abs=1e-9)
     at_five = np.array([space.at(point)["level"] == 5 for point in pool])
     assert density[at_five].min() > density[~at_five].max()  # it has learned
     drawn = [
-        space.at(samplers.adaptive_point(protocol, space, np.random.default_rng(i), before))
+        space.at(protocol.next_candidate(space, np.random.default_rng(i), len(before), before))
         for i in range(150)
     ]
     share = np.mean([one["level"] == 5 for one in drawn])

@@ -669,11 +669,44 @@ def test_a_grid_of_pure_runs_that_no_lattice_resolves_costs_at_most_their_sum() 
     assert tuning_cost(PureDp(600.0), "grid:5", DELTA).epsilon <= 3000.0
 
 
-def test_a_grid_of_rarely_sampled_candidates_is_near_composition() -> None:
-    # Only the hull's last piece reaches from 1 - s = 0.9 to a rare event: it must be divided.
-    found = rows(DpSgd(0.8, 1000, 0.001), "grid:10")
-    assert found["composition"].epsilon < found["grid"].epsilon < 1.14
-    assert found["grid"].error < 0.01 * found["grid"].epsilon
+@pytest.mark.parametrize(
+    ("base", "candidates", "value"),
+    [
+        (DpSgd(0.8, 1000, 0.001), 10, 0.751),
+        (DpSgd(0.8, 1000, 0.001), 30, 0.998),
+        (DpSgd(0.8, 1000, 0.001), 100, 1.550),
+        (DpSgd(0.6, 3000, 0.0005), 30, 2.378),
+    ],
+)
+def test_grids_of_rarely_sampled_candidates_use_the_best_cut(
+    base: DpSgd, candidates: int, value: float
+) -> None:
+    grid = upper_bounds.find("grid", protocols.Grid).function
+    found = grid(base, f"grid:{candidates}", DELTA).epsilon
+    assert found == pytest.approx(value, abs=6e-4)
+    # With equal events for all other candidates, the product is the region bound of fixed:m.
+    assert found >= upper_bounds.region(base, f"fixed:{candidates}", DELTA).epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.9])
+def test_no_cut_is_below_the_curve_of_products(epsilon: float) -> None:
+    # The largest gain over combinations of a few events, one for each of two other candidates.
+    base = DpSgd(0.8, 1000, 0.001)
+    for pair in base.pairs:
+        t = np.linspace(*pair.event_range, 4001)
+        left, left_with = (np.exp(side) for side in pair.events(t))
+        few = np.unique(np.searchsorted(-left, -np.geomspace(1.0, 1e-6, 60)).clip(0, 4000))
+        a = np.multiply.outer(left[few], left[few]).ravel()
+        b = np.multiply.outer(left_with[few], left_with[few]).ravel()
+        pmf = pair.atoms(np.inf)
+        gains = [
+            np.maximum(a - math.exp(epsilon - loss) * b, 0.0).max()
+            for loss in pmf.loss[pmf.mass > 1e-12]
+        ]
+        least = 3.0 * (pmf.mass[pmf.mass > 1e-12] @ gains)
+        for share in (1e-6, 1e-2, 0.1, 0.3):
+            curve = GridCurve((pair,), (3,), 1.0, share * DELTA)
+            assert curve.delta(epsilon) >= least * (1.0 - 1e-6), share
 
 
 def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,381 @@
+"""The role of each column of a table of runs: used, not about privacy, or refused.
+
+A column is used if its name is one of a few words that mean the same everywhere, or if it is
+mapped to one. A column whose name only resembles such a word is never used: it is refused, with the
+mapping to type, unless everything that it could mean is known from other columns.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from audit import checks
+from audit.errors import InvalidInput
+from audit.numbers_from_text import is_ambiguous, read_number, why_not_a_number
+
+ROLES = {
+    "noise_multiplier": "standard deviation of the noise in clipping norms",
+    "sampling_rate": "probability that a record is in a batch",
+    "batch_size": "expected number of records in a batch",
+    "steps": "number of iterations of the run",
+    "epochs": "number of passes over the records",
+    "delta": "delta of the target epsilon",
+    "target_epsilon": "epsilon from which the noise of the run was computed",
+    "gdp_mu": "mu of Gaussian differential privacy",
+    "zcdp_rho": "rho of zero-concentrated differential privacy",
+}
+"""The words that are read wherever they stand, with their meanings."""
+
+IGNORE = "ignore"
+"""The role to map a column to that is not about privacy."""
+
+STATE_COLUMNS = ("state", "status")
+"""Names of columns with the state of a run."""
+
+PREFIXES = (
+    "params.",
+    "params_",
+    "params/",
+    "config/",
+    "config.",
+    "user_attrs_",
+    "user_attrs.",
+    "param_",
+    "hparams/",
+    "hparams.",
+)
+"""What trackers write before the name of a hyperparameter."""
+
+PLAIN = {
+    "mu": "gdp_mu",
+    "rho": "zcdp_rho",
+    "epsilon": "target_epsilon",
+    "eps": "target_epsilon",
+    "sigma": "noise_multiplier",
+}
+"""Names that are often those of other hyperparameters; they are read only where they are mapped."""
+
+_NOISE, _RATE, _BATCH, _LENGTH, _EPSILON = "noise", "rate", "batch", "length", "epsilon"
+
+_LIKELY_ROLE = {
+    _NOISE: "noise_multiplier",
+    _RATE: "sampling_rate",
+    _BATCH: "batch_size",
+    _LENGTH: "steps",
+    _EPSILON: "target_epsilon",
+}
+_MEANINGS = {
+    _NOISE: "a noise",
+    _RATE: "a sampling rate",
+    _BATCH: "a batch size",
+    _LENGTH: "a number of steps",
+    _EPSILON: "an epsilon",
+}
+
+_MISSING = frozenset({"", "nan", "none", "null", "na", "n/a", "<na>", "-"})
+_MAX_LISTED = 160
+"""Characters of a list of columns in a message."""
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell is empty, or holds what programs write for a missing value."""
+    if isinstance(value, str):
+        return value.strip().lower() in _MISSING
+    return value is None or bool(value != value) or type(value).__name__ in ("NAType", "NaTType")
+
+
+def looks_like_a_number(value: object) -> bool:
+    """Whether a cell is a number, or text that some person would read as one."""
+    if isinstance(value, bool) or type(value).__name__ == "bool_":
+        return False
+    if not isinstance(value, str):
+        return isinstance(value, int | float) or hasattr(value, "__float__")
+    try:
+        read_number(value)
+    except ValueError:
+        return why_not_a_number(value) != "it is not a number"
+    return True
+
+
+def without_prefix(column: str) -> str:
+    """The name of a column without spaces around it and without a tracker's prefix.
+
+    Example:
+        >>> without_prefix("params.noise_multiplier"), without_prefix("learning rate")
+        ('noise_multiplier', 'learning rate')
+    """
+    name = column.strip()
+    for prefix in PREFIXES:
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: in quotes, and shortened to one line."""
+    text = ", ".join(checks.one_line(name) for name in names)
+    return text if len(text) <= _MAX_LISTED else f"{text[:_MAX_LISTED]}..."
+
+
+def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The mapping from names of columns to roles.
+
+    Args:
+        columns: a mapping, or text such as `sigma=noise_multiplier,bs=batch_size`.
+
+    Raises:
+        InvalidInput: the text is no such list, a role is unknown, or two columns have one role.
+
+    Example:
+        >>> parse_columns("sigma=noise_multiplier, bs=batch_size")
+        {'sigma': 'noise_multiplier', 'bs': 'batch_size'}
+    """
+    if columns is None:
+        return {}
+    if isinstance(columns, str):
+        parts = [part.rpartition("=") for part in columns.split(",")]
+        if not all(equals and name.strip() for name, equals, _ in parts):
+            raise InvalidInput(
+                "columns must be NAME=ROLE,NAME=ROLE,... such as sigma=noise_multiplier, got "
+                f"{checks.one_line(columns)}"
+            )
+        columns = {name.strip(): role.strip() for name, _, role in parts}
+    if not isinstance(columns, Mapping):
+        raise InvalidInput(
+            f"columns must be a mapping from columns to roles, got {checks.one_line(columns)}"
+        )
+    mapping = {
+        str(name): checks.one_of("the role of a column", role, (*ROLES, IGNORE))
+        for name, role in columns.items()
+    }
+    used = [role for role in mapping.values() if role != IGNORE]
+    for role in used:
+        if used.count(role) > 1:
+            names = [name for name, given in mapping.items() if given == role]
+            raise InvalidInput(f"columns must map one column to {role}, got {listed(names)}")
+    return mapping
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """The role of each column.
+
+    Attributes:
+        used: the role of each column that describes the privacy of a run.
+        unused: why a column with a known role is not needed.
+        not_about_privacy: columns that do not describe the privacy of a run.
+        doubtful: columns that may describe it, with what they may be.
+    """
+
+    used: Mapping[str, str]
+    not_about_privacy: tuple[str, ...] = ()
+    doubtful: Mapping[str, str] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[str]:
+        """The roles as lines of text."""
+        found = []
+        if self.used:
+            pairs = (
+                column if without_prefix(column) == role else f"{column} as {role}"
+                for column, role in self.used.items()
+            )
+            found.append(f"used: {_cut(', '.join(pairs))}")
+        if self.unused:
+            pairs = (f"{column} ({reason})" for column, reason in self.unused.items())
+            found.append(f"not needed: {_cut(', '.join(pairs))}")
+        if self.not_about_privacy:
+            found.append(f"not about privacy: {_cut(', '.join(self.not_about_privacy))}")
+        return found
+
+
+def _cut(text: str) -> str:
+    plain = checks.printable(text)
+    return plain if len(plain) <= 2 * _MAX_LISTED else f"{plain[: 2 * _MAX_LISTED]}..."
+
+
+def roles_of(
+    columns: Mapping[str, Sequence[Any]],
+    mapping: Mapping[str, str],
+    *,
+    bookkeeping: Iterable[str] = (),
+    where: str = "the table",
+) -> ColumnRoles:
+    """The role of each column, from its name, its values and the mapping.
+
+    Args:
+        columns: the values of each column, by its name as it is written.
+        mapping: roles of columns, by their names with or without the prefix of a tracker.
+        bookkeeping: columns that the tracker itself writes.
+        where: the table, in words.
+
+    Raises:
+        InvalidInput: a mapped column does not exist, or two columns have one role.
+    """
+    names: dict[str, list[str]] = {}
+    for column in columns:
+        for name in {column.strip(), without_prefix(column)}:
+            names.setdefault(name, []).append(column)
+    roles = {}
+    for name, mapped_role in mapping.items():
+        if name not in names:
+            raise InvalidInput(
+                f"columns must name columns of {where}, got {checks.one_line(name)}; it has "
+                f"{listed(columns)}"
+            )
+        for column in names[name]:
+            roles[column] = mapped_role
+    own = set(bookkeeping)
+    used: dict[str, str] = {}
+    doubtful: dict[str, str] = {}
+    other: list[str] = []
+    mapped = set(roles.values())
+    for column, values in columns.items():
+        name = without_prefix(column)
+        role = roles.get(column)
+        if role is None and name in ROLES and name not in mapped and column not in own:
+            role = name
+        has_numbers = any(map(looks_like_a_number, values))
+        if role == IGNORE or all(map(is_missing, values)) or (role is None and column in own):
+            other.append(column)
+        elif role is not None:
+            used[column] = role
+        elif has_numbers and (kind := _may_be(name)):
+            doubtful[column] = kind
+        else:
+            other.append(column)
+    _check_unique(used, columns, where)
+    return ColumnRoles(used, tuple(other), doubtful)
+
+
+def _check_unique(
+    used: Mapping[str, str], columns: Mapping[str, Sequence[Any]], where: str
+) -> None:
+    """Refuses two columns of one role that differ."""
+    by_role: dict[str, list[str]] = {}
+    for column, role in used.items():
+        by_role.setdefault(role, []).append(column)
+    for role, same in by_role.items():
+        contents = {tuple(map(str, columns[column])) for column in same}
+        if len(contents) > 1:
+            raise InvalidInput(
+                f"{where} must have one column {role}, got {listed(same)} with different values: "
+                f"add --columns '{same[-1]}={IGNORE}' for each that is not {role}"
+            )
+
+
+def _words_of(name: str) -> list[str]:
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    return [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
+
+
+_WORDS_OF_KINDS = {
+    _EPSILON: "epsilon eps epsilons privacy budget",
+    _NOISE: "noise sigma nm z nmult std stddev",
+    _BATCH: "batch batches bs batchsize lot minibatch microbatch b bsz bsize",
+    _RATE: "sample sampling samplerate subsample subsampling samp sampled q tau poisson prob rate",
+    _LENGTH: "step steps iter iters iteration iterations epoch epochs round rounds updates t "
+    "nsteps nepochs niter numsteps numepochs ep",
+}
+_UNLESS = {
+    _BATCH: "norm",
+    _RATE: "seed sampler id learning lr dropout drop decay error warmup momentum noise label "
+    "mutation success pass hit frame bit compression pruning growth",
+    _LENGTH: "lr learning warmup decay scheduler schedule patience size norm",
+}
+"""Words in names of columns that may be of a kind, and words beside which they are not."""
+
+_RESEMBLES = {kind: frozenset(words.split()) for kind, words in _WORDS_OF_KINDS.items()}
+_EXCLUDES = {kind: frozenset(_UNLESS.get(kind, "").split()) for kind in _WORDS_OF_KINDS}
+
+
+def _may_be(name: str) -> str:
+    """What an unknown column may be; empty if its name is that of no setting of DP-SGD."""
+    if name.strip() in ("mu", "rho"):
+        return ""  # hyperparameters of optimisers, unless they are mapped
+    words = set(_words_of(name))
+    joined = "".join(_words_of(name))
+    if "noisemult" in joined:
+        return _NOISE
+    if "accum" in joined or "batchsize" in joined:
+        return _BATCH
+    for kind, resembling in _RESEMBLES.items():
+        if words & resembling and not words & _EXCLUDES[kind]:
+            counts_batches = kind == _BATCH and words & {"num", "n", "batches"}
+            return _LENGTH if counts_batches else kind
+    return ""
+
+
+def refuse_doubtful(
+    roles: ColumnRoles,
+    known: Iterable[str],
+    settings: Iterable[str],
+    varying: Mapping[str, bool],
+    where: str,
+) -> ColumnRoles:
+    """The roles, with doubtful columns whose meaning is known otherwise as not needed.
+
+    Args:
+        roles: the roles of all columns.
+        known: the roles of other columns.
+        settings: the roles that are given for all runs; all of them if a base is given.
+        varying: whether each column has several values. A setting for all runs says nothing about a
+            doubtful column that varies.
+        where: the table, in words.
+
+    Raises:
+        InvalidInput: a column may be a noise, a rate, a batch size, a number of steps or a target
+            epsilon that is not known otherwise.
+    """
+    by_columns, by_settings = _known_kinds(set(known)), _known_kinds({*known, *settings})
+    refused, unused = {}, dict(roles.unused)
+    for column, kind in roles.doubtful.items():
+        kinds = by_columns if varying[column] else by_settings
+        # With several small batches per step, only the rate determines the expected batch.
+        needed = _RATE if "accum" in "".join(_words_of(column)) else kind
+        if needed in kinds:
+            unused[column] = f"{_MEANINGS[kind]} is known"
+        else:
+            refused[column] = kind
+    if refused:
+        raise InvalidInput(doubt(refused, where))
+    return ColumnRoles(roles.used, roles.not_about_privacy, {}, unused)
+
+
+def _known_kinds(roles: Set[str]) -> set[str]:
+    """The kinds of doubtful columns that roles make superfluous."""
+    if roles & {"gdp_mu", "zcdp_rho"}:
+        return {_NOISE, _RATE, _BATCH, _LENGTH, _EPSILON}
+    kinds = set()
+    if "noise_multiplier" in roles:
+        kinds |= {_NOISE, _EPSILON}
+    if "target_epsilon" in roles:
+        kinds |= {_EPSILON}
+    if "sampling_rate" in roles:
+        kinds |= {_RATE, _BATCH}
+    if "batch_size" in roles:
+        kinds |= {_BATCH}
+    if roles & {"steps", "epochs"}:
+        kinds |= {_LENGTH}
+    return kinds
+
+
+def doubt(refused: Mapping[str, str], where: str) -> str:
+    """The message about doubtful columns, with the mapping to type."""
+    first = list(refused.items())[:4]
+    may_be = ", ".join(f"{checks.one_line(name)} may be {_MEANINGS[kind]}" for name, kind in first)
+    mapping = ",".join(f"{without_prefix(name)}={_LIKELY_ROLE[kind]}" for name, kind in first)
+    mapping = checks.printable(mapping)
+    if len(mapping) > _MAX_LISTED:
+        mapping = f"{mapping[:_MAX_LISTED]}..."
+    return (
+        f"{where} must have only columns whose meaning is known, but {may_be[:300]}: add --columns "
+        f"'{mapping}' (in Python, columns=), or ={IGNORE} for a column that is not about privacy"
+    )
+
+
+def ambiguous(value: object) -> bool:
+    """Whether a cell is text such as 1.000."""
+    return isinstance(value, str) and is_ambiguous(value)

@@ -1,0 +1,148 @@
+"""What the material of a finished tuning shows about how its candidates were chosen."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+GRID, RANDOM, SEQUENTIAL = "grid", "random", "sequential"
+
+COMPLETE, FAILED, PRUNED, RUNNING = "complete", "failed", "pruned", "running"
+
+STATES = {
+    "complete": COMPLETE,
+    "completed": COMPLETE,
+    "finished": COMPLETE,
+    "succeeded": COMPLETE,
+    "success": COMPLETE,
+    "terminated": COMPLETE,
+    "done": COMPLETE,
+    "ok": COMPLETE,
+    "fail": FAILED,
+    "failed": FAILED,
+    "failure": FAILED,
+    "crashed": FAILED,
+    "error": FAILED,
+    "errored": FAILED,
+    "killed": FAILED,
+    "invalid": FAILED,
+    "aborted": FAILED,
+    "preempted": FAILED,
+    "preempting": FAILED,
+    "pruned": PRUNED,
+    "early_stopped": PRUNED,
+    "early stopped": PRUNED,
+    "stopped": PRUNED,
+    "running": RUNNING,
+    "scheduled": RUNNING,
+    "waiting": RUNNING,
+    "pending": RUNNING,
+    "paused": RUNNING,
+    "idle": RUNNING,
+}
+"""The states of runs, by the words of trackers in lower case."""
+
+_DIGITS_OF_A_DRAW = 9
+"""Significant digits from which a number is taken to be drawn from a continuous distribution."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the material shows.
+
+    Attributes:
+        method: `grid`, `random` or `sequential`; None if nothing shows it.
+        reasons: what shows it.
+        remarks: what is reported besides, and decides nothing.
+    """
+
+    method: str | None = None
+    reasons: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def contradicts(self, chosen: str) -> bool:
+        """Whether the material shows that candidates were not chosen as stated.
+
+        A tuning that is said to be sequential costs at least as much as what is shown.
+        """
+        return self.method is not None and chosen not in (self.method, SEQUENTIAL)
+
+
+def combined(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence of several sources that form one tuning.
+
+    One source whose candidates depend on earlier results makes the whole tuning sequential. Sources
+    that differ otherwise, or of which some show nothing, show nothing together.
+    """
+    remarks = tuple(remark for part in parts for remark in part.remarks)
+    sequential = [part for part in parts if part.method == SEQUENTIAL]
+    if sequential:
+        reasons = tuple(reason for part in sequential for reason in part.reasons)
+        return Evidence(SEQUENTIAL, reasons, remarks)
+    methods = {part.method for part in parts}
+    if len(methods) == 1:
+        return Evidence(
+            methods.pop(), tuple(reason for part in parts for reason in part.reasons), remarks
+        )
+    return Evidence(None, (), remarks)
+
+
+def state_of(word: object) -> str | None:
+    """The state of a run that a tracker names; None for an unknown word."""
+    return STATES.get(str(word).strip().lower().rpartition(".")[2])
+
+
+def evidence_of_states(states: Iterable[str]) -> Evidence:
+    """What the states of runs show: pruning compares a run with others."""
+    counts: dict[str, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    remarks = []
+    if failed := counts.get(FAILED, 0):
+        remarks.append(f"{_runs(failed)} failed, and {_count(failed)} in full")
+    if running := counts.get(RUNNING, 0):
+        remarks.append(f"{_runs(running)} had not ended, and {_count(running)} in full")
+    pruned = counts.get(PRUNED, 0)
+    if not pruned:
+        return Evidence(None, (), tuple(remarks))
+    reason = f"{_runs(pruned)} {'was' if pruned == 1 else 'were'} pruned, by the results of others"
+    remarks.append(f"{_runs(pruned)} {'was' if pruned == 1 else 'were'} pruned, and "
+                   f"{_count(pruned)} in full")  # fmt: skip
+    return Evidence(SEQUENTIAL, (reason,), tuple(remarks))
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _count(count: int) -> str:
+    return "it counts" if count == 1 else "they count"
+
+
+def evidence_of_repetitions(candidates: Sequence[tuple[object, ...]]) -> Evidence:
+    """What repeated candidates show.
+
+    Independent draws from a continuous distribution never repeat, so a repeated candidate with such
+    a number was not drawn independently.
+    """
+    seen: dict[tuple[object, ...], int] = {}
+    for candidate in candidates:
+        seen[candidate] = seen.get(candidate, 0) + 1
+    repeated = [candidate for candidate, count in seen.items() if count > 1]
+    if not repeated:
+        return Evidence()
+    times = sum(seen[candidate] for candidate in repeated)
+    what = "candidate was" if len(repeated) == 1 else "candidates were"
+    words = f"{len(repeated)} {what} trained more than once ({times} runs)"
+    if any(_is_drawn(value) for candidate in repeated for value in candidate):
+        reason = f"{words}, which independent draws of continuous numbers never do"
+        return Evidence(None, (reason,), (words,))
+    return Evidence(None, (), (words,))
+
+
+def _is_drawn(value: object) -> bool:
+    if isinstance(value, int):
+        return False
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return float(f"{number:.{_DIGITS_OF_A_DRAW}g}") != number

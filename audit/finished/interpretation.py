@@ -1,0 +1,217 @@
+"""From the recorded runs of one source to mechanisms: roles of columns, then the numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from audit import checks
+from audit.accounting import DpSgd, Mechanism
+from audit.errors import InvalidInput
+from audit.finished.columns import (
+    IGNORE,
+    PLAIN,
+    ROLES,
+    ColumnRoles,
+    is_missing,
+    listed,
+    looks_like_a_number,
+    refuse_doubtful,
+    roles_of,
+    without_prefix,
+)
+from audit.finished.material import Material
+from audit.finished.runs import RunSettings, is_false, mechanism_of
+
+_IDENTIFYING = frozenset({"noise_multiplier", "target_epsilon", "gdp_mu", "zcdp_rho"})
+_DETERMINED_BY = {
+    "batch_size": "sampling_rate",
+    "epochs": "steps",
+    "target_epsilon": "noise_multiplier",
+}
+"""The setting of all runs that a column with another role determines."""
+
+_SHUFFLING = ("poisson_sampling", "poisson")
+_TO_TYPE = (
+    "give them for all runs, as --noise-multiplier 1.1 --sampling-rate 0.01 --steps 500 (in "
+    "Python, noise_multiplier=, sampling_rate=, steps=, or base=)"
+)
+
+
+def interpret(
+    material: Material, mapping: Mapping[str, str], settings: RunSettings
+) -> tuple[list[Mechanism], ColumnRoles]:
+    """The mechanism of every run of a source, and the roles of its columns.
+
+    Raises:
+        InvalidInput: a column is not understood, or a run has no mechanism.
+    """
+    known = [run.mechanism for run in material.runs if run.mechanism is not None]
+    if known:
+        _check_no_settings(settings)
+        return known, ColumnRoles({})
+    columns = material.columns
+    names = {name for column in columns for name in (column.strip(), without_prefix(column))}
+    roles = roles_of(
+        columns,
+        {name: role for name, role in mapping.items() if name in names},
+        bookkeeping=material.bookkeeping,
+        where=material.name,
+    )
+    _check_batches(columns, settings)
+    if settings.base is not None:
+        return _with_base(material, roles, settings)
+    found = {*roles.used.values(), *settings.constants}
+    if not found & _IDENTIFYING:
+        raise InvalidInput(_nothing_known(material.name, columns, roles, mapping))
+    varying = _varying(columns)
+    by_columns = set(roles.used.values())
+    roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
+    _check_settings(roles, settings, varying, material.name)
+    return _mechanisms(material, roles, settings), _without_unneeded(roles, found)
+
+
+def _check_no_settings(settings: RunSettings) -> None:
+    given = [*settings.constants]
+    given += [
+        name
+        for name in ("records", "base", "neighbours", "target_delta", "accountant")
+        if getattr(settings, name) is not None
+    ]
+    given += ["group_size"] if settings.group_size != 1 else []
+    if given:
+        raise InvalidInput(
+            f"{given[0]} must not be given with mechanisms, which state everything about their "
+            "runs, got both"
+        )
+
+
+def _check_batches(columns: Mapping[str, list[Any]], settings: RunSettings) -> None:
+    """Refuses Poisson sampling if a column says that batches were not sampled so."""
+    for column, cells in columns.items():
+        name = without_prefix(column).lower().rpartition("/")[2].rpartition(".")[2]
+        shuffled = [cell for cell in cells if not is_missing(cell) and is_false(cell)]
+        if name in _SHUFFLING and shuffled and settings.batches == "poisson":
+            raise InvalidInput(
+                f"batches must be drawn as the runs say, and column {checks.one_line(column)} says "
+                f"that they were not Poisson sampled, got {checks.one_line(shuffled[0])}: pass "
+                "--batches shuffled (in Python, batches='shuffled')"
+            )
+
+
+def _varying(columns: Mapping[str, list[Any]]) -> dict[str, bool]:
+    """Whether each column has several values."""
+    return {
+        column: len({str(cell) for cell in cells if not is_missing(cell)}) > 1
+        for column, cells in columns.items()
+    }
+
+
+def _check_settings(
+    roles: ColumnRoles, settings: RunSettings, varying: Mapping[str, bool], where: str
+) -> None:
+    """Refuses a setting for all runs beside a column by which it differs between runs."""
+    for column, role in roles.used.items():
+        setting = _DETERMINED_BY.get(role, "")
+        if setting in settings.constants and varying[column]:
+            raise InvalidInput(
+                f"{setting} must not be given for all runs, because {role} differs between those "
+                f"of {where} (column {checks.one_line(column)}), got "
+                f"{checks.one_line(settings.constants[setting])}"
+            )
+
+
+def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -> list[Mechanism]:
+    cached: dict[tuple[tuple[str, str], ...], Mechanism] = {}
+    runs = []
+    for run in material.runs:
+        values = {
+            role: run.values[column]
+            for column, role in roles.used.items()
+            if column in run.values and not is_missing(run.values[column])
+        }
+        key = tuple((role, repr(cell)) for role, cell in values.items())
+        if key not in cached:
+            try:
+                cached[key] = mechanism_of(values, settings)
+            except ValueError as error:
+                raise InvalidInput(f"{run.where}: {error}") from None
+        runs.append(cached[key])
+    return runs
+
+
+def _without_unneeded(roles: ColumnRoles, known: set[str]) -> ColumnRoles:
+    """The roles, with columns that are not needed, because others determine the run."""
+    reasons = {}
+    if "noise_multiplier" in known:
+        reasons["target_epsilon"] = reasons["delta"] = "the noise is known"
+    if "steps" in known:
+        reasons["epochs"] = "the steps are known"
+    if "sampling_rate" in known:
+        reasons["batch_size"] = "the rate is known"
+    if known & {"gdp_mu", "zcdp_rho"}:
+        reasons["delta"] = "the curve is known"
+    used = {column: role for column, role in roles.used.items() if role not in reasons}
+    unused = {column: reasons[role] for column, role in roles.used.items() if role in reasons}
+    if not known & {"target_epsilon"} and "delta" not in reasons:
+        used = {column: role for column, role in used.items() if role != "delta"}
+    return ColumnRoles(
+        used, roles.not_about_privacy, roles.doubtful, {**dict(roles.unused), **unused}
+    )
+
+
+def _with_base(
+    material: Material, roles: ColumnRoles, settings: RunSettings
+) -> tuple[list[Mechanism], ColumnRoles]:
+    """The given base for every run, if no column shows that runs differ from it."""
+    base = settings.base
+    assert base is not None
+    if settings.constants:
+        raise InvalidInput(
+            f"{next(iter(settings.constants))} must not be given with base, which describes the "
+            "whole run, got both"
+        )
+    columns = material.columns
+    varying = _varying(columns)
+    unused = {}
+    for column, role in roles.used.items():
+        cells = [cell for cell in columns[column] if not is_missing(cell)]
+        stated = getattr(base, role, None) if isinstance(base, DpSgd) else None
+        if role == "delta" or (not varying[column] and stated is None):
+            unused[column] = "the base is given"
+            continue
+        for cell in cells:
+            if stated is None or checks.interval(role, cell) != stated:
+                raise InvalidInput(
+                    f"base must be the mechanism of every run, but {material.name} has "
+                    f"{'several values of' if stated is None else 'another'} {role} in column "
+                    f"{checks.one_line(column)}, got {checks.one_line(cell)}: leave the base out, "
+                    f"or add --columns '{checks.printable(without_prefix(column))[:60]}={IGNORE}'"
+                )
+        unused[column] = "as the base"
+    doubtful = refuse_doubtful(roles, (), ROLES, varying, material.name)
+    found = ColumnRoles({}, roles.not_about_privacy, {}, {**unused, **dict(doubtful.unused)})
+    return [base] * len(material.runs), found
+
+
+def _nothing_known(
+    name: str, columns: Mapping[str, list[Any]], roles: ColumnRoles, mapping: Mapping[str, str]
+) -> str:
+    """The message about a table that does not describe the privacy of its runs."""
+    hints = [
+        f"{without_prefix(column)}={PLAIN[without_prefix(column)]}"
+        for column, cells in columns.items()
+        if without_prefix(column) in PLAIN
+        and without_prefix(column) not in mapping
+        and any(map(looks_like_a_number, cells))
+    ]
+    hints += [
+        f"{without_prefix(column)}=noise_multiplier"
+        for column, kind in roles.doubtful.items()
+        if kind == "noise" and without_prefix(column) not in PLAIN
+    ]
+    typed = checks.printable(",".join(hints[:3]))[:160]
+    map_them = f"; or map a column, such as --columns '{typed}' (in Python, columns=)"
+    return (
+        f"{name} must have noise_multiplier (with steps or epochs), target_epsilon, gdp_mu or "
+        f"zcdp_rho as columns or parameters, got {listed(columns) or 'none'}: {_TO_TYPE}"
+        f"{map_them if hints else ''}"
+    )

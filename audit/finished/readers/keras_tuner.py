@@ -1,0 +1,64 @@
+"""Keras Tuner: a project folder, with `oracle.json` and one folder per trial."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from audit import checks
+from audit.errors import InvalidInput
+from audit.finished.evidence import COMPLETE, SEQUENTIAL, Evidence, state_of
+from audit.finished.material import Material, RecordedRun
+from audit.finished.readers.files import is_folder_with, read_text
+from audit.finished.readers.registry import ReadOptions, reader
+
+_MARKS = (
+    ({"hyperband_iterations", "brackets"}, "Hyperband, which drops candidates by their results"),
+    ({"num_initial_points"}, "Bayesian optimisation"),
+)
+"""Keys of `oracle.json` by which the oracle is known."""
+
+
+def _is_project(folder: Path) -> bool:
+    return (folder / "oracle.json").is_file() and any(folder.glob("trial_*/trial.json"))
+
+
+@reader("Keras Tuner", is_folder_with(_is_project), place=340)
+def read_project(source: Any, options: ReadOptions) -> Material:
+    """The runs of a project of Keras Tuner."""
+    root = Path(source)
+    name = f"Keras Tuner {checks.one_line(str(root))}"
+    runs = []
+    for path in sorted(root.glob("trial_*/trial.json")):
+        try:
+            trial = json.loads(read_text(path))
+            values = dict(trial["hyperparameters"]["values"])
+            state = state_of(trial.get("status") or "COMPLETED") or COMPLETE
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InvalidInput(
+                f"source must be a project of Keras Tuner, got {name}, whose "
+                f"{path.parent.name}/{path.name} is not understood"
+            ) from None
+        own: dict[str, str] = {} if "epochs" in values else {"tuner/epochs": "epochs"}
+        runs.append(
+            RecordedRun(
+                {own.get(str(key), str(key)): cell for key, cell in values.items()},
+                f"{name}, {path.parent.name}",
+                state,
+            )
+        )
+    columns = frozenset(column for run in runs for column in run.values)
+    bookkeeping = frozenset(column for column in columns if column.startswith("tuner/"))
+    return Material(name, tuple(runs), _evidence(root, runs), bookkeeping, columns - bookkeeping)
+
+
+def _evidence(root: Path, runs: list[RecordedRun]) -> Evidence:
+    try:
+        keys = set(json.loads(read_text(root / "oracle.json")))
+    except (ValueError, TypeError, RecursionError):
+        keys = set()
+    if any(column.startswith("tuner/bracket") for run in runs for column in run.values):
+        keys.add("brackets")
+    for marks, oracle in _MARKS:
+        if marks & keys:
+            return Evidence(SEQUENTIAL, (f"the oracle is {oracle}",))
+    return Evidence()

@@ -1,0 +1,32 @@
+"""Tables in parquet files, read by pandas."""
+
+from pathlib import Path
+from typing import Any
+
+from audit import checks
+from audit.errors import InvalidInput
+from audit.finished.material import Material
+from audit.finished.readers.data_frames import material_of_frame
+from audit.finished.readers.files import is_file_with_suffix
+from audit.finished.readers.registry import ReadOptions, reader
+
+
+@reader("parquet", is_file_with_suffix(".parquet", ".pq"), place=200)
+def read_parquet(source: Any, options: ReadOptions) -> Material:
+    """The runs of a parquet file."""
+    path = Path(source)
+    name = checks.one_line(str(path))
+    try:
+        import pandas
+
+        frame = pandas.read_parquet(path)
+    except ImportError:
+        raise InvalidInput(
+            f"pandas and pyarrow must be installed to read {name}: pip install pandas pyarrow"
+        ) from None
+    except Exception as error:  # pyarrow raises errors of its own classes
+        raise InvalidInput(
+            f"source must be a readable parquet file, got {name}: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from None
+    return material_of_frame(frame, name)

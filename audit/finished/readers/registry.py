@@ -1,0 +1,109 @@
+"""The registry of readers: each format is one module, which registers a function."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from audit import checks
+from audit.errors import InvalidInput
+from audit.finished.evidence import Evidence
+from audit.finished.material import Material
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a reader may need besides the source.
+
+    Attributes:
+        study: the name of a study or an experiment in a storage of several; None for the only one.
+    """
+
+    study: str | None = None
+
+
+Recognise = Callable[[Any], bool]
+Read = Callable[[Any, ReadOptions], Material]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A registered reader.
+
+    Attributes:
+        name: the format.
+        recognise: whether a source has the format; it reads as little as possible.
+        read: the runs of a source of the format.
+        place: readers of lower places are asked first.
+    """
+
+    name: str
+    recognise: Recognise
+    read: Read
+    place: int
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """Tables that a tracker exports, which the readers of tables recognise by their columns.
+
+    Attributes:
+        name: the tracker.
+        recognise: whether columns are those of an export.
+        bookkeeping: the columns that the tracker itself writes.
+        evidence: what cells show about how candidates were chosen.
+        parameters: the columns with hyperparameters.
+        complete: adds what follows from the columns, such as several trainings per run.
+    """
+
+    name: str
+    recognise: Callable[[Sequence[str]], bool]
+    bookkeeping: Callable[[str], bool]
+    evidence: Callable[[Sequence[Mapping[str, Any]]], Evidence] = lambda rows: Evidence()
+    parameters: Callable[[str], bool] = lambda column: False
+    complete: Callable[[Material, Sequence[str]], Material] = lambda material, columns: material
+
+
+_READERS: list[Reader] = []
+_TABLES: list[TableFormat] = []
+
+
+def reader(name: str, recognise: Recognise, place: int = 100) -> Callable[[Read], Read]:
+    """Registers the decorated function as the reader of a format."""
+
+    def register(read: Read) -> Read:
+        _READERS.append(Reader(name, recognise, read, place))
+        _READERS.sort(key=lambda entry: entry.place)
+        return read
+
+    return register
+
+
+def table_format(entry: TableFormat) -> TableFormat:
+    """Registers the tables that a tracker exports."""
+    _TABLES.append(entry)
+    return entry
+
+
+def format_of_table(columns: Sequence[str]) -> TableFormat | None:
+    """The tracker whose export has these columns; None if there is none."""
+    return next((entry for entry in _TABLES if entry.recognise(columns)), None)
+
+
+def formats() -> list[str]:
+    """The names of all formats."""
+    return [entry.name for entry in _READERS]
+
+
+def read(source: Any, options: ReadOptions) -> Material:
+    """The runs of a source of any registered format.
+
+    Raises:
+        InvalidInput: no reader recognises the source, or its content is not understood.
+    """
+    for entry in _READERS:
+        if entry.recognise(source):
+            return entry.read(source, options)
+    raise InvalidInput(
+        "source must be a table, a folder or a storage of runs (csv, tsv, json, parquet, or of "
+        f"Optuna, MLflow, W&B, Ray Tune, Hydra, Keras Tuner), got {checks.one_line(source)}"
+    )

@@ -1,0 +1,122 @@
+"""Adaptive search: earlier runs change the density of the next candidate within limits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from audit import checks
+from audit.arrays import FloatArray
+from audit.numerics import format_exact
+from audit.protocols.adaptive_density import MIN_RUNS, confidence_density, covariance
+from audit.protocols.base import CandidateSpace, Case, FinishedRun, Point, SimulatedTunings
+from audit.protocols.random_search import RandomRuns
+from audit.protocols.statement import Statement
+from audit.repetitions import TruncatedNegativeBinomial
+
+_POOL = 512
+_DENSITY_RANGE = (0.75, 1.33)  # in comparisons, as in the figures of DP-HyPO
+
+
+@dataclass(frozen=True)
+class Adaptive(RandomRuns):
+    """K runs, each with a candidate from a density between low and high times the prior.
+
+    The densities may depend on the earlier runs but not on K, which is drawn first. The best run is
+    released. Ties are broken by an independent random number of each run, or by a fixed order of
+    candidates and outputs, but not by the order of the runs. Source: Wang et al. 2023 (DP-HyPO,
+    framework 1).
+
+    Attributes:
+        repetitions: the distribution of K; text is parsed.
+        low: c in (0, 1], the smallest ratio of a density to the prior.
+        high: C >= 1, the largest ratio.
+
+    Example:
+        >>> search = Adaptive("tnb:0,0.1", low=0.75, high=1.33)
+        >>> search.spec
+        'adaptive:0.75,1.33/tnb:0,0.1'
+    """
+
+    low: float
+    high: float
+
+    name: ClassVar[str] = "adaptive"
+    assumption: ClassVar[str] = (
+        "K runs; the density of each candidate is within [c, C] times the prior and may depend on "
+        "earlier runs but not on K; ties are broken at random or by candidate and output, not by "
+        "order of arrival"
+    )
+    parameters: ClassVar[str] = "LOW,HIGH"
+    is_sequential: ClassVar[bool] = True
+    is_adaptive: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.validate(self, "low", checks.interval, 0.0, 1.0, closed_high=True)
+        checks.validate(self, "high", checks.interval, 1.0, 1e6, closed_low=True, closed_high=True)
+
+    @property
+    def spec(self) -> str:
+        return f"adaptive:{self.low!r},{self.high!r}/{self.repetitions.spec}"
+
+    @classmethod
+    def cases(cls, runs: float) -> list[Case]:
+        low, high = _DENSITY_RANGE
+        search = cls(TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs), low, high)
+        condition = (
+            "the number of runs is drawn from {spec} and stays secret, and earlier runs change the "
+            f"density of each candidate to between {low:g} and {high:g} times a prior that does "
+            "not depend on the records"
+        )
+        return [Case(f"adaptive within [{low:g}, {high:g}], logarithmic K", search, condition)]
+
+    @cached_property
+    def statement(self) -> Statement:
+        low, high = format_exact(self.low), format_exact(self.high)
+        bounds = f"between {low} and {high} times the prior"
+        return Statement(
+            f"The tuning trains {self.runs_in_words}. Earlier runs may change the probability "
+            f"density of the next candidate to {bounds}. It releases the best run.",
+            candidates=f"each candidate is drawn from a density {bounds}, which depends on the "
+            "earlier runs alone",
+        )
+
+    def next_candidate(
+        self,
+        space: CandidateSpace,
+        rng: np.random.Generator,
+        index: int,
+        before: Sequence[FinishedRun],
+    ) -> Point:
+        # A pool of n candidates is drawn from the prior, and one of them is chosen with weights
+        # h_i / n, where every h_i is within [low, high]. The probability of any set of candidates
+        # is therefore within [low, high] times its prior probability, for any earlier runs and any
+        # size of the pool (Wang et al. 2023, section 4).
+        pool = [tuple(point) for point in rng.random((_POOL, len(space.dimensions))).tolist()]
+        u = rng.random()
+        density = self.relative_density(space, pool, before)
+        chosen = int(np.searchsorted(np.cumsum(density) / len(pool), u))
+        return pool[min(chosen, len(pool) - 1)]
+
+    def relative_density(
+        self, space: CandidateSpace, pool: Sequence[Point], before: Sequence[FinishedRun]
+    ) -> FloatArray:
+        """The density [n] over a pool of candidates after some runs, relative to the prior."""
+        known = [run.score for run in before if run.score is not None]
+        if len(known) < MIN_RUNS or len({*known}) == 1:
+            return np.ones(len(pool))
+        # A failed run gets the lowest score of the other runs.
+        scores = np.array([min(known) if run.score is None else run.score for run in before])
+        scores = (scores - scores.mean()) / scores.std()
+        runs = np.stack([space.features(run.point) for run in before])
+        candidates = np.stack([space.features(point) for point in pool])
+        counts = np.ones((1, len(before)))
+        among, across = covariance(runs, runs), covariance(runs, candidates)
+        (density,) = confidence_density(among, across, counts, scores[None], self.low, self.high)
+        return density
+
+    def simulate(self, tunings: SimulatedTunings) -> list[Any]:
+        return tunings.best_of_adaptive(self)

@@ -1,0 +1,129 @@
+"""Grid search: a fixed list of candidates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from audit import checks
+from audit.numerics import format_exact
+from audit.protocols.base import (
+    CandidateSpace,
+    Case,
+    FinishedRun,
+    Point,
+    Protocol,
+    SimulatedTunings,
+    whole_runs,
+)
+from audit.protocols.statement import Statement
+from audit.repetitions import MAX_RUNS, Binomial, Fixed, Repetitions
+
+
+@dataclass(frozen=True)
+class Grid(Protocol):
+    """Trains all candidates of a fixed list, or each with some probability; releases the best.
+
+    The score may depend on the candidate as well as on the output, and the index of the winner is
+    released. Candidates are distinct, whereas independent draws may repeat one.
+
+    Attributes:
+        candidates: length of the list.
+        inclusion: probability that a candidate is trained, independently of others, in (0, 1].
+
+    Example:
+        >>> Grid(20, 0.5).spec, Grid(20, 0.5).mean_runs
+        ('grid:20,0.5', 10.0)
+    """
+
+    candidates: int
+    inclusion: float = 1.0
+
+    name: ClassVar[str] = "grid"
+    assumption: ClassVar[str] = (
+        "a fixed list of candidates, each run once, or each included independently with a fixed "
+        "probability"
+    )
+    parameters: ClassVar[str] = "CANDIDATES or CANDIDATES,INCLUSION"
+    candidates_are: ClassVar[Literal["drawn", "listed", "chosen"]] = "listed"
+
+    def __post_init__(self) -> None:
+        checks.validate(self, "candidates", checks.integer, 1, MAX_RUNS)
+        checks.validate(self, "inclusion", checks.interval, 0.0, 1.0, closed_high=True)
+
+    @classmethod
+    def _number_of_parameters(cls) -> tuple[int, int]:
+        return 1, 2
+
+    @property
+    def spec(self) -> str:
+        inclusion = "" if self.inclusion == 1.0 else f",{self.inclusion!r}"
+        return f"grid:{self.candidates}{inclusion}"
+
+    @property
+    def mean_runs(self) -> float:
+        return self.candidates * self.inclusion
+
+    @property
+    def list_length(self) -> int | None:
+        return self.candidates
+
+    @property
+    def runs_distribution(self) -> Repetitions:
+        if self.inclusion == 1.0:
+            return Fixed(self.candidates)
+        return Binomial(self.candidates, self.inclusion)
+
+    def expected_quantile(self) -> float | None:
+        # The candidates of the list are compared with as many independent draws.
+        return self.runs_distribution.expected_quantile()
+
+    @classmethod
+    def cases(cls, runs: float) -> list[Case]:
+        count = whole_runs(runs)
+        return [
+            Case(
+                "grid, every point once",
+                cls(count),
+                f"each of {count} candidates that were fixed in advance is trained once",
+            ),
+            Case(
+                "grid, every point with chance 1/2",
+                cls(2 * count, 0.5),
+                f"each of {2 * count} candidates that were fixed in advance is trained with "
+                "probability 1/2, independently",
+            ),
+        ]
+
+    @cached_property
+    def statement(self) -> Statement:
+        once = "each of them once"
+        if self.inclusion < 1.0:
+            once = f"each of them with probability {format_exact(self.inclusion)}"
+        return Statement(
+            f"The tuning has a fixed list of {self.candidates} candidates, trains {once}, and "
+            "releases the best run.",
+            candidates="the list of candidates is fixed, and each is run once, or with a fixed "
+            "probability",
+            runs="the candidates to run are drawn before the first run, and no run is left out",
+        )
+
+    def draw_runs(self, rng: np.random.Generator) -> Sequence[int] | None:
+        drawn = rng.random(self.candidates) < self.inclusion
+        return [int(index) for index in np.flatnonzero(drawn)]
+
+    def next_candidate(
+        self,
+        space: CandidateSpace,
+        rng: np.random.Generator,
+        index: int,
+        before: Sequence[FinishedRun],
+    ) -> Point:
+        return space.points()[index]
+
+    def simulate(self, tunings: SimulatedTunings) -> list[Any]:
+        return tunings.best_of_list(
+            tunings.rng.random((tunings.count, self.candidates)) < self.inclusion
+        )

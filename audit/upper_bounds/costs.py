@@ -1,0 +1,260 @@
+"""The costs of one tuning: all upper bounds, the smallest of them, and a quick one.
+
+`TuningCosts` is the only place that chooses among bounds. Commands, studies, certificates, finished
+tunings and the searches for noise ask it.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from audit import checks
+from audit.accounting import DeltaUnreachable, Mechanism
+from audit.claims import Kind
+from audit.numerics import format_rounded, memoize
+from audit.protocols import Protocol
+from audit.upper_bounds.registry import (
+    FAILED,
+    Entry,
+    ProtocolLike,
+    entries,
+    parsed_arguments,
+    row,
+)
+from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.statement import statement_of_tuning
+
+# Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
+_COMPOSED_ACCURACY = 1e-6
+# Relative distance of a bound from an attained epsilon below which no other bound is computed.
+_EXACT = 1.1e-5
+_MAX_REMEMBERED = 32  # tunings whose bounds are remembered; each bound may take seconds
+
+
+@dataclass(frozen=True)
+class TuningCosts:
+    """The upper bounds on one tuning, each computed when it is first asked for.
+
+    Attributes:
+        base: one run.
+        protocol: the protocol.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> costs = costs_of(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
+        >>> costs.smallest.name, costs.quick.name
+        ('tight', 'region')
+    """
+
+    base: Mechanism
+    protocol: Protocol
+    delta: float
+    _computed: dict[str, UpperBound] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return entries(type(self.protocol))
+
+    def row(self, entry: Entry) -> UpperBound:
+        """One bound, which has a reason if it does not apply."""
+        if entry.name not in self._computed:
+            self._computed[entry.name] = row(entry, self.base, self.protocol, self.delta)
+        return self._computed[entry.name]
+
+    @cached_property
+    def rows(self) -> list[UpperBound]:
+        """Every bound, the loosest kind first; special ones only where they apply."""
+        rows = without_contradictions([self.row(entry) for entry in self._entries])
+        return [
+            bound
+            for entry, bound in zip(self._entries, rows, strict=True)
+            if bound.applies or not entry.is_special
+        ]
+
+    @property
+    def attained(self) -> list[UpperBound]:
+        """The values that some score is known to attain."""
+        attacks = [entry for entry in self._entries if entry.claim.kind is Kind.ATTAINED]
+        return [bound for bound in map(self.row, attacks) if bound.applies]
+
+    @cached_property
+    def smallest(self) -> UpperBound:
+        """The smallest bound that holds for every score, with its statement.
+
+        Raises:
+            DeltaUnreachable: no bound reaches delta; the message gives the reason.
+        """
+        best = self.smallest_except()
+        if best is None:
+            raise self._unreachable()
+        statement = statement_of_tuning(best.epsilon, self.delta, self.base, self.protocol)
+        return replace(best, statement=statement)
+
+    @cached_property
+    def quick(self) -> UpperBound:
+        """A fast bound for every score, at most slightly above the smallest.
+
+        It is the smallest bound if the protocol has no quick bound, or if that does not apply.
+
+        Raises:
+            DeltaUnreachable: no bound reaches delta.
+        """
+        for entry in self._entries:
+            if entry.is_quick and self.row(entry).applies:
+                return self.row(entry)
+        return self.smallest
+
+    def smallest_except(self, names: Collection[str] = ()) -> UpperBound | None:
+        """The smallest bound for every score, without those of some names; None if none applies."""
+        valid = [entry for entry in self._entries if entry.claim.any_score]
+        valid = [entry for entry in valid if entry.name not in names]
+        tried: dict[str, UpperBound] = {}
+        for entry in sorted(reversed(valid), key=lambda entry: entry.deferred):  # sharpest first
+            so_far = smallest(without_contradictions(list(tried.values())))
+            if so_far is not None and entry.is_above(
+                so_far.epsilon, self.base, self.protocol, self.delta
+            ):
+                continue
+            bound = tried[entry.name] = self.row(entry)
+            is_exact = bound.epsilon <= (1.0 + _EXACT) * bound.attains
+            # In a random search, the simplest of equal bounds is named.
+            if is_exact and self.protocol.search_repetitions is None:
+                break
+        rows = [tried[entry.name] for entry in valid if entry.name in tried]
+        if not any(bound.attains for bound in rows):  # a bound may have found an attained epsilon
+            rows += self.attained
+        return smallest(without_contradictions(rows))
+
+    def within(self, ratio: float, names: Sequence[str] = ()) -> list[UpperBound]:
+        """The bounds for every score up to `ratio` times the smallest, the smallest first.
+
+        Args:
+            ratio: at least 1.
+            names: the bounds to compute, all of which are returned; by default all bounds.
+
+        Raises:
+            InvalidInput: a name is not that of a bound for every score.
+            DeltaUnreachable: no bound reaches delta.
+        """
+        usable = {entry.name: entry for entry in self._entries if entry.claim.any_score}
+        wanted = [checks.one_of("bounds", name, usable) for name in names] or [*usable]
+        applying = [bound for bound in (self.row(usable[name]) for name in wanted) if bound.applies]
+        if not applying:
+            self.smallest  # noqa: B018  # raises the error that states the reason
+            raise DeltaUnreachable(
+                f"bounds must reach delta, got {', '.join(names)} at {self.delta!r}"
+            )
+        applying.sort(key=lambda bound: bound.epsilon)
+        limit = math.inf if names else ratio * applying[0].epsilon
+        return [bound for bound in applying if bound.epsilon <= limit]
+
+    def _unreachable(self) -> DeltaUnreachable:
+        """The error that states why no bound reaches delta."""
+        general = [
+            self.row(entry)
+            for entry in self._entries
+            if entry.claim.any_score and not entry.is_special
+        ]
+        # A bound that applies says which deltas it reaches; the others only why they do not apply.
+        about_delta = {row.reason: row for row in general if row.reason.startswith("delta must")}
+        reasons = [f"{row.name}: {row.reason}" for row in about_delta.values() or general[-1:]]
+        return DeltaUnreachable(
+            f"delta must be one that some bound for {self.protocol.spec} reaches, got "
+            f"{checks.one_line(self.delta)} ({'; '.join(reasons)})"
+        )
+
+
+def costs_of(base: Mechanism, protocol: ProtocolLike, delta: float) -> TuningCosts:
+    """The costs of a tuning, which are remembered for the last tunings asked for.
+
+    Args:
+        base: the base mechanism.
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
+        delta: in (0, 1).
+
+    Raises:
+        InvalidInput: an argument is out of its range.
+    """
+    return _remembered(*parsed_arguments(base, protocol, delta))
+
+
+_remembered = memoize(_MAX_REMEMBERED)(TuningCosts)
+
+
+def all_upper_bounds(base: Mechanism, protocol: ProtocolLike, delta: float) -> list[UpperBound]:
+    """Every bound for the protocol, the loosest kind first.
+
+    Args:
+        base: the base mechanism.
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
+        delta: in (0, 1).
+
+    Raises:
+        InvalidInput: delta is not in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> rows = all_upper_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
+        >>> [row.name for row in rows if row.epsilon < 1.45]
+        ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
+    """
+    return costs_of(base, protocol, delta).rows
+
+
+def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
+    """The rows; a bound below an epsilon that some score attains is replaced by a reason.
+
+    This happens only at extreme parameters, at which the computation of a bound fails numerically.
+    """
+    attained = max((one.attains for one in rows), default=0.0)
+    least = attained * (1.0 - _COMPOSED_ACCURACY)
+    reason = (
+        f"{FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
+        "attack attains"
+    )
+    return [
+        replace(one, epsilon=math.inf, reason=reason)
+        if one.claim.any_score and one.epsilon < least
+        else one
+        for one in rows
+    ]
+
+
+def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
+    """The cost of a tuning: the smallest bound that holds for every score.
+
+    Args:
+        base: the base mechanism.
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
+        delta: in (0, 1).
+
+    Raises:
+        DeltaUnreachable: no bound reaches delta; the message gives the reason.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(tuning_cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
+        1.4488
+    """
+    return costs_of(base, protocol, delta).smallest
+
+
+def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
+    """The smallest of some bounds that holds for every score; None if there is none.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.upper_bounds import region
+        >>> from audit.upper_bounds.published import renyi
+        >>> rows = [bound(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5) for bound in (renyi, region)]
+        >>> smallest(rows).name
+        'region'
+    """
+    known = [
+        (found.epsilon, place, found)
+        for place, found in enumerate(rows)
+        if found.applies and found.claim.any_score
+    ]
+    return min(known)[2] if known else None
