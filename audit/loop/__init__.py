@@ -17,10 +17,12 @@ from audit.loop.sources.script import ScriptResult, script
 __all__ = [
     "CheckResult",
     "PrivacyLeak",
+    "ScriptResult",
     "Train",
     "TrainingSet",
     "Watch",
     "check",
     "check_one_run",
+    "script",
     "step",
 ]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
 from benchmarks.training_loops.correct import Control
 
 BINS, WIDTH, EPSILON, SIGMA = 6, 3, 0.8, 2.0

@@ -6,6 +6,7 @@ the same noise, so that their difference is exactly what the exchanged record ch
 other seeds show the noise.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -381,7 +382,7 @@ def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> N
         return
     noisy = np.concatenate([release.noisy for release in releases], axis=1)
     ends = np.cumsum([0, *(release.noisy.shape[1] for release in releases)])
-    slices = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
     noise = estimate_noise(noisy[:, None, :], None, slices, np.finfo(float).eps)
     names = [f"declared value {release.number}" for release in releases]
     shapes = [(part.stop - part.start,) for part in slices]

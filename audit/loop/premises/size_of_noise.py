@@ -62,7 +62,8 @@ def compare_size(
             f"{SEEDS_FOR_INCLUSION} runs, or the watched optimizer is not the one that trains",
             ("contribution",),
         )
-        experiment.tested.remove("contribution")
+        if "contribution" in experiment.tested and not experiment.brief:
+            experiment.tested.remove("contribution")
         return False
     if equal is None or equal.missing:
         return False

@@ -280,7 +280,28 @@ class CoupledRuns:
             The record of the run, which contains an error that the function raised.
         """
         self.count += 1
-        code = CoupledRuns.run.__code__ if self.has_own_generators else None
+        elsewhere = getattr(self._train, "run_elsewhere", None)
+        if elsewhere is not None:  # in a copy of a process
+            start = time.perf_counter()
+            trace = elsewhere(records, seed, like, stop_after, digests, self._limit)
+            trace.seconds = time.perf_counter() - start
+        else:
+            trace = self._run_here(records, seed, like, stop_after, digests)
+        if trace.complete:
+            self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
+            if self.least_recorded is None or trace.unrecorded > self.least_recorded.unrecorded:
+                self.least_recorded = trace
+        return trace
+
+    def _run_here(
+        self,
+        records: TrainingSet,
+        seed: int,
+        like: Trace | None,
+        stop_after: int | None,
+        digests: bool,
+    ) -> Trace:
+        code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code)
         trace = watch.recorded
         start = time.perf_counter()
@@ -306,10 +327,6 @@ class CoupledRuns:
         if like is None:
             watch.keep_model()
         trace.seconds = time.perf_counter() - start
-        if trace.complete:
-            self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
-            if self.least_recorded is None or trace.unrecorded > self.least_recorded.unrecorded:
-                self.least_recorded = trace
         return trace
 
 

@@ -76,9 +76,9 @@ def _cover(libc: ctypes.CDLL, point: str, layer: str) -> None:
         if point == "/":  # an overlay over the root would hide all mounts below it
             for name in sorted(os.listdir("/")):
                 folder = f"/{name}"
-                if os.path.isdir(folder) and not os.path.islink(folder):
-                    if not os.path.ismount(folder) and name not in ("proc", "sys", "dev"):
-                        _cover(libc, folder, f"{layer}-{name}")
+                plain = os.path.isdir(folder) and not os.path.islink(folder)
+                if plain and not os.path.ismount(folder) and name not in ("proc", "sys", "dev"):
+                    _cover(libc, folder, f"{layer}-{name}")
             try:  # files of the root folder itself
                 _mount(libc, None, "/", None, _BIND | _REMOUNT | _READ_ONLY)
             except OSError:

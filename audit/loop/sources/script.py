@@ -69,6 +69,11 @@ class ScriptResult:
         ]
         changed = ["seeds", "data set of the loader", *facts["overridden"]]
         lines.append(f"changed for the test: {', '.join(changed)}")
+        if facts["lowest_noise"] < facts["noise_multiplier"]:
+            lines.append(
+                f"the smallest noise multiplier of a step is {facts['lowest_noise']:.4g}; "
+                f"make_private got {facts['noise_multiplier']:.4g}"
+            )
         if facts["seeds"]:
             shown = ", ".join(facts["seeds"][:4])
             lines.append(

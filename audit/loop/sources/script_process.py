@@ -79,7 +79,10 @@ def test_script(options: dict[str, Any]) -> dict[str, Any]:
             "loaders": sorted(facts.loaders),
             "overridden": sorted(facts.overridden),
         },
-        "tested": {"n": len(records), "batch_size": min(_batch_size(facts, len(records)), len(records))},
+        "tested": {
+            "n": len(records),
+            "batch_size": min(_batch_size(facts, len(records)), len(records)),
+        },
         "mode": mode,
     }
 

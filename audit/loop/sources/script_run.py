@@ -71,6 +71,14 @@ class ScriptFacts:
     unchanged: list[str] = field(default_factory=list)
     more_engines: bool = False
 
+    def merge(self, other: "ScriptFacts") -> None:
+        """Adds what a further run showed."""
+        self.lowest_noise = min(self.lowest_noise, other.lowest_noise)
+        self.loaders |= other.loaders
+        self.overridden |= other.overridden
+        self.seeds = sorted({*self.seeds, *other.seeds})
+        self.more_engines |= other.more_engines
+
 
 class _Records(torch.utils.data.Dataset[Any]):
     """The items of a run; other attributes are those of the script's data set."""
@@ -85,7 +93,8 @@ class _Records(torch.utils.data.Dataset[Any]):
         return self.items[int(index)]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("items", "original"):  # while the object is copied
+        # The original's own way to fetch several items would return the original's items.
+        if name in ("items", "original") or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -137,11 +146,7 @@ class ScriptTrain:
         if run.error:
             raise RuntimeError(run.error)
         assert self.facts is not None
-        self.facts.lowest_noise = min(self.facts.lowest_noise, run.facts.lowest_noise)
-        for name in ("loaders", "overridden"):
-            getattr(self.facts, name).update(getattr(run.facts, name))
-        self.facts.seeds = sorted({*self.facts.seeds, *run.facts.seeds})
-        self.facts.more_engines |= run.facts.more_engines
+        self.facts.merge(run.facts)
         return run.module
 
     def forget_modules(self) -> None:
@@ -171,6 +176,8 @@ class _Run:
         self.size = 0
         self._hooks: list[Any] = []
         self._seeding = False
+        self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
+        self.at_end: Callable[[], None] = lambda: None
 
     # --- running ---
 
@@ -224,6 +231,7 @@ class _Run:
         )
 
     def _end(self) -> None:
+        self.at_end()
         self.ends += 1
         if self.ends > _MAX_ENDS:
             os.write(2, b"the script catches every exception\n")
@@ -318,8 +326,10 @@ class _Run:
         loader, module = kwargs.get("data_loader"), kwargs.get("module")
         self._refuse_unfit(loader, module)
         self._read(loader, kwargs)
-        self.hooked = True
         self.train.on_hook()
+        if self.wait is not None:
+            self.records, self.seed, self.watch = self.wait()
+        self.hooked = True
         self._substitute(loader)
         if getattr(engine, "secure_mode", False):
             engine.secure_mode = False
@@ -357,7 +367,9 @@ class _Run:
         elif len(loader.dataset) < 8:
             reason = f"a data set of {len(loader.dataset)} records: at least 8 are needed"
         if reason:
-            raise InvalidInput(f"{name} must be a script of one process with a loader, got {reason}")
+            raise InvalidInput(
+                f"{name} must be a script of one process with a loader, got {reason}"
+            )
 
     def _read(self, loader: Any, kwargs: Any) -> None:
         """Reads the script's own numbers, and the records of its data set."""
@@ -420,6 +432,42 @@ class _Run:
         self.taken += 1
         if self.taken >= self.steps:
             self._end()
+
+
+def execute_copy(
+    train: ScriptTrain,
+    wait: Callable[[], tuple[TrainingSet, int, Any]],
+    send: Callable[[Any, ScriptFacts], None],
+) -> None:
+    """Runs the script up to `make_private`, where it is copied, and in each copy to its end.
+
+    Args:
+        train: the script.
+        wait: returns, in a copy, the records, the seed and the watch of the run.
+        send: sends the trace and the facts of a run, and ends the copy.
+    """
+    run = _Run(train, None, _PREAMBLE_SEED, None)
+    run.wait = wait
+
+    def finish() -> None:
+        watch = run.watch
+        trace = watch.recorded
+        if run.error:
+            trace.error = run.error
+        elif not watch.has_more_steps:
+            trace.released = watch.released(run.module)
+            trace.complete = True
+        watch.close()
+        watch.read_accountant()
+        watch.keep_model()
+        send(trace, run.facts)
+
+    run.at_end = finish
+    try:
+        run.execute()
+    except EndOfRun:
+        run.watch.has_more_steps = True
+    finish()
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
