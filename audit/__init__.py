@@ -5,7 +5,8 @@ The functions and classes that most users need are imported from here:
 - the cost of a tuning: `tuning_cost`, `all_upper_bounds`, `compare_protocols`, `calibrate_noise`,
   `cost_of_trials`, with a mechanism such as `DpSgd` and a protocol such as `Grid`;
 - private tuning: `Study`, `Trial`, `Outcome`, `Budget`;
-- tests of a training loop: `check`, `check_one_run`;
+- tests of a training loop: `check`, `check_one_run`, `script` for unmodified scripts, and `step`
+  for loops of arrays;
 - lower bounds from trials: `lower_bound`, `all_lower_bounds`.
 
 Everything is imported at its first use. Subpackages are available as attributes.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     )
     from audit.errors import AuditError
     from audit.finished import cost_of_trials
-    from audit.loop import check, check_one_run
+    from audit.loop import check, check_one_run, script, step
     from audit.lower_bounds import all_lower_bounds, lower_bound
     from audit.protocols import Grid, RandomSearch
     from audit.tuning import Budget, Outcome, Study, Trial
@@ -59,6 +60,8 @@ __all__ = [
     "from_event",
     "from_opacus",
     "lower_bound",
+    "script",
+    "step",
     "tuning_cost",
 ]
 
@@ -73,7 +76,7 @@ _HOMES = {
     "audit.errors": ("AuditError",),
     "audit.finished": ("cost_of_trials",),
     "audit.lower_bounds": ("all_lower_bounds", "lower_bound"),
-    "audit.loop": ("check", "check_one_run"),
+    "audit.loop": ("check", "check_one_run", "script", "step"),
     "audit.protocols": ("Grid", "RandomSearch"),
     "audit.tuning": ("Budget", "Outcome", "Study", "Trial"),
     "audit.upper_bounds": (

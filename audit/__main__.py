@@ -20,6 +20,7 @@ COMMANDS = {
     "bounds": "upper bounds: the cost of a tuning, or the noise or runs that a budget allows",
     "cost": "the cost of a finished tuning, from the runs as a tracker recorded them",
     "run": "lower bounds: attack a tuning, or your own training loop",
+    "check": "test an unmodified training script that uses Opacus",
     "report": "write a finished audit as one self-contained html page",
     "compare": "compare finished audits in one figure and one table",
     "app": "a calculator of the cost of a tuning, in the browser",
@@ -30,9 +31,13 @@ COMMANDS = {
 """Each command and its purpose."""
 
 
+# A module `audit.check` would hide the function `audit.check`.
+_HOMES = {"check": "audit.commands.check_script"}
+
+
 def _module_of(command: str) -> ModuleType:
     """A command's module, or its package's `__main__`."""
-    module = importlib.import_module(f"audit.{command}")
+    module = importlib.import_module(_HOMES.get(command, f"audit.{command}"))
     return (
         module
         if hasattr(module, "main")
@@ -82,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Audits of differentially private hyperparameter tuning.",
         notes="\n".join(
             [
-                "commands, as `dp-tuning-audit NAME` or `python -m audit.NAME`:",
+                "commands, as `dp-tuning-audit NAME` or `python -m audit NAME`:",
                 *listed,
                 "",
                 f"{started} NAME --help shows the options of a command",

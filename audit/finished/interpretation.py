@@ -79,7 +79,8 @@ def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSetting
     cells = [run.values.get(column) for run in material.runs for column in columns]
     sizes = [cell for cell in cells if not is_missing(cell)]
     sizes += [settings.constants["batch_size"]] if "batch_size" in settings.constants else []
-    if all(settings.records % checks.integer("batch_size", size, 1) == 0 for size in sizes):
+    whole = [checks.integer("batch_size", size, 1) for size in sizes if size is not None]
+    if all(settings.records % size == 0 for size in whole):
         return ""
     way = "down, as if the loader dropped the last batch" if settings.drop_last else "up"
     return (

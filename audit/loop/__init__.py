@@ -11,5 +11,18 @@ from audit.loop.result import CheckResult
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import Train
 from audit.loop.runs.watch import Watch
+from audit.loop.sources.current import step
+from audit.loop.sources.script import ScriptResult, script
 
-__all__ = ["CheckResult", "PrivacyLeak", "Train", "TrainingSet", "Watch", "check", "check_one_run"]
+__all__ = [
+    "CheckResult",
+    "PrivacyLeak",
+    "ScriptResult",
+    "Train",
+    "TrainingSet",
+    "Watch",
+    "check",
+    "check_one_run",
+    "script",
+    "step",
+]

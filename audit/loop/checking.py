@@ -33,6 +33,7 @@ from audit.loop.result import ATTACK_ERROR, CheckResult
 from audit.loop.runs.records import TrainingSet, one_record
 from audit.loop.runs.training_runs import AuditTask, Run, Train, exchanges
 from audit.loop.runs.work import CPU_SECONDS, CouldNotFinish, CpuLimit
+from audit.loop.sources.records import adapt_records
 from audit.repetitions import Repetitions, parse_repetitions
 from canaries import DiracCanary, crafted
 
@@ -104,7 +105,9 @@ def check(
 
     Args:
         train: `train(records, candidate, seed, watch)`, see `Train`.
-        records: X: a pair of features [n, ...] and labels [n], or an object with these attributes.
+        records: X: a pair of features [n, ...] and labels [n], or an object with these attributes;
+            features alone, a dictionary of both, or a torch `Dataset` or `DataLoader`. Labels may
+            have several numbers each.
         canary: the record that half of the trials add: a pair (features, label), an `InputCanary`,
             or a `DiracCanary` for a worst-case gradient (with `watch` and Opacus). None takes the
             record that contributed most in the differential test, or a crafted one without it.
@@ -207,6 +210,7 @@ class _Subject:
     def of(
         train: Train, records: Any, canary: Any, validation: Any, loss: Callable[..., Any] | None
     ) -> "_Subject":
+        train, records, canary = adapt_records(train, records, canary)
         training_set = TrainingSet.of(records)
         is_dirac = isinstance(canary, DiracCanary)
         record = None if canary is None or is_dirac else one_record(canary)

@@ -45,7 +45,7 @@ def one_gradient(params: Any, x: Any, y: Any) -> dict[str, Any]:
 
 
 def norms(each: dict[str, Any]) -> Any:
-    return np.sqrt(sum(np.square(g).reshape(len(g), -1).sum(1) for g in each.values()))
+    return np.sqrt(sum(np.square(g).sum(tuple(range(1, g.ndim))) for g in each.values()))
 
 
 def scaled(each: dict[str, Any], factors: Any) -> dict[str, Any]:
@@ -354,7 +354,9 @@ def jax_start() -> Any:
 def jax_noise(key: Any, total: Any, deviation: float) -> Any:
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(key, len(leaves))
-    noisy = [v + deviation * jax.random.normal(k, v.shape) for k, v in zip(keys, leaves)]
+    noisy = [
+        v + deviation * jax.random.normal(k, v.shape) for k, v in zip(keys, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, noisy)
 
 
@@ -369,7 +371,7 @@ def bfloat_noise(key: Any, total: Any, deviation: float) -> Any:
     keys = jax.random.split(key, len(leaves))
     noisy = [
         v + (deviation * jax.random.normal(k, v.shape, jnp.bfloat16)).astype(v.dtype)
-        for k, v in zip(keys, leaves)
+        for k, v in zip(keys, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, noisy)
 

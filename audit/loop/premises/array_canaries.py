@@ -21,12 +21,13 @@ _TRIES, _FIRST_SIZE = 120, 0.5
 # After a success, changes grow by the first factor, else they shrink by the second one.
 _GROW, _SHRINK = 1.5, 0.93
 _MAX_LABELS = 3
+_SCALES = (1.0, 0.5, 0.25, 0.1)
 
 
 def search_canaries(
     gradient: RecordGradient, start: PoolRecord, labels: Sequence[Any], seed: int
 ) -> list[PoolRecord]:
-    """A record with a long gradient, and two with equal features and opposite gradients.
+    """A record with a long gradient, and pairs with equal features and opposite gradients.
 
     Args:
         gradient: the gradient of a record by its features and label.
@@ -42,7 +43,7 @@ def search_canaries(
         ...     return [x * (1.0 if y else -1.0)]
         >>> start = PoolRecord(np.ones(2), 1, 1.0, "own")
         >>> [record.family for record in search_canaries(slope, start, [0, 1], 0)]
-        ['ascent', 'pair', 'pair']
+        ['ascent', 'pair', 'pair', 'pair', 'pair', 'pair', 'pair', 'pair', 'pair']
     """
     features = np.asarray(start.features)
     random = np.random.default_rng(seed)
@@ -65,7 +66,10 @@ def search_canaries(
         if pairs:
             pair = max(pairs, key=lambda labels: opposition(features.astype(float), labels))
             best = _climb(lambda values: opposition(values, pair), features, random)
-            found += [replace(start, features=best, label=y, family="pair") for y in pair]
+            # A short record shows a part of the gradient that the clipping leaves out.
+            for scale in _SCALES:
+                features = (best * scale).astype(best.dtype)
+                found += [replace(start, features=features, label=y, family="pair") for y in pair]
     except Exception:  # of the user's gradient, which may not accept these records
         return []
     return [replace(record, size=float("nan")) for record in found]
@@ -79,7 +83,8 @@ def _climb(
     reached, size = goal(best), _FIRST_SIZE
     for _ in range(_TRIES):
         step = random.normal(size=best.shape)
-        scale = size * max(float(np.linalg.norm(best)), 1e-3) / max(np.linalg.norm(step), 1e-30)
+        lengths = float(np.linalg.norm(best)), float(np.linalg.norm(step))
+        scale = size * max(lengths[0], 1e-3) / max(lengths[1], 1e-30)
         tried = best + scale * step
         value = goal(tried)
         if value > reached:

@@ -39,6 +39,7 @@ from audit.loop.premises.experiment import (
     draw_alike,
     replace_one,
 )
+from audit.loop.premises.mechanisms import compare_declared
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of_records
 from audit.loop.premises.size_of_noise import compare_size
@@ -157,6 +158,8 @@ def _tested(
     best: Pair
     if first.watched and first.steps:
         best = _watched(experiment, first, claim, delta, loss), None
+    elif _declares_noise(first):
+        best = compare_declared(experiment, first, claim, delta)
     else:
         best = _black_box(experiment, first, claim, delta)
     _compare_all_accountants(experiment)
@@ -164,6 +167,12 @@ def _tested(
     experiment.judge()
     _excuse_further_releases(experiment, first)
     return best
+
+
+def _declares_noise(first: Trace) -> bool:
+    """Whether the function declared noisy values, and no steps."""
+    has_steps = bool(first.watched and first.steps)
+    return not has_steps and any(value.is_stated for value in first.declared)
 
 
 def _report(experiment: Experiment, first: Trace, seconds: float, assumed: bool) -> PremiseReport:
@@ -174,7 +183,7 @@ def _report(experiment: Experiment, first: Trace, seconds: float, assumed: bool)
         experiment.untested,
         tuple(experiment.notes),
         experiment.measured,
-        first.watched,
+        first.watched or _declares_noise(first),
         experiment.runs.count,
         seconds,
         tested_steps if "contribution" in experiment.tested else 0,

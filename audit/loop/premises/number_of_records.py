@@ -12,7 +12,7 @@ from audit.loop.explanations import allowed, depends_on_n
 from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.equal_records import EqualRecords, copies
-from audit.loop.premises.experiment import Experiment
+from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.runs.coupled_runs import Trace
 
 _MAX_RUNS = 16
@@ -174,7 +174,12 @@ def _at_size(
 ) -> _AtSize | None:
     """Measures these quantities with m records; None if the function raises an error."""
     same = copies(experiment.records, equal.quiet, m)
-    mixed = experiment.exchange(same, canaries.pair[0])
+    # The last of m records may belong to another of the fixed batches, whose steps have other
+    # weights in the encoder of correlated noise. The first record stays in its batch.
+    canary = canaries.pair[0]
+    mixed = (
+        replace_one(same, canary, 0) if experiment.base.rows else experiment.exchange(same, canary)
+    )
     units = np.full(experiment.steps, np.nan)
     rounding = canaries.found.rounding
     complete: Trace | None = None

@@ -42,7 +42,11 @@ from threat_models.user_code import format_error
 Vector = NDArray[Any]
 
 
-class _EnoughSteps(BaseException):
+class EndOfRun(BaseException):
+    """Ends a run from within the user's code."""
+
+
+class _EnoughSteps(EndOfRun):
     """Ends a run whose later steps are not needed; `except Exception` does not catch it."""
 
 
@@ -253,7 +257,27 @@ class CoupledRuns:
         """
         self._cpu.check()
         self.count += 1
-        code = CoupledRuns.run.__code__ if self.has_own_generators else None
+        elsewhere = getattr(self._train, "run_elsewhere", None)
+        if elsewhere is not None:  # in a copy of a process
+            trace, cpu_seconds = elsewhere(records, seed, like, stop_after, digests)
+            self._cpu.add(cpu_seconds)
+        else:
+            trace = self._run_here(records, seed, like, stop_after, digests)
+        self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
+        least = self.least_recorded
+        if trace.complete and (least is None or trace.unrecorded > least.unrecorded):
+            self.least_recorded = trace
+        return trace
+
+    def _run_here(
+        self,
+        records: TrainingSet,
+        seed: int,
+        like: Trace | None,
+        stop_after: int | None,
+        digests: bool,
+    ) -> Trace:
+        code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code)
         trace = watch.recorded
         with many_runs():
@@ -275,10 +299,6 @@ class CoupledRuns:
         watch.read_accountant()
         if like is None:
             watch.keep_model()
-        self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
-        least = self.least_recorded
-        if trace.complete and (least is None or trace.unrecorded > least.unrecorded):
-            self.least_recorded = trace
         return trace
 
 

@@ -1,0 +1,511 @@
+"""Functions without a training loop: the sensitivity and the noise of each declared value.
+
+A function declares a noisy value by `watch.release(value, epsilon=...)` (Laplace or geometric
+noise) or `noise_multiplier=` (Gaussian noise). Runs with equal seeds and forced earlier values draw
+the same noise, so that their difference is exactly what the exchanged record changes. Runs with
+other seeds show the noise.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from audit.accounting import GaussianMechanism
+from audit.arrays import FloatArray
+from audit.errors import InvalidInput
+from audit.loop.explanations import explain, released_outside
+from audit.loop.findings import Finding
+from audit.loop.premises.canary_pool import PoolRecord
+from audit.loop.premises.experiment import SHORTFALL, Experiment, replace_one
+from audit.loop.premises.noise import TestResult, estimate_noise, independence
+from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.released_numbers import differences
+
+_SEEDS = 4
+_NUMBERS, _MIN_RUNS, _MAX_RUNS = 8000, 100, 1000
+_MAX_CANARIES = 40
+# Differences of coupled runs that are equal to this share of the values have equal noise.
+_ROUNDING = 1e-9
+# Coordinates whose scales differ by more than this share, beyond chance, have unequal noise.
+_UNEQUAL, _STANDARD_ERRORS = 0.1, 6.0
+_MIN_DISTANCE = 0.03
+Pair = tuple[PoolRecord | None, PoolRecord | None]
+_Values = list[FloatArray]
+
+
+@dataclass
+class _Release:
+    """Measurements of one declared value.
+
+    Attributes:
+        number: its place among the values of a run, from 1.
+        noise_multiplier: stated for Gaussian noise, or None.
+        epsilon: stated for Laplace noise, or None.
+        noisy: [R, d], the value for other seeds.
+        changes: [P, d], what each neighbouring data set changes.
+        halves: [P], the share of a change that one record makes.
+    """
+
+    number: int
+    noise_multiplier: float | None
+    epsilon: float | None
+    noisy: FloatArray
+    changes: FloatArray
+    halves: FloatArray
+
+    @property
+    def scales(self) -> FloatArray:
+        """[d], scale of the noise in each coordinate: equal ones are pooled."""
+        gaussian = self.epsilon is None
+        if gaussian:
+            own = np.sqrt(np.square(self._residuals).sum(0) / (len(self.noisy) - 1))
+        else:
+            own = np.abs(self._pairs).mean(0) / 1.5
+        if not gaussian and np.array_equal(self.noisy, np.round(self.noisy)):
+            # Geometric noise: the scale of Laplace noise with the same ratio of probabilities.
+            variance = np.maximum(np.square(self._pairs).mean(0) / 2, 1e-300)
+            own = 1.0 / (2.0 * np.arcsinh(1.0 / np.sqrt(2.0 * variance)))
+        error = _STANDARD_ERRORS / math.sqrt(2.0 * len(self.noisy))
+        pooled = np.sqrt(np.square(own).mean())
+        if np.all(np.abs(own / pooled - 1) < _UNEQUAL + error):
+            return np.full(len(own), pooled)
+        return own * (1 + error)  # upper limits, so that a shortfall is certain
+
+    @property
+    def _residuals(self) -> FloatArray:
+        return self.noisy - self.noisy.mean(0)
+
+    @property
+    def _pairs(self) -> FloatArray:
+        half = len(self.noisy) // 2
+        return self.noisy[:half] - self.noisy[half : 2 * half]
+
+    @property
+    def sensitivities(self) -> FloatArray:
+        """[P], change of each neighbour in units of the noise: L2 for Gaussian noise, else L1."""
+        changes = self.changes / self.scales
+        norm = np.linalg.norm(changes, axis=1) if self.epsilon is None else np.abs(changes).sum(1)
+        return norm * self.halves
+
+    def size_test(self) -> TestResult:
+        """Tests whether the noise is smaller than stated."""
+        largest = float(self.sensitivities.max(initial=0.0))
+        runs, width = self.noisy.shape
+        if largest == 0.0:
+            return TestResult(1.0, f"declared size {self.number}", {}, False)
+        # The stated scale over the measured one, for the largest contribution.
+        if self.epsilon is None:
+            assert self.noise_multiplier is not None
+            share = 1.0 / (self.noise_multiplier * largest)
+            degrees = (runs - 1) * width
+            p_value = float(stats.chi2.cdf(degrees * share**2, degrees))
+        else:
+            share = self.epsilon / largest
+            # |x - y| of two Laplace numbers has mean 1.5 and variance 1.75 in units of the scale.
+            error = math.sqrt(1.75 / (len(self._pairs) * width)) / 1.5
+            p_value = float(stats.norm.cdf((share - 1.0) / error))
+        kind = f"declared size {self.number}"
+        return TestResult(p_value, kind, {"share": share}, share < 1 - SHORTFALL)
+
+    def finding(self, of: int) -> Finding:
+        """The finding that the noise is smaller than stated."""
+        largest = float(self.sensitivities.max())
+        scale = float(np.median(self.scales))
+        name = f"Declared value {self.number} of {of}"
+        if self.epsilon is None:
+            measured, stated, norm = 1.0 / largest, self.noise_multiplier, "L2"
+            what = f"an effective noise multiplier of {measured:.3g}, where {stated:.3g} is stated"
+        else:
+            measured, stated, norm = largest, self.epsilon, "L1"
+            what = f"an epsilon of {measured:.3g}, where {stated:.3g} is stated"
+        word = "standard deviation" if self.epsilon is None else "scale"
+        return Finding(
+            "noise",
+            f"{name}: one record changes it by {largest * scale:.3g} ({norm}) and its noise has "
+            f"{word} {scale:.3g}: {what}.",
+            "The sensitivity is that of other bounds or of another norm (L2 for Laplace noise), "
+            "records are not clipped, a record enters several times, or the budget of several "
+            "values is spent on each of them.",
+            "Clip each record to public bounds, and scale the noise to the largest change that "
+            "one record can make.",
+            {"value": self.number, "measured": measured, "stated": float(stated or 0.0)},
+        )
+
+    def shape_test(self) -> TestResult:
+        """Tests whether the noise has the stated distribution, up to its scale."""
+        pairs = np.abs(self._pairs)
+        kind = f"declared shape {self.number}"
+        if self.epsilon is not None and np.array_equal(self.noisy, np.round(self.noisy)):
+            return TestResult(1.0, kind, {}, False)  # geometric noise
+        if self.epsilon is None:
+            unit = pairs / np.maximum(np.sqrt(np.square(self._pairs).mean(0)), 1e-300)
+            result = stats.kstest(unit.ravel(), stats.halfnorm.cdf)
+        else:
+            unit = pairs / np.maximum(pairs.mean(0) / 1.5, 1e-300)
+            result = stats.kstest(unit.ravel(), lambda x: 1 - (1 + x / 2) * np.exp(-x))
+        distance = float(result.statistic)
+        return TestResult(
+            float(result.pvalue), kind, {"distance": distance}, distance > _MIN_DISTANCE
+        )
+
+
+def compare_declared(
+    experiment: Experiment, first: Trace, claim: float | None, delta: float
+) -> Pair:
+    """Tests the values that a function declares by `watch.release`.
+
+    Args:
+        experiment: the experiment, which collects what is found.
+        first: a run on the records.
+        claim: the epsilon that the function promises; None takes its own.
+        delta: delta of the claim.
+
+    Returns:
+        The canary that changes the values most, and None.
+
+    Raises:
+        InvalidInput: the function ignores the values that `watch.release` returns.
+    """
+    seeds = [experiment.seed_of(i) for i in range(_SEEDS)]
+    base = [_values(experiment, first, experiment.records, seed) for seed in seeds]
+    again = _values(experiment, first, experiment.records, seeds[0])
+    if any(run is None for run in base) or again is None:
+        reason = "the function raised an error, or declared other values, for some seeds"
+        experiment.cannot_test(reason, ("contribution", "noise"))
+        return None, None
+    reference = [run for run in base if run is not None]
+    if any(not np.array_equal(a, b) for a, b in zip(reference[0], again, strict=True)):
+        experiment.cannot_test(
+            "runs cannot be coupled: two runs with the same seed on the same records release "
+            "different values, so some randomness is not controlled by the seed",
+            ("contribution", "noise"),
+        )
+        return None, None
+    _refuse_unused(experiment, first, seeds[0])
+    neighbours, halves, pool = _neighbours(experiment)
+    runs = [_changes(experiment, first, data, seeds, reference) for data in neighbours]
+    if any(isinstance(run, Finding) for run in runs):
+        experiment.findings.append(next(run for run in runs if isinstance(run, Finding)))
+        experiment.tested.append("contribution")
+        return pool[0], None
+    noisy = _noisy(experiment, first, reference)
+    releases: list[_Release] = []
+    for place, declared in enumerate(first.declared):
+        if not declared.is_stated:
+            continue
+        usable = [
+            (run[place], half)
+            for run, half in zip(runs, halves, strict=True)
+            if isinstance(run, list) and run[place] is not None
+        ]
+        missing = sum(isinstance(run, list) and run[place] is None for run in runs)
+        if missing > len(usable):
+            experiment.cannot_test(
+                f"declared value {place + 1} is not additive: what a record changes differs "
+                "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
+                "value that was clipped or rounded after its noise; declare it right after its "
+                "noise)",
+                ("contribution", "noise"),
+            )
+            continue
+        if not usable:
+            continue
+        changes = np.stack([change for change, _ in usable if change is not None])
+        release = _Release(
+            place + 1,
+            declared.noise_multiplier,
+            declared.epsilon,
+            noisy[place],
+            changes,
+            np.array([half for _, half in usable]),
+        )
+        if _reports_missing_noise(experiment, release, len(first.declared)):
+            continue
+        releases.append(_without_copies(release))
+    _collect(experiment, releases, len(first.declared))
+    _compare_scales(experiment, first, neighbours, seeds, reference, noisy)
+    if releases:
+        experiment.tested += ["contribution", "noise"]
+    _compare_total(experiment, releases, first.claimed if claim is None else claim, delta)
+    _compare_returned(experiment, first, seeds[0], neighbours)
+    strongest = _strongest(releases, pool)
+    return strongest, None
+
+
+def _values(
+    experiment: Experiment, first: Trace, records: TrainingSet, seed: int
+) -> _Values | None:
+    """The declared values of a run before they were forced; None where they differ in kind."""
+    trace = experiment.runs.run(records, seed, like=first, digests=False)
+    if trace.error is not None or len(trace.declared) != len(first.declared):
+        return None
+    values = [declared.values for declared in trace.declared]
+    if any((a is None) != (b.values is None) for a, b in zip(values, first.declared, strict=True)):
+        return None
+    return [np.zeros(0) if value is None else value for value in values]
+
+
+def _refuse_unused(experiment: Experiment, first: Trace, seed: int) -> None:
+    shifted = Trace(further=[_shift(value) for value in first.further], initial=first.initial)
+    usual = experiment.runs.run(experiment.records, seed, like=first, digests=False)
+    other = experiment.runs.run(experiment.records, seed, like=shifted, digests=False)
+    if other.error or not usual.released or differences(usual.released, other.released):
+        return
+    raise InvalidInput(
+        "train must use the value that watch.release returns, but other values changed nothing: "
+        "write value = watch.release(value)"
+    )
+
+
+def _shift(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shift(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_shift(each) for each in value])
+    return value + 1000 if hasattr(value, "__add__") and not isinstance(value, str) else value
+
+
+def _neighbours(experiment: Experiment) -> tuple[list[TrainingSet], list[float], list[PoolRecord]]:
+    """Data sets that differ in one record, and the share of the change that one record makes.
+
+    An exchange is a removal and an addition. So one record makes at least half of the change.
+    """
+    records, pool = experiment.records, experiment.pool[:_MAX_CANARIES]
+    share = 1.0 if experiment.relation == "replace-one" else 0.5
+    data = [replace_one(records, canary) for canary in pool]
+    data += [replace_one(records, canary, 0) for canary in pool[:4]]
+    halves = [share] * len(data)
+    if experiment.relation == "add-remove" and len(records) > 1:
+        data.append(records.without_last())
+        halves.append(1.0)
+        for canary in pool:
+            added = TrainingSet(
+                np.concatenate([records.features, np.asarray(canary.features)[None]]),
+                np.append(records.labels, canary.label),
+            )
+            data.append(added)
+            halves.append(1.0)
+    return data, halves, pool
+
+
+def _changes(
+    experiment: Experiment,
+    first: Trace,
+    data: TrainingSet,
+    seeds: Sequence[int],
+    reference: Sequence[_Values],
+) -> "list[FloatArray | None] | Finding | None":
+    """What a neighbour changes in each value; None for a value where it differs between seeds."""
+    runs: list[_Values] = []
+    for seed in seeds[:2]:
+        values = _values(experiment, first, data, seed)
+        if values is None:
+            return None
+        runs.append(values)
+    found: list[FloatArray | None] = []
+    for place in range(len(reference[0])):
+        pairs = [(run[place], usual[place]) for run, usual in zip(runs, reference, strict=False)]
+        if any(a.shape != b.shape for a, b in pairs):
+            return explain("inferred classes", names=f"declared value {place + 1}")
+        one, other = (a - b for a, b in pairs)
+        size = max(float(np.abs(np.concatenate(pair)).max(initial=0.0)) for pair in pairs)
+        same = bool(np.all(np.abs(one - other) <= _ROUNDING * size + 1e-12))
+        found.append(one if same and np.isfinite(one).all() else None)
+    return found
+
+
+def _noisy(experiment: Experiment, first: Trace, reference: Sequence[_Values]) -> list[FloatArray]:
+    """[R, d] of each value, for other seeds on the same records."""
+    width = max(sum(len(value) for value in reference[0]), 1)
+    count = int(np.clip(_NUMBERS / width, _MIN_RUNS, _MAX_RUNS))
+    rows = list(reference)
+    for number in range(count - len(rows)):
+        values = _values(experiment, first, experiment.records, experiment.seed_of(100 + number))
+        if values is not None and [len(v) for v in values] == [len(v) for v in rows[0]]:
+            rows.append(values)
+    return [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _reports_missing_noise(experiment: Experiment, release: _Release, of: int) -> bool:
+    """Reports coordinates without noise that a record changes."""
+    silent = np.ptp(release.noisy, axis=0) == 0
+    bare = silent & np.any(release.changes != 0, axis=0)
+    if bare.any():
+        experiment.findings.append(
+            Finding(
+                "noise",
+                f"Declared value {release.number} of {of}: {int(bare.sum())} of {len(bare)} "
+                f"numbers are the same for {len(release.noisy)} seeds, although they depend on "
+                "the records.",
+                "No noise is added, or it is drawn from a generator with a constant seed.",
+                "Draw new noise from a generator that the seed of the run controls.",
+            )
+        )
+        experiment.tested += ["contribution", "noise"]
+    return bool(silent.all() or bare.any())
+
+
+def _without_copies(release: _Release) -> _Release:
+    """The value without numbers that copy others, as below the diagonal of a symmetric matrix."""
+    columns = np.concatenate([release.noisy, release.changes])
+    loud = np.ptp(release.noisy, axis=0) > 0
+    columns = columns[:, loud]
+    places = np.sort(np.unique(columns, axis=1, return_index=True)[1])
+    noisy, changes = release.noisy[:, loud][:, places], release.changes[:, loud][:, places]
+    return _Release(
+        release.number, release.noise_multiplier, release.epsilon, noisy, changes, release.halves
+    )
+
+
+def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> None:
+    """Collects the tests of size, shape and independence."""
+    for release in releases:
+        experiment.collect(release.size_test(), words=partial(_words_on_size, release, of))
+        experiment.collect(release.shape_test(), words=partial(_words_on_shape, release, of))
+    if not releases:
+        return
+    noisy = np.concatenate([release.noisy for release in releases], axis=1)
+    ends = np.cumsum([0, *(release.noisy.shape[1] for release in releases)])
+    slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+    noise = estimate_noise(noisy[:, None, :], None, slices, np.finfo(float).eps)
+    names = [f"declared value {release.number}" for release in releases]
+    shapes = [(part.stop - part.start,) for part in slices]
+    experiment.collect(*independence(noise, names, shapes, between_steps=False))
+
+
+def _words_on_size(release: "_Release", of: int, test: TestResult) -> Finding:
+    return release.finding(of)
+
+
+def _words_on_shape(release: "_Release", of: int, test: TestResult) -> Finding:
+    distance = float(test.numbers["distance"])
+    return Finding(
+        "noise",
+        f"The noise of declared value {release.number} of {of} is not "
+        f"{'Gaussian' if release.epsilon is None else 'Laplace'} noise: its distribution "
+        f"function is up to {distance:.3g} from it.",
+        "It is drawn from another distribution, or changed after it is drawn.",
+        "Draw the noise that is stated, and declare the value before it is changed.",
+    )
+
+
+def _compare_scales(
+    experiment: Experiment,
+    first: Trace,
+    neighbours: Sequence[TrainingSet],
+    seeds: Sequence[int],
+    reference: Sequence[_Values],
+    noisy: Sequence[FloatArray],
+) -> None:
+    """Reports noise whose scale depends on a record, or on the number of records."""
+    n = len(experiment.records)
+    for data in neighbours:
+        runs = [_values(experiment, first, data, seed) for seed in seeds]
+        if any(run is None for run in runs):
+            continue
+        for place, declared in enumerate(first.declared):
+            ours = np.stack([run[place] for run in reference])
+            theirs = np.stack([run[place] for run in runs if run is not None])
+            if not declared.is_stated or ours.shape != theirs.shape:
+                continue
+            silent = np.ptp(noisy[place], axis=0) == 0
+            if np.any(np.ptp(theirs[:, silent], axis=0) > 0):
+                shown = f"of declared value {place + 1}"
+                experiment.findings.append(
+                    Finding(
+                        "noise",
+                        f"Which numbers {shown} have noise depends on a record.",
+                        "Noise is added only where a count or a sum is not zero.",
+                        "Add noise to every number, also to those of empty bins.",
+                    )
+                )
+                return
+            spread = [values - values.mean(0) for values in (ours, theirs)]
+            norm = float(np.square(spread[0]).sum())
+            if norm == 0:
+                continue
+            ratio = float((spread[0] * spread[1]).sum() / norm)
+            left = np.abs(spread[1] - ratio * spread[0]).max()
+            if abs(ratio - 1) < 1e-6 or left > 1e-6 * np.abs(spread[0]).max():
+                continue
+            by_n = len(data) != n
+            what = "the number of records" if by_n else "a record"
+            experiment.findings.append(
+                Finding(
+                    "number of records" if by_n else "noise",
+                    f"The noise of declared value {place + 1} is {ratio:.4g} times as large if "
+                    + (
+                        f"there are {len(data)} records instead of {n}."
+                        if by_n
+                        else "another record takes the place of one."
+                    ),
+                    f"The scale of the noise is computed from {what}: bounds, a range, a norm or a "
+                    "count of the records.",
+                    "Compute the scale of the noise from public constants.",
+                    {"ratio": ratio},
+                )
+            )
+            return
+
+
+def _compare_total(
+    experiment: Experiment, releases: Sequence[_Release], claim: float | None, delta: float
+) -> None:
+    """Compares the claim with what sensitivities and noise of all values imply together."""
+    stated = [release for release in releases if len(release.sensitivities)]
+    if claim is None:
+        experiment.notes.append(
+            "the function claims no epsilon in all: watch.claim(epsilon) compares it with the sum"
+        )
+        return
+    count = min((len(release.sensitivities) for release in stated), default=0)
+    laplace = [release.epsilon is not None for release in stated]
+    if not stated or any(len(r.sensitivities) != count for r in stated) or len(set(laplace)) > 1:
+        reason = "the claim was not compared: the values have different kinds of noise"
+        experiment.cannot_test(reason, ("accountant",))
+        return
+    by_neighbour = np.stack([release.sensitivities for release in stated])
+    if laplace[0]:
+        implied = float(by_neighbour.sum(0).max())
+    else:
+        implied = float(
+            GaussianMechanism(float(np.linalg.norm(by_neighbour, axis=0).max())).epsilon(delta)
+        )
+    experiment.measured["implied epsilon"] = implied
+    experiment.tested.append("accountant")
+    # The scales are estimates: a claim that is 10 % too small is reported.
+    if implied > 1.1 * claim:
+        experiment.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
+
+
+def _compare_returned(
+    experiment: Experiment, first: Trace, seed: int, neighbours: Sequence[TrainingSet]
+) -> None:
+    """Reports returned numbers that depend on a record although all declared values are forced."""
+    usual = experiment.runs.run(experiment.records, seed, like=first, digests=False)
+    differing: dict[str, float] = {}
+    for data in neighbours:
+        if len(data) != len(experiment.records) and experiment.relation != "add-remove":
+            continue
+        trace = experiment.runs.run(data, seed, like=first, digests=False)
+        if trace.error is None and trace.complete:
+            for name, gap in differences(usual.released, trace.released).items():
+                differing[name] = max(differing.get(name, 0.0), gap)
+    experiment.tested.append("released numbers")
+    if differing:
+        experiment.findings.append(released_outside(differing))
+
+
+def _strongest(releases: Sequence[_Release], pool: Sequence[PoolRecord]) -> PoolRecord | None:
+    """The canary that changes a value most in units of its noise."""
+    if not releases:
+        return None
+    sizes = releases[0].sensitivities[: len(pool)]
+    return pool[int(np.argmax(sizes))] if len(sizes) else None

@@ -1,0 +1,153 @@
+"""Records of a script: items of its data set, taken apart and put together again."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from audit.errors import InvalidInput
+from audit.loop.runs.records import TrainingSet
+from audit.loop.sources.trees import as_numbers
+
+_MAX_DEPTH = 8
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ItemForm:
+    """How a record is made of an item of the script's data set.
+
+    Attributes:
+        items: the items that became records.
+        features: path of the part that is exchanged as features.
+        label: path of the part that is exchanged as label, or None.
+        length: number of entries to which features are padded, or None.
+    """
+
+    items: Sequence[Any]
+    features: Path
+    label: Path | None
+    length: int | None
+
+    @classmethod
+    def of(cls, items: Sequence[Any]) -> "ItemForm":
+        """Chooses the parts of the items that are exchanged.
+
+        The features are the part with the most numbers; among whole numbers, the one with the most
+        different values, so that a mask is not taken for tokens. The label is a part with one
+        number that is not the same for all items.
+
+        Raises:
+            InvalidInput: the items hold no arrays of numbers.
+        """
+        leaves = [dict(_leaves(item, ())) for item in items]
+        paths = [path for path in leaves[0] if all(path in each for each in leaves)]
+        arrays = {path: [each[path] for each in leaves] for path in paths}
+        wide = {path: own for path, own in arrays.items() if max(a.size for a in own) > 1}
+        if not wide:
+            raise InvalidInput(
+                "the data set must have items with an array of numbers, got "
+                f"{type(items[0]).__name__} without any: apply the transforms in the data set"
+            )
+
+        def rank(path: Path) -> tuple[bool, int, int]:
+            own = wide[path]
+            values = len(np.unique(np.concatenate([a.ravel() for a in own])))
+            real = own[0].dtype.kind == "f"
+            return real, max(a.size for a in own) if real else 0, values
+
+        features = max(wide, key=rank)
+        single = [p for p, own in arrays.items() if p != features and own[0].size == 1]
+        varied = [p for p in single if len({a.item() for a in arrays[p]}) > 1]
+        label = next(iter([*varied, *single]), None)
+        shapes = {a.shape for a in wide[features]}
+        length = None
+        if len(shapes) > 1:
+            if any(len(shape) != 1 for shape in shapes):
+                raise InvalidInput(
+                    f"the data set must have items of equal shape, got {sorted(shapes)[:3]}: crop "
+                    "or resize them in its transforms"
+                )
+            length = max(shape[0] for shape in shapes)
+        return cls(items, features, label, length)
+
+    def records(self) -> TrainingSet:
+        """The records; labels are 0 where there are none."""
+        features, labels = [], []
+        for item in self.items:
+            leaves = dict(_leaves(item, ()))
+            values = leaves[self.features]
+            if self.length is not None:
+                values = np.pad(values, (0, self.length - len(values)))
+            features.append(values)
+            labels.append(0 if self.label is None else leaves[self.label].item())
+        return TrainingSet(np.stack(features), np.asarray(labels))
+
+    def items_of(self, records: TrainingSet) -> list[Any]:
+        """Items that hold these records; all other parts are those of the script's items."""
+        items = []
+        for i, (features, label) in enumerate(zip(records.features, records.labels, strict=True)):
+            item = self.items[i % len(self.items)]
+            item = _with(item, self.features, features)
+            if self.label is not None:
+                item = _with(item, self.label, label)
+            items.append(item)
+        return items
+
+    @property
+    def unchanged_parts(self) -> list[str]:
+        """Names of the parts of an item that are never exchanged."""
+        paths = [path for path, _ in _leaves(self.items[0], ())]
+        return [_name(path) for path in paths if path not in (self.features, self.label)]
+
+
+def _name(path: Path) -> str:
+    return ".".join(map(str, path)) or "item"
+
+
+def _leaves(item: Any, path: Path) -> list[tuple[Path, Any]]:
+    if len(path) > _MAX_DEPTH:
+        return []
+    if isinstance(item, bool | int | float):
+        return [(path, np.asarray(item))]
+    numbers = as_numbers(item)
+    if numbers is not None:
+        return [(path, numbers)] if numbers.dtype.kind in "fiub" else []
+    if isinstance(item, Mapping):
+        return [leaf for key, part in item.items() for leaf in _leaves(part, (*path, key))]
+    if isinstance(item, list | tuple):
+        if isinstance(item, list) and item and all(isinstance(v, int | float) for v in item):
+            return [(path, np.asarray(item))]
+        return [leaf for key, part in enumerate(item) for leaf in _leaves(part, (*path, key))]
+    return []
+
+
+def _with(item: Any, path: Path, values: Any) -> Any:
+    """A copy of an item with another value at a path."""
+    if not path:
+        return _like(item, values)
+    key, *below = path
+    if isinstance(item, Mapping):
+        new = copy.copy(item)
+        new[key] = _with(item[key], tuple(below), values)  # type: ignore[index]
+        return new
+    parts = list(item)
+    parts[key] = _with(parts[key], tuple(below), values)
+    if hasattr(item, "_fields"):
+        return type(item)(*parts)
+    return type(item)(parts)
+
+
+def _like(old: Any, values: Any) -> Any:
+    """The values in the type of an old part."""
+    if isinstance(old, bool | int | float):
+        return type(old)(np.asarray(values).item())
+    if isinstance(old, list):
+        return np.asarray(values).tolist()
+    if hasattr(old, "detach"):
+        import torch
+
+        return torch.as_tensor(np.array(values), dtype=old.dtype)
+    return np.asarray(values).astype(np.asarray(old).dtype)

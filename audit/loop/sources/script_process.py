@@ -1,0 +1,143 @@
+"""The process in which a script is tested: it writes its answer to a descriptor."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from audit.errors import InvalidInput
+from audit.loop.findings import Finding, PremiseReport
+from audit.loop.premises.check_premises import check_premises
+from audit.loop.runs.work import CpuLimit
+from audit.processes import end_with_parent
+from threat_models.user_code import format_error
+
+_NEW_NETWORK = 0x40000000
+SLOW_PREAMBLE = 0.2
+"""CPU seconds up to `make_private` above which runs are forked and not repeated."""
+
+
+def cut_network() -> None:
+    """Cuts the network: by a namespace where that is possible, and for Python's sockets."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("the network is cut while a script is tested")
+
+    socket.socket.connect = refuse  # type: ignore[method-assign]
+    socket.socket.connect_ex = refuse  # type: ignore[method-assign]
+    socket.getaddrinfo = refuse
+
+
+def test_script(options: dict[str, Any]) -> dict[str, Any]:
+    """Tests a script; see `audit.loop.sources.script.script`."""
+    from audit.loop.sources.script_forks import ForkedTrain
+    from audit.loop.sources.script_run import ScriptTrain
+
+    path = Path(options["path"])
+    train: Any = ScriptTrain(path, options["arguments"], options["records"], options["steps"])
+    train.on_hook = cut_network
+    used = time.process_time()
+    records = train.learn()
+    seconds = time.process_time() - used
+    start = time.process_time()
+    train.learn()  # without the imports of the first run
+    seconds = min(seconds, time.process_time() - start)
+    mode = options["mode"]
+    if mode == "auto":
+        mode = "fork" if seconds > SLOW_PREAMBLE and hasattr(os, "fork") else "rerun"
+    facts = train.facts
+    if mode == "fork":
+        train = ForkedTrain(train)
+    try:
+        report = check_premises(
+            train,
+            records,
+            relation="zero-out",
+            delta=options["delta"],
+            seed=options["seed"],
+            cpu=CpuLimit(options["cpu_seconds"]),
+        ).report
+    finally:
+        if mode == "fork":
+            train.close()
+    finding = _noise_finding(facts)
+    findings = list(report.findings)
+    if finding is not None:
+        findings.insert(0, finding)
+    return {
+        "report": {**asdict(report), "findings": [asdict(each) for each in findings]},
+        "facts": {
+            **asdict(facts),
+            "loaders": sorted(facts.loaders),
+            "overridden": sorted(facts.overridden),
+        },
+        "tested": {
+            "n": len(records),
+            "batch_size": min(_batch_size(facts, len(records)), len(records)),
+        },
+        "mode": mode,
+    }
+
+
+def _batch_size(facts: Any, count: int) -> int:
+    return count if facts.batch_size >= facts.n else max(count // 4, 1)
+
+
+def _noise_finding(facts: Any) -> Finding | None:
+    """Compares the noise of the steps with the one that `make_private_with_epsilon` returned."""
+    lowest, returned = facts.lowest_noise, facts.noise_multiplier
+    if facts.target_epsilon is None or not lowest < returned * (1 - 1e-9):
+        return None
+    return Finding(
+        "noise",
+        f"A step has noise multiplier {lowest:.4g}; make_private_with_epsilon computed "
+        f"{returned:.4g} for epsilon {facts.target_epsilon:.4g}.",
+        "The script lowers optimizer.noise_multiplier after make_private_with_epsilon, or a "
+        "scheduler does. The accountant records the lower noise, so that its epsilon exceeds the "
+        "target.",
+        "Keep the noise multiplier, or use make_private and report the accountant's epsilon.",
+        {"lowest noise multiplier": lowest, "noise multiplier": returned},
+    )
+
+
+def report_of(values: dict[str, Any]) -> PremiseReport:
+    """A report from the answer of the process."""
+    findings = tuple(Finding(**each) for each in values["findings"])
+    tuples = {name: tuple(values[name]) for name in ("tested", "notes")}
+    return PremiseReport(**{**values, **tuples, "findings": findings})
+
+
+def main() -> None:
+    """Reads the options, tests the script, and writes the answer."""
+    descriptor, options = int(sys.argv[1]), json.loads(sys.argv[2])
+    end_with_parent(options["parent"])
+    warnings.simplefilter("ignore")
+    unprotected = os.environ.pop("AUDIT_SCRIPT_UNPROTECTED", "")
+    answer: dict[str, Any]
+    try:
+        if unprotected:
+            raise InvalidInput(
+                f"allow_writes must be True (--allow-writes) where files cannot be protected "
+                f"({unprotected}): the script then writes to its files in every run"
+            )
+        answer = test_script(options)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BaseException as error:  # of the script or ours
+        own = isinstance(error, InvalidInput)
+        answer = {"error": " ".join(str(error).split()) if own else format_error(error)}
+    with os.fdopen(descriptor, "w") as pipe:
+        json.dump(answer, pipe, default=float)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,530 @@
+"""One run of an unmodified script, stopped at `make_private` to exchange its records.
+
+The call of `make_private` shows everything that the test needs: the module, the optimizer, the
+accountant and the loader. The loader gets other records, the random generators are seeded, and the
+run ends after a few steps.
+"""
+
+import contextlib
+import os
+import random
+import runpy
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from audit import checks
+from audit.errors import InvalidInput
+from audit.loop.runs.coupled_runs import EndOfRun
+from audit.loop.runs.opacus_objects import hooks_of_steps
+from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.training_runs import seed_everything
+from audit.loop.sources.script_items import ItemForm
+from threat_models.user_code import format_error
+
+_PREAMBLE_SEED = 0
+# A script that catches the exception which ends it is ended this many times.
+_MAX_ENDS = 50
+_BATCHES_PER_EPOCH = 4
+
+
+class EndOfScript(BaseException):
+    """Ends the script; `except Exception` does not catch it."""
+
+
+@dataclass
+class ScriptFacts:
+    """What one run of the script showed.
+
+    Attributes:
+        n: number of records of the script.
+        batch_size: its batch size, or the expected one of its sampler.
+        noise_multiplier: the one that `make_private` received or computed.
+        target_epsilon: epsilon of `make_private_with_epsilon`, or None.
+        lowest_noise: the smallest noise multiplier of a step.
+        poisson: whether Poisson sampling was requested.
+        seeds: constant seeds that the script set.
+        loaders: numbers of records of other loaders, which are taken as public.
+        overridden: settings that were changed for the test.
+        unchanged: parts of an item that are never exchanged.
+        more_engines: whether `make_private` was called again.
+    """
+
+    n: int = 0
+    batch_size: int = 0
+    noise_multiplier: float = 0.0
+    target_epsilon: float | None = None
+    lowest_noise: float = float("inf")
+    poisson: bool = True
+    seeds: list[str] = field(default_factory=list)
+    loaders: set[str] = field(default_factory=set)
+    overridden: set[str] = field(default_factory=set)
+    unchanged: list[str] = field(default_factory=list)
+    more_engines: bool = False
+
+    def merge(self, other: "ScriptFacts") -> None:
+        """Adds what a further run showed."""
+        self.lowest_noise = min(self.lowest_noise, other.lowest_noise)
+        self.loaders |= other.loaders
+        self.overridden |= other.overridden
+        self.seeds = sorted({*self.seeds, *other.seeds})
+        self.more_engines |= other.more_engines
+
+
+class _Records(torch.utils.data.Dataset[Any]):
+    """The items of a run; other attributes are those of the script's data set."""
+
+    def __init__(self, items: list[Any], original: Any) -> None:
+        self.items, self.original = items, original
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[int(index)]
+
+    def __getattr__(self, name: str) -> Any:
+        # The original's own way to fetch several items would return the original's items.
+        if name in ("items", "original") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+
+class ScriptTrain:
+    """A script as a training function.
+
+    Args:
+        path: the script.
+        arguments: its own arguments.
+        count: number of its records that are used.
+        steps: number of steps after which a run ends.
+
+    Attributes:
+        facts: what the first run showed.
+    """
+
+    def __init__(self, path: Path, arguments: list[str], count: int, steps: int) -> None:
+        self.path, self.arguments = path, arguments
+        self.count, self.steps = count, steps
+        self.facts: ScriptFacts | None = None
+        self.form: ItemForm | None = None
+        self.on_hook: Callable[[], None] = lambda: None
+        self._ours = set(sys.modules)
+
+    def learn(self) -> TrainingSet:
+        """Runs the script up to its first step, and returns its records.
+
+        Raises:
+            InvalidInput: the script cannot be tested, with advice.
+        """
+        run = _Run(self, None, _PREAMBLE_SEED, None)
+        run.steps = 1
+        run.execute()
+        if self.form is None:
+            raise InvalidInput(run.reason_without_engine())
+        if run.error:
+            raise InvalidInput(f"{self.path.name} must run without an exception, got {run.error}")
+        if run.taken == 0:
+            raise InvalidInput(
+                f"{self.path.name} must take a step with the optimizer of make_private, got none"
+            )
+        self.facts = run.facts
+        return self.form.records()
+
+    def __call__(self, records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
+        run = _Run(self, records, seed, watch)
+        run.execute()
+        if run.error:
+            raise RuntimeError(run.error)
+        assert self.facts is not None
+        self.facts.merge(run.facts)
+        return run.module
+
+    def forget_modules(self) -> None:
+        """Forgets the modules of the script's folder, whose variables belong to one run."""
+        folder = str(self.path.parent)
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name not in self._ours and file and str(file).startswith(folder + os.sep):
+                del sys.modules[name]
+
+
+class _Run:
+    """One run of the script with other records; with None, the script's own."""
+
+    def __init__(
+        self, train: ScriptTrain, records: TrainingSet | None, seed: int, watch: Any
+    ) -> None:
+        self.train, self.records, self.seed, self.watch = train, records, seed, watch
+        self.steps = train.steps
+        self.facts = ScriptFacts()
+        self.module: Any = None
+        self.error = ""
+        self.taken = self.ends = 0
+        self.hooked = self.by_hand = self.with_epsilon = False
+        self.dataset: Any = None
+        self.substitute: _Records | None = None
+        self.size = 0
+        self._hooks: list[Any] = []
+        self._seeding = False
+        self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
+        self.at_end: Callable[[], None] = lambda: None
+
+    # --- running ---
+
+    def execute(self) -> None:
+        """Runs the script to its end, or to the last step that is tested."""
+        script = str(self.train.path)
+        before = sys.argv, list(sys.path), os.getcwd()
+        sys.argv = [script, *self.train.arguments]
+        sys.path.insert(0, str(self.train.path.parent))
+        seed_everything(_PREAMBLE_SEED)
+        try:
+            with self._patched(), quiet_output() as output:
+                try:
+                    runpy.run_path(script, run_name="__main__")
+                except EndOfScript:
+                    pass
+                except EndOfRun:
+                    raise
+                except SystemExit as error:
+                    if error.code not in (None, 0) and not self.taken:
+                        self.error = f"an exit with code {error.code}: {output.last_line()}"
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # of any class
+                    # A `finally` block may raise an error of its own at the end of the run.
+                    ends = [each for each in _causes(error) if isinstance(each, EndOfRun)]
+                    if ends:
+                        raise ends[0] from None
+                    if not any(isinstance(each, EndOfScript) for each in _causes(error)):
+                        self.error = _with_advice(error)
+        finally:
+            sys.argv, sys.path[:] = before[0], before[1]
+            os.chdir(before[2])
+            for hook in self._hooks:
+                hook.remove()
+            self.train.forget_modules()
+
+    def reason_without_engine(self) -> str:
+        """Why `make_private` was not seen, and what to do."""
+        name = self.train.path.name
+        if self.by_hand:
+            return (
+                f"{name} must call PrivacyEngine.make_private, got a DPOptimizer that is built by "
+                "hand: put the loop into a function and pass it to audit.check"
+            )
+        if self.error:
+            return f"{name} must run up to make_private, got {self.error}"
+        return (
+            f"{name} must call PrivacyEngine.make_private of Opacus, got none: put the loop into "
+            "a function and pass it to audit.check"
+        )
+
+    def _end(self) -> None:
+        self.at_end()
+        self.ends += 1
+        if self.ends > _MAX_ENDS:
+            os.write(2, b"the script catches every exception\n")
+        raise EndOfScript
+
+    @contextlib.contextmanager
+    def _patched(self) -> Iterator[None]:
+        """Replaces the functions by which a script makes loaders, engines and seeds."""
+        run = self
+        make_private, with_epsilon = (
+            PrivacyEngine.make_private,
+            PrivacyEngine.make_private_with_epsilon,
+        )
+        loader_init, loader_iter = DataLoader.__init__, DataLoader.__iter__
+        optimizer_init = DPOptimizer.__init__
+
+        def hooked_make_private(engine: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return run._on_make_private(make_private, engine, args, kwargs)
+
+        def hooked_with_epsilon(engine: Any, /, *args: Any, **kwargs: Any) -> Any:
+            run.facts.target_epsilon = kwargs.get("target_epsilon")
+            return with_epsilon(engine, *args, **kwargs)
+
+        def hooked_loader(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            if run.substitute is not None and dataset is run.dataset:
+                dataset = run.substitute
+            if run.hooked:
+                kwargs = run._plain_loader(kwargs)
+            loader_init(loader, dataset, *args, **kwargs)
+
+        def hooked_iter(loader: Any) -> Any:
+            if not run.hooked:
+                return loader_iter(loader)
+            if loader.dataset is run.dataset:
+                run._rebuild(loader)
+            if loader.dataset is run.substitute:
+                return loader_iter(loader)
+            with contextlib.suppress(TypeError):
+                run.facts.loaders.add(f"{len(loader.dataset):,} records")
+            return _first_batch(loader_iter(loader))
+
+        def hooked_optimizer(optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
+            run.by_hand = run.by_hand or not run.hooked
+            optimizer_init(optimizer, *args, **kwargs)
+
+        patches: list[tuple[Any, str, Any]] = [
+            (PrivacyEngine, "make_private", hooked_make_private),
+            (PrivacyEngine, "make_private_with_epsilon", hooked_with_epsilon),
+            (DataLoader, "__init__", hooked_loader),
+            (DataLoader, "__iter__", hooked_iter),
+            (DPOptimizer, "__init__", hooked_optimizer),
+            *self._seed_patches(),
+        ]
+        old = [(place, name, getattr(place, name)) for place, name, _ in patches]
+        for place, name, new in patches:
+            setattr(place, name, new)
+        try:
+            yield
+        finally:
+            for place, name, value in old:
+                setattr(place, name, value)
+
+    def _seed_patches(self) -> list[tuple[Any, str, Any]]:
+        """A constant seed becomes a function of itself and of the run's seed."""
+
+        def changed(place: Any, name: str, shown: str) -> tuple[Any, str, Any]:
+            own = getattr(place, name)
+
+            def seeded(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+                if isinstance(value, int | np.integer) and not self._seeding:
+                    self.facts.seeds.append(f"{shown}({value})")
+                    if self.hooked:
+                        value = (int(value) * 0x9E3779B1 + self.seed + 1) % 2**32
+                return own(value, *args, **kwargs)
+
+            return place, name, seeded
+
+        return [
+            changed(torch, "manual_seed", "torch.manual_seed"),
+            changed(np.random, "seed", "numpy.random.seed"),
+            changed(random, "seed", "random.seed"),
+        ]
+
+    # --- make_private ---
+
+    def _on_make_private(self, original: Any, engine: Any, args: Any, kwargs: Any) -> Any:
+        if self.hooked:
+            self.facts.more_engines = True
+            self._end()
+        names = ("module", "optimizer", "criterion", "data_loader", "noise_multiplier")
+        kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+        loader, module = kwargs.get("data_loader"), kwargs.get("module")
+        self._refuse_unfit(loader, module)
+        self._read(loader, kwargs)
+        self.train.on_hook()
+        if self.wait is not None:
+            self.records, self.seed, self.watch = self.wait()
+        self.hooked = True
+        self._substitute(loader)
+        if getattr(engine, "secure_mode", False):
+            engine.secure_mode = False
+            self.facts.overridden.add("secure_mode")
+        result = original(engine, **kwargs)
+        self.module = result[0] if hasattr(result[0], "state_dict") else module
+        optimizer = result[1]
+        generator = kwargs.get("noise_generator")
+        if generator is not None:
+            generator.manual_seed(self.seed)
+            self.facts.overridden.add("seed of noise_generator")
+        if self.watch is not None:
+            self.watch(optimizer, self.module, engine)
+        self._hooks = hooks_of_steps(
+            optimizer.original_optimizer, lambda: self._before_step(optimizer), self._after_step
+        )
+        # All that the script draws from here follows the seed of the run.
+        self._seeding = True
+        seed_everything(self.seed)
+        self._seeding = False
+        return result
+
+    def _refuse_unfit(self, loader: Any, module: Any) -> None:
+        name = self.train.path.name
+        reason = ""
+        kinds = " ".join(kind.__name__ for kind in type(module).__mro__)
+        if any(word in kinds for word in ("DistributedDataParallel", "FSDP", "DPDDP")):
+            reason = "a distributed module: run the same loop in one process"
+        elif loader is None:
+            reason = "make_private without a data_loader: pass the loop to audit.check"
+        elif isinstance(loader.dataset, IterableDataset) or not hasattr(
+            loader.dataset, "__getitem__"
+        ):
+            reason = "a data set that cannot be indexed: load a part of it into a list"
+        elif len(loader.dataset) < 8:
+            reason = f"a data set of {len(loader.dataset)} records: at least 8 are needed"
+        if reason:
+            raise InvalidInput(
+                f"{name} must be a script of one process with a loader, got {reason}"
+            )
+
+    def _read(self, loader: Any, kwargs: Any) -> None:
+        """Reads the script's own numbers, and the records of its data set."""
+        facts, dataset = self.facts, loader.dataset
+        facts.n, facts.poisson = len(dataset), bool(kwargs.get("poisson_sampling", True))
+        facts.noise_multiplier = float(kwargs["noise_multiplier"])
+        batches = max(len(loader), 1)
+        facts.batch_size = loader.batch_size or round(facts.n / batches)
+        if self.train.form is None:
+            count = min(self.train.count, facts.n)
+            places = np.unique(np.linspace(0, facts.n - 1, count).round().astype(int))
+            self.train.form = ItemForm.of([dataset[int(i)] for i in places])
+        facts.unchanged = self.train.form.unchanged_parts
+
+    def _substitute(self, loader: Any) -> None:
+        """Puts the records of the run into the script's loader."""
+        form = self.train.form
+        assert form is not None
+        items = list(form.items) if self.records is None else form.items_of(self.records)
+        self.dataset = loader.dataset
+        self.substitute = _Records(items, loader.dataset)
+        full = len(loader) <= 1
+        # The size is a constant: it does not follow the number of records of the run.
+        count = len(form.items)
+        self.size = 2 * count if full else max(count // _BATCHES_PER_EPOCH, 1)
+        self._rebuild(loader)
+
+    def _rebuild(self, loader: Any) -> None:
+        """Makes a loader read the records of the run, in the same order of draws as before."""
+        sampler = type(loader.sampler).__name__
+        shuffles = sampler == "RandomSampler"
+        if sampler not in ("RandomSampler", "SequentialSampler"):
+            self.facts.overridden.add(f"sampler {sampler}")
+        assert self.substitute is not None
+        new: Any = DataLoader(
+            self.substitute,
+            batch_size=self.size,
+            shuffle=shuffles,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+        )
+        if loader.num_workers:
+            self.facts.overridden.add("num_workers")
+        if loader.generator is not None:
+            self.facts.overridden.add("generator of the loader")
+        vars(loader).clear()
+        vars(loader).update(vars(new))
+
+    def _plain_loader(self, kwargs: Any) -> Any:
+        if kwargs.get("num_workers"):
+            self.facts.overridden.add("num_workers")
+        drop = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        return {key: value for key, value in kwargs.items() if key not in drop}
+
+    def _before_step(self, optimizer: Any) -> None:
+        noise = float(getattr(optimizer, "noise_multiplier", float("inf")))
+        self.facts.lowest_noise = min(self.facts.lowest_noise, noise)
+
+    def _after_step(self) -> None:
+        self.taken += 1
+        if self.taken >= self.steps:
+            self._end()
+
+
+def execute_copy(
+    train: ScriptTrain,
+    wait: Callable[[], tuple[TrainingSet, int, Any]],
+    send: Callable[[Any, ScriptFacts], None],
+) -> None:
+    """Runs the script up to `make_private`, where it is copied, and in each copy to its end.
+
+    Args:
+        train: the script.
+        wait: returns, in a copy, the records, the seed and the watch of the run.
+        send: sends the trace and the facts of a run, and ends the copy.
+    """
+    run = _Run(train, None, _PREAMBLE_SEED, None)
+    run.wait = wait
+
+    def finish() -> None:
+        watch = run.watch
+        trace = watch.recorded
+        if run.error:
+            trace.error = run.error
+        elif not watch.has_more_steps:
+            trace.released = watch.released(run.module)
+            trace.complete = True
+        watch.close()
+        watch.read_accountant()
+        watch.keep_model()
+        send(trace, run.facts)
+
+    run.at_end = finish
+    try:
+        run.execute()
+    except EndOfRun:
+        run.watch.has_more_steps = True
+    finish()
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those during whose handling it was raised."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__context__
+
+
+def _first_batch(iterator: Any) -> Iterator[Any]:
+    for batch in iterator:
+        yield batch
+        return
+
+
+def _with_advice(error: BaseException) -> str:
+    """An error of the script, and what to do about common ones."""
+    if isinstance(error, InvalidInput):
+        return str(error)
+    text = format_error(error)
+    if "NVIDIA" in text or "CUDA" in text:
+        return f"{text} (this machine has no CUDA: let the script use the CPU)"
+    if isinstance(error, socket.gaierror | ConnectionError) or "resolve" in text:
+        return f"{text} (the network is cut behind make_private)"
+    return text
+
+
+class _Output:
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def last_line(self) -> str:
+        """The last line that the script printed."""
+        size = os.fstat(self.descriptor).st_size
+        text = os.pread(self.descriptor, 4000, max(size - 4000, 0)).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return checks.printable(lines[-1]) if lines else "no output"
+
+
+@contextlib.contextmanager
+def quiet_output() -> Iterator[_Output]:
+    """Sends everything that is printed to a file in memory, also from compiled code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = os.dup(1), os.dup(2)
+    descriptor = os.memfd_create("output") if hasattr(os, "memfd_create") else os.open(
+        os.devnull, os.O_RDWR
+    )  # fmt: skip
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    try:
+        yield _Output(descriptor)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+        for each in (*kept, descriptor):
+            os.close(each)

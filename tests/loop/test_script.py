@@ -1,0 +1,154 @@
+"""The test of unmodified scripts: verdicts, protection of files, and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scripts_to_check import (
+    FORGIVING,
+    HUGGING_FACE_BROKEN,
+    HUGGING_FACE_RIGHT,
+    LIGHTNING_BROKEN,
+    LIGHTNING_RIGHT,
+    MISTAKES,
+    PLAIN,
+    with_mistake,
+)
+
+from audit.commands import check_script
+from audit.errors import InvalidInput
+from audit.loop.sources.script import ScriptResult, script
+from audit.loop.sources.script_items import ItemForm
+
+
+def run(folder: Path, text: str, *arguments: str, **options: Any) -> ScriptResult:
+    path = folder / "train.py"
+    path.write_text(text)
+    return script(path, arguments, **{"seconds": 30.0, **options})
+
+
+def test_correct_script_is_not_accused(tmp_path: Path) -> None:
+    result = run(tmp_path, PLAIN, "--epochs", "2")
+    assert result.exit_code == 0, str(result)
+    shown = str(result)
+    assert "script: n = 200, batch size 32, noise multiplier 1" in shown
+    assert "not tested: everything before make_private" in shown
+    assert "other loaders, taken as public (50 records)" in shown
+    assert "zero-out" in shown
+    assert not (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize("mode", ["rerun", "fork"])
+def test_both_modes_find_the_old_loader(tmp_path: Path, mode: str) -> None:
+    result = run(tmp_path, with_mistake("old loader"), mode=mode)
+    assert result.exit_code == 1
+    assert result.mode == mode
+    assert result.report.findings[0].premise == "batches"
+
+
+def test_noise_is_compared_with_the_calibrated_one(tmp_path: Path) -> None:
+    result = run(tmp_path, with_mistake("noise lowered after calibration"))
+    assert result.exit_code == 1
+    assert "make_private_with_epsilon computed" in result.report.findings[0].message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(tmp_path: Path, name: str) -> None:
+    assert run(tmp_path, with_mistake(name)).exit_code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "broken"),
+    [(LIGHTNING_RIGHT, LIGHTNING_BROKEN), (HUGGING_FACE_RIGHT, HUGGING_FACE_BROKEN)],
+    ids=["lightning", "hugging face"],
+)
+def test_trainers(tmp_path: Path, right: str, broken: str) -> None:
+    assert run(tmp_path, right).exit_code == 0
+    assert run(tmp_path, broken).exit_code == 1
+
+
+@pytest.mark.slow
+def test_script_that_catches_everything(tmp_path: Path) -> None:
+    assert run(tmp_path, FORGIVING, mode="fork").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("print('no engine')", "must call PrivacyEngine.make_private"),
+        ("import missing_package_xyz", "No module named"),
+        (PLAIN.replace("batch_size=32", "batch_size=32, sampler=None, xyz=1"), "xyz"),
+        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
+        (PLAIN.replace("for epoch in range(args.epochs)", "for epoch in []"), "take a step"),
+    ],
+)
+def test_unfit_scripts_get_one_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as refused:
+        run(tmp_path, text)
+    assert "\n" not in str(refused.value)
+
+
+def test_files_are_protected(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    text = f"""
+import os, pathlib
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / "kept.txt").write_text("overwritten")
+(folder / "new").mkdir()
+os.remove(folder / "train.py")
+"""
+    with pytest.raises(InvalidInput, match="make_private"):
+        run(tmp_path, text)
+    assert (tmp_path / "kept.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.txt", "train.py"]
+
+
+def test_network_is_cut_behind_make_private(tmp_path: Path) -> None:
+    text = PLAIN.replace(
+        "# after make_private",
+        "import socket\nsocket.create_connection(('127.0.0.1', 9), timeout=1)",
+    )
+    with pytest.raises(InvalidInput, match="network is cut"):
+        run(tmp_path, text)
+
+
+def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(with_mistake("accountant not attached"))
+    code = check_script.main(["--json", "--seconds", "5", str(path), "--epochs", "1"])
+    assert code == 1
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 1
+    assert check_script.main([str(tmp_path / "none.py")]) == 2
+    assert "must name a script" in capsys.readouterr().err
+
+
+def test_items_come_back() -> None:
+    items = [
+        {
+            "ids": torch.tensor([i + 2, 3, 0]),
+            "mask": torch.tensor([1, 1, 0]),
+            "label": i % 2,
+            "text": "words",
+        }
+        for i in range(6)
+    ]
+    form = ItemForm.of(items)
+    assert (form.features, form.label) == (("ids",), ("label",))
+    records = form.records()
+    assert records.features.shape == (6, 3)
+    back = form.items_of(records)
+    assert all(torch.equal(a["ids"], b["ids"]) for a, b in zip(items, back, strict=True))
+    assert [item["label"] for item in back] == [0, 1] * 3
+    assert back[0]["text"] == "words"
+    assert form.unchanged_parts == ["mask"]
+
+
+def test_items_of_unequal_length_are_padded() -> None:
+    items = [(torch.arange(1, 3 + i), i % 2) for i in range(4)]
+    records = ItemForm.of(items).records()
+    assert np.array_equal(records.features[0], [1, 2, 0, 0, 0])
