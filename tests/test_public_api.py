@@ -176,6 +176,7 @@ _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
     ("LossDistribution", "directed"): lambda **flag: accounting.LossDistribution(
         [-1.0, 1.0], [0.2689414, 0.7310586], **flag
     ),
+    ("RandomAllocation", "fixed"): lambda **flag: accounting.RandomAllocation(1.0, 9, 2, **flag),
     ("NoisyMax", "monotone"): lambda **flag: protocols.NoisyMax(3, **flag),
     ("Private", "disjoint"): lambda **flag: tuning.Private(1.0, 1.0, **flag),
     ("StudyFacts", "seeded"): lambda **flag: certificate.StudyFacts({}, **flag),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from audit import checks
 from audit.accounting.additive_noise import LaplaceMechanism
@@ -13,10 +14,15 @@ from audit.accounting.curves import ZeroConcentratedDp
 from audit.accounting.discrete import RandomisedResponse
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
+from audit.accounting.pairs import REACH
 from audit.accounting.recorded import runs_of
+from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numerics import SUMS_TO_ONE, log_subtract, safe_log
 
 _MAX_PARTS = 10**6  # runs of one mechanism that is neither Gaussian nor sampled
+_MAX_SENSITIVITY, _MAX_SHIFT = 10**4, 100.0
+_CELLS = 1 << 12  # cells of a continuous loss, each moved to its ends
 
 # (noise multiplier, sampling rate) and the number of steps, or a mechanism and its number of runs.
 _Parts = list[tuple[tuple[float, float] | Mechanism, int]]
@@ -29,9 +35,9 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
     assumes for it.
 
     Args:
-        event: a `DpEvent` that composes Gaussian, Poisson-sampled Gaussian, Laplace, randomised
-            response and zCDP events; or, for all others, a pessimistic `PrivacyLossDistribution`
-            (the library's default).
+        event: a `DpEvent` that composes Gaussian, Laplace (both also Poisson-sampled), discrete
+            Laplace, mixture of Gaussians, randomised response and zCDP events; or, for all others,
+            a pessimistic `PrivacyLossDistribution` (the library's default).
         neighbours: the relation for Gaussian events: `add-remove` (the default of dp-accounting's
             accountants), `zero-out` (its REPLACE_SPECIAL) or `replace-one`.
 
@@ -55,6 +61,13 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
             others += [part] * checks.integer("count", times, 0, _MAX_PARTS)
         else:
             steps_of[part] = steps_of.get(part, 0) + times
+    if neighbours == "replace-one" and any(
+        isinstance(one, LossDistribution) and one.directed for one in others
+    ):
+        raise InvalidInput(
+            "neighbours must be add-remove or zero-out for sampled Laplace events and mixtures of "
+            f"Gaussians, got {neighbours}"
+        )
     found = [*runs_of(steps_of, neighbours=neighbours), *others]
     if not found:
         raise InvalidInput(
@@ -67,6 +80,8 @@ def _parts(event: Any) -> _Parts:
     """The mechanisms of an event, with their numbers of runs."""
     kind = type(event).__name__
     read = _READERS.get(kind)
+    if kind in _REFUSED:
+        raise InvalidInput(f"event must have a known dominating pair, got {kind}: {_REFUSED[kind]}")
     if read is None:
         known = ", ".join(_READERS)
         raise InvalidInput(
@@ -83,6 +98,102 @@ def _randomised_response(event: Any) -> Mechanism:
     return RandomisedResponse(math.log(truth / lie), event.num_buckets)
 
 
+def _discrete_laplace(event: Any) -> Mechanism:
+    """Integer noise with probabilities proportional to e^(-a |k|), and an integer sensitivity s."""
+    a = checks.interval("noise_parameter", event.noise_parameter, 0.0)
+    s = checks.integer("sensitivity", event.sensitivity, 1, _MAX_SENSITIVITY)
+    inner = np.arange(s - 1, 0, -1)  # outputs between both centres, the smallest loss first
+    losses = a * np.concatenate([[-s], s - 2.0 * inner, [s]])
+    rest = 1.0 + math.exp(-a)
+    masses = (
+        np.concatenate([[math.exp(-a * s)], -math.expm1(-a) * np.exp(-a * inner), [1.0]]) / rest
+    )
+    one_way = LossDistribution(losses, masses)
+    return LossDistribution(losses, masses, reverse=one_way)
+
+
+def _mixture_of_gaussians(event: Any) -> Mechanism:
+    """A mixture of shifted normal distributions against that without a shift."""
+    spread = checks.interval("standard_deviation", event.standard_deviation, 0.0)
+    shifts = checks.numbers("sensitivities", event.sensitivities) / spread
+    chances = checks.numbers("sampling_probs", event.sampling_probs)
+    if (
+        shifts.ndim != 1
+        or shifts.shape != chances.shape
+        or not np.all((shifts >= 0.0) & (shifts <= _MAX_SHIFT))
+        or not (np.all(chances >= 0.0) and abs(chances.sum() - 1.0) <= SUMS_TO_ONE)
+    ):
+        raise InvalidInput(
+            "event must have sensitivities >= 0, at most "
+            f"{_MAX_SHIFT:g} standard deviations, and probabilities that sum to 1, got "
+            f"{checks.one_line(event)}"
+        )
+    x = np.linspace(-REACH, REACH + float(shifts.max()), _CELLS + 1)
+    log_ratio = special.logsumexp(
+        safe_log(chances) + np.multiply.outer(x, shifts) - 0.5 * shifts * shifts, axis=1
+    )
+    with_record = sum(
+        chance * _normal_cells(x - shift) for chance, shift in zip(chances, shifts, strict=True)
+    )
+    return _between_two(log_ratio, np.asarray(with_record), _normal_cells(x))
+
+
+def _normal_cells(ends: FloatArray) -> FloatArray:
+    """Normal probabilities [n+1] of the cells between n ends, with both tails."""
+    low, high = np.append(-np.inf, ends), np.append(ends, np.inf)
+    flip = low + high > 0.0
+    low, high = np.where(flip, -high, low), np.where(flip, -low, high)
+    return np.exp(log_subtract(special.log_ndtr(high), special.log_ndtr(low)))
+
+
+def _sampled_laplace(laplace: LaplaceMechanism, rate: float) -> Mechanism:
+    """A Poisson-sampled Laplace mechanism (Zhu, Dong & Wang 2022, theorem 11)."""
+    rate = checks.interval("sampling_probability", rate, 0.0, 1.0, closed_high=True)
+    if rate == 1.0:
+        return laplace
+    scale = laplace.scale
+    # Outputs between both centres; beyond them, the ratio is constant.
+    y = np.linspace(0.0, 1.0, _CELLS + 1)
+    log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2.0 * y - 1.0) / scale)
+    away = -0.5 * np.diff(np.exp(-y / scale))
+    near = away[::-1]  # around the shifted centre
+    far = 0.5 * math.exp(-1.0 / scale)
+    without = np.concatenate([[0.5], away, [far]])
+    shifted = np.concatenate([[far], near, [0.5]])
+    return _between_two(log_ratio, (1.0 - rate) * without + rate * shifted, without)
+
+
+def _between_two(
+    log_ratio: FloatArray, with_record: FloatArray, without: FloatArray
+) -> LossDistribution:
+    """The mechanism whose log ratio increases along its outputs.
+
+    Args:
+        log_ratio: log of the density with the record over that without it, at the ends [n] of
+            cells, increasing.
+        with_record: probabilities [n+1] of the cells, with both outer ones.
+        without: the same without the record.
+
+    Each cell moves to its ends such that both of its probabilities are preserved. This dominates
+    the mechanism in both directions (Doroshenko et al. 2022).
+    """
+    # Rounding can leave equal values, whose cells are merged.
+    grows = np.diff(np.maximum.accumulate(log_ratio)) > 0.0
+    starts = np.flatnonzero(np.append(True, grows))
+    log_ratio = log_ratio[starts]
+    p, q = (
+        np.append(side[0], np.add.reduceat(side[1:], starts)) for side in (with_record, without)
+    )
+    inner_p, inner_q = p[1:-1], q[1:-1]
+    width = -np.expm1(-np.diff(log_ratio))
+    up = np.clip((inner_p - inner_q * np.exp(log_ratio[:-1])) / width, 0.0, inner_p)
+    masses = np.append(inner_p - up, 0.0) + np.append(0.0, up)
+    masses[0] += p[0]  # the surplus of the other side there becomes an infinite loss for it
+    finite = min(float(q[-1] * np.exp(log_ratio[-1])), float(p[-1]))
+    masses[-1] += finite
+    return LossDistribution(log_ratio, masses, max(float(p[-1]) - finite, 0.0), directed=True)
+
+
 def _zcdp(event: Any) -> Mechanism:
     if getattr(event, "xi", 0.0):
         raise InvalidInput(f"event must be zCDP with xi = 0, got {checks.one_line(event)}")
@@ -97,11 +208,14 @@ def _self_composed(event: Any) -> _Parts:
 def _sampled(event: Any) -> _Parts:
     """A sampled event: several Gaussians on one sample are one Gaussian."""
     inner = _parts(event.event)
+    if len(inner) == 1 and inner[0][1] == 1 and isinstance(inner[0][0], LaplaceMechanism):
+        return [(_sampled_laplace(inner[0][0], event.sampling_probability), 1)]
     precision = 0.0
     for part, times in inner:
         if isinstance(part, Mechanism) or part[1] != 1.0:
             raise InvalidInput(
-                "event that is sampled must be Gaussian, or a PrivacyLossDistribution of it, got "
+                "event that is sampled must be Gaussian or one Laplace mechanism, or a "
+                "PrivacyLossDistribution of it, got "
                 f"{checks.one_line(event)}"
             )
         precision += times / checks.interval("noise_multiplier", part[0], 0.0) ** 2
@@ -123,10 +237,25 @@ def _tuned(event: Any) -> _Parts:
     )
 
 
+_DISTRIBUTION = "pass its PrivacyLossDistribution, from a PLDAccountant"
+_REFUSED = {
+    "TruncatedSubsampledGaussianDpEvent": f"{_DISTRIBUTION}",
+    "SampledWithoutReplacementDpEvent": "batches of a fixed size have a pair for replace-one "
+    "neighbours only, which is not implemented; pass one Gaussian event for each epoch",
+    "SampledWithReplacementDpEvent": "no dominating pair is known to this package",
+    "SingleEpochTreeAggregationDpEvent": "pass the Gaussian event of its noise multiplier over the "
+    "sensitivity of the whole training",
+    "NonPrivateDpEvent": "it reveals the records",
+    "UnsupportedDpEvent": "it states no guarantee",
+}
+"""Events that are refused, with the reason or the way to pass them."""
+
 _READERS: dict[str, Callable[[Any], _Parts]] = {
     "NoOpDpEvent": lambda event: [],
     "GaussianDpEvent": lambda event: [((float(event.noise_multiplier), 1.0), 1)],
     "LaplaceDpEvent": lambda event: [(LaplaceMechanism(event.noise_multiplier), 1)],
+    "DiscreteLaplaceDpEvent": lambda event: [(_discrete_laplace(event), 1)],
+    "MixtureOfGaussiansDpEvent": lambda event: [(_mixture_of_gaussians(event), 1)],
     "RandomizedResponseDpEvent": lambda event: [(_randomised_response(event), 1)],
     "ZCDpEvent": lambda event: [(_zcdp(event), 1)],
     "SelfComposedDpEvent": _self_composed,

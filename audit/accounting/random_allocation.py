@@ -188,7 +188,7 @@ class RandomAllocation(Mechanism):
         per_epoch: number of different steps of an epoch in which a record takes part; t of at
             least `per_epoch`.
         fixed: whether a record keeps its batch in all epochs, as with the sampler of jax_privacy
-            2.0. By default, every epoch draws afresh.
+            2.0. By default, every epoch draws again.
         neighbours: `add-remove` or `zero-out`.
 
     Raises:
@@ -275,7 +275,7 @@ class RandomAllocation(Mechanism):
     @property
     def description(self) -> str:
         times = "one random batch" if self.per_epoch == 1 else f"{self.per_epoch} random batches"
-        drawn = "drawn once for all epochs" if self.fixed else "drawn afresh in every epoch"
+        drawn = "drawn once for all epochs" if self.fixed else "drawn again in every epoch"
         return (
             f"DP-SGD with random allocation, noise multiplier {self.noise_multiplier:.7g}, "
             f"{self.epochs} epochs of {self.batches} batches, each record in {times} of an epoch, "

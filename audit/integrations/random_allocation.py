@@ -25,7 +25,7 @@ class RandomAllocationSampler:
     Args:
         records: n >= 1.
         batches: t >= 1.
-        fixed: as above; by default every epoch draws afresh.
+        fixed: as above; by default every epoch draws again.
         generator: a `torch.Generator`; by default torch's global one.
 
     Example:

@@ -283,7 +283,7 @@ class _Winners:
 
     @cached_property
     def bins(self) -> list[tuple[int, int]]:
-        """Numbers n of candidates at the level, with the number of values that each stands for.
+        """Numbers n of candidates at the level, with the number of values that each represents.
 
         G_n falls with n, so the smallest n of a bin bounds all of them.
         """

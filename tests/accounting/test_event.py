@@ -5,7 +5,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import dp_event
+from dp_accounting import dp_event, pld
 from dp_accounting.pld import privacy_loss_distribution as distributions
 
 from audit import accounting, upper_bounds
@@ -71,17 +71,58 @@ def test_a_symmetric_loss_distribution() -> None:
 
 
 @pytest.mark.parametrize(
+    ("event", "times"),
+    [
+        (dp_event.DiscreteLaplaceDpEvent(0.4, 3), 1),
+        (dp_event.DiscreteLaplaceDpEvent(0.2, 1), 20),
+        (dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(0.7)), 1),
+        (dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(2.0)), 30),
+        (dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.7, 0.2, 0.1]), 1),
+        (dp_event.MixtureOfGaussiansDpEvent(2.0, [0.0, 1.0, 2.0], [0.7, 0.2, 0.1]), 15),
+    ],
+)
+def test_further_events_agree_with_dp_accounting(event: Any, times: int) -> None:
+    ours = accounting.from_event(dp_event.SelfComposedDpEvent(event, times))
+    theirs = pld.PLDAccountant().compose(event, times)
+    for delta in (1e-2, 1e-6):
+        # Both are upper bounds; theirs is rounded up on a grid of 1e-4.
+        assert ours.epsilon(delta) == pytest.approx(theirs.get_epsilon(delta), abs=5e-3)
+
+
+def test_a_mixture_of_two_gaussians_is_a_sampled_step() -> None:
+    event = dp_event.MixtureOfGaussiansDpEvent(0.8, [0.0, 1.0], [0.95, 0.05])
+    ours, exact = accounting.from_event(event), accounting.DpSgd(0.8, 1, 0.05)
+    for k in (0, 1):
+        for epsilon in (-0.5, 0.0, 0.3, 2.0):
+            found = float(ours.pairs[k].profile(epsilon))
+            least = float(exact.pairs[k].profile(epsilon))
+            assert least * (1.0 - 1e-9) <= found <= least * (1.0 + 5e-4) + 1e-15
+    with pytest.raises(ValueError, match="neighbours must be add-remove or zero-out"):
+        accounting.from_event(event, neighbours="replace-one")
+
+
+@pytest.mark.parametrize(
     ("event", "words"),
     [
-        (dp_event.NonPrivateDpEvent(), "event must be one of .*, got a NonPrivateDpEvent"),
+        (dp_event.NonPrivateDpEvent(), "got NonPrivateDpEvent: it reveals the records"),
+        (dp_event.UnsupportedDpEvent(), "it states no guarantee"),
+        (
+            dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.1, 200, 1.0),
+            "pass its PrivacyLossDistribution",
+        ),
+        (
+            dp_event.SampledWithoutReplacementDpEvent(1000, 10, dp_event.GaussianDpEvent(1.0)),
+            "replace-one neighbours only",
+        ),
+        (dp_event.MixtureOfGaussiansDpEvent(1.0, [-1.0, 1.0], [0.5, 0.5]), "sensitivities >= 0"),
         (dp_event.NoOpDpEvent(), "event must contain at least one mechanism"),
         (
             dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 10, np.inf),
             "distribution of K, poisson:10",
         ),
         (
-            dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1.0)),
-            "sampled must be Gaussian",
+            dp_event.PoissonSampledDpEvent(0.1, dp_event.DiscreteLaplaceDpEvent(1.0, 1)),
+            "sampled must be Gaussian or one Laplace mechanism",
         ),
         (
             dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(0.0)),

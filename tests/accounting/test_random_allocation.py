@@ -9,6 +9,7 @@ import pytest
 from scipy import special
 
 import audit
+from audit import certificate, protocols
 from audit.accounting import (
     Composition,
     DpSgd,
@@ -21,6 +22,7 @@ from audit.accounting import (
     scale_noise,
     solve_epsilon,
 )
+from audit.certificate import conditions
 from audit.errors import InvalidInput
 from audit.integrations.random_allocation import RandomAllocationSampler
 
@@ -211,3 +213,14 @@ def test_the_sampler_draws_batches_independently() -> None:
         list(range(40)), batch_sampler=sampler, collate_fn=lambda batch: batch
     )
     assert sorted(itertools.chain(*loader)) == list(range(40))
+
+
+def test_the_certificate_states_how_batches_are_drawn() -> None:
+    run = RandomAllocation(2.0, 20, 3, neighbours="zero-out")
+    search = protocols.parse_protocol("tnb:1,0.2")
+    found = conditions.conditions(run, search, None, certificate.StudyFacts({}))
+    by_name = {one.name: one.words for one in found}
+    assert "independently of all other records" in by_name["random_allocation"]
+    assert by_name["relation zero-out"] == "the number of records is public"
+    sampled = conditions.conditions(DpSgd(2.0, 60, 0.05), search, None, certificate.StudyFacts({}))
+    assert "random_allocation" not in [one.name for one in sampled]
