@@ -273,7 +273,12 @@ def one_line(value: object) -> str:
 
 def kind_of(value: object) -> str:
     """The kind of a value, for errors that must not show the value itself."""
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """A name with its indefinite article: an int, a list."""
+    return f"{'an' if name[:1].lower() in [*'aeio'] else 'a'} {name}"
 
 
 def printable(text: str) -> str:
@@ -390,12 +395,14 @@ def reason_of(error: Exception) -> str:
 def read_text(path: str | Path, max_bytes: int = 10**8) -> str:
     """The content of a text file of limited size, with line ends of any system as newlines.
 
+    A byte order mark, as some editors on Windows write it, is left out.
+
     Raises:
         InvalidInput: the file has more bytes.
         UnicodeDecodeError: the file is not UTF-8.
         OSError: the file cannot be read.
     """
-    return io.TextIOWrapper(io.BytesIO(read_bytes(path, max_bytes)), encoding="utf-8").read()
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, max_bytes)), encoding="utf-8-sig").read()
 
 
 def validate(

@@ -34,6 +34,18 @@ except ValueError:  # numpy would raise it when it is imported
     print(f"error: SOURCE_DATE_EPOCH must be a whole number, got {given}", file=sys.stderr)
     raise SystemExit(2) from None
 
+# joblib and its workers read these variables, and would not name them in an error.
+_START_METHODS = ("", "fork", "spawn", "forkserver", "loky", "loky_init_main")
+if os.environ.get("JOBLIB_START_METHOD", "").strip() not in _START_METHODS:
+    given = checks.one_line(os.environ["JOBLIB_START_METHOD"])
+    allowed = ", ".join(_START_METHODS[1:])
+    print(f"error: JOBLIB_START_METHOD must be one of {allowed}, got {given}", file=sys.stderr)
+    raise SystemExit(2)
+if not os.environ.get("LOKY_MAX_CPU_COUNT", "1").strip().isdecimal():
+    given = checks.one_line(os.environ["LOKY_MAX_CPU_COUNT"])
+    print(f"error: LOKY_MAX_CPU_COUNT must be a whole number, got {given}", file=sys.stderr)
+    raise SystemExit(2)
+
 OK, INVALID = 0, 2
 
 WIDTH = 100
@@ -163,6 +175,13 @@ class Parser(argparse.ArgumentParser):
             return super().format_help()
         finally:
             self._action_groups = groups
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Writes a message; argparse itself hides that a help text could not be written."""
+        stream = sys.stderr if file is None else file
+        if message and stream is not None:
+            stream.write(message)
+            stream.flush()
 
     def error(self, message: str) -> NoReturn:
         """Prints one error line and ends the command."""

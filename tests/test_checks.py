@@ -14,10 +14,23 @@ import numpy as np
 import pytest
 
 import audit
-from audit import accounting, certificate, checks, errors, finished, protocols, repetitions
+from audit import (
+    accounting,
+    all_lower_bounds,
+    certificate,
+    checks,
+    errors,
+    finished,
+    lower_bound,
+    protocols,
+    repetitions,
+)
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
+from audit.errors import InvalidInput
+from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
+from audit.repetitions import parse_repetitions
 from threat_models.datasets.idx import read_idx_pair
 
 
@@ -326,3 +339,37 @@ def test_a_value_without_a_text_is_named_by_its_class() -> None:
         checks.interval("mu", Silent(), 0.0)
     with pytest.raises(ValueError, match=r"way must be one of a, b, got a Silent$"):
         checks.one_of("way", Silent(), ("a", "b"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "preset.toml"
+    path.write_bytes("trials = 30\n".encode("utf-8-sig"))
+    assert checks.read_text(path) == "trials = 30\n"
+    assert read_preset(str(path))["trials"] == 30
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1, "an int"), (object(), "an object"), ([], "a list")]
+)
+def test_kinds_have_their_article(value: object, words: str) -> None:
+    assert checks.kind_of(value) == words
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["fixed:3", "poisson:3", "tnb:1,0.1", "binomial:3,0.5", "geometric:0.1", "two-point:0.5,5"],
+)
+def test_numbers_of_runs_are_drawn_from_a_generator_only(spec: str) -> None:
+    for rng in (None, 3, np.random):
+        with pytest.raises(InvalidInput, match="rng must be a generator such as numpy"):
+            parse_repetitions(spec).sample(rng, 3)
+
+
+@pytest.mark.parametrize(
+    "scores", [[b"1", b"2"], ["1", "2"], [], np.array([b"1", 2], dtype=object)]
+)
+@pytest.mark.parametrize("estimate", [lower_bound, all_lower_bounds])
+def test_scores_are_numbers_and_at_least_one(scores: Any, estimate: Any) -> None:
+    for out_scores, in_scores in ((scores, [1.0]), ([1.0], scores)):
+        with pytest.raises(InvalidInput, match=r"(in|out)_scores must (be|have) "):
+            estimate(out_scores=out_scores, in_scores=in_scores, delta=1e-5)

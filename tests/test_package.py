@@ -377,3 +377,27 @@ def test_ctrl_c_while_a_command_is_loading_is_one_word(command: str) -> None:
         else:
             assert done.returncode in (0, 130)
             assert done.stderr in ("", "stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("JOBLIB_START_METHOD", "one of fork, spawn, forkserver, loky, loky_init_main"),
+        ("LOKY_MAX_CPU_COUNT", "a whole number"),
+    ],
+)
+def test_an_invalid_variable_of_the_environment_is_named(variable: str, words: str) -> None:
+    given = os.environ | {variable: "junk", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "audit.run", "--list-presets"]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"error: {variable} must be {words}, got 'junk'\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", ["bounds --help", "run --help-all", "run --list-presets", ""])
+def test_output_that_cannot_be_written_is_an_error(arguments: str) -> None:
+    command = [sys.executable, "-m", "audit", *arguments.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: (output must be writable: )?.*No space left.*\n", done.stderr)

@@ -1,5 +1,6 @@
 """Validation of settings of an audit that depend on each other, or are several in one text."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from audit import checks, protocols
@@ -7,6 +8,8 @@ from audit.errors import InvalidInput
 from audit.protocols import Protocol
 from audit.repetitions import parse_repetitions
 from threat_models import CANARIES, check_names
+
+_DEVICE = re.compile(r"cpu(:0)?|cuda(:[0-9]+)?")
 
 
 def check_texts(texts: Mapping[str, object]) -> None:
@@ -83,6 +86,9 @@ def check_place(devices: Iterable[str], jobs: int, backend: str, scheduler: str)
     """Raises InvalidInput if devices, jobs, backend and scheduler do not fit each other."""
     devices = tuple(devices)
     named = ", ".join(devices)
+    for device in devices:
+        if not _DEVICE.fullmatch(device):
+            raise InvalidInput(f"devices must be cpu, cuda or cuda:N, got {device!r}")
     if not devices or len({device.split(":")[0] for device in devices}) > 1:
         raise InvalidInput(f"devices must be of one kind, got {named or 'none'}")
     if devices[0] != "cpu" and jobs > len(devices):

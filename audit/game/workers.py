@@ -183,6 +183,10 @@ def _played(
         return
     calls = [joblib.delayed(_play)(play_block, devices, block) for block in blocks]
     if place.backend == "loky":
+        # The tracker of joblib's temporary files warns about those of a worker that was killed.
+        ignored = "ignore:resource_tracker:UserWarning"
+        if ignored not in (present := os.environ.get("PYTHONWARNINGS", "")):
+            os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (present, ignored)))
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config(
             "loky", n_jobs=place.workers, inner_max_num_threads=1, initializer=end_with_parent

@@ -26,7 +26,7 @@ from audit.lower_bounds.rules import (
     ThresholdRule,
 )
 from audit.lower_bounds.scan import Scan
-from audit.lower_bounds.scores import Scores
+from audit.lower_bounds.scores import Scores, checked_nonempty
 from audit.lower_bounds.sequential_plan import SequentialPlan
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Fixed, Repetitions
@@ -119,7 +119,9 @@ def lower_bound(
         >>> round(found.epsilon, 2)
         3.14
     """
-    scores = Scores.of(out_scores, in_scores)
+    scores = Scores(
+        checked_nonempty("out_scores", out_scores), checked_nonempty("in_scores", in_scores)
+    )
     found = Scan().bound(scores, delta, confidence, direction, plan=plan)
     _warn_if_swapped(scores, found, delta, direction, plan)
     return found
@@ -187,7 +189,9 @@ def all_lower_bounds(
     direction = checks.one_of("direction", direction, DIRECTIONS)
     if split_top is not None and direction != "higher":
         raise InvalidInput(f"{_SPLIT_TOP_NEEDS}, got direction={direction!r}")
-    scores = Scores.of(out_scores, in_scores)
+    scores = Scores(
+        checked_nonempty("out_scores", out_scores), checked_nonempty("in_scores", in_scores)
+    )
     found = [
         estimator.bound(scores, delta, confidence, direction, facts, plan)
         for estimator in all_estimators(protocol, mu, threshold, split_top)

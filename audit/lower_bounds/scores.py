@@ -14,6 +14,8 @@ from audit.errors import InvalidInput
 def checked(name: str, scores: ArrayLike) -> FloatArray:
     """Scores [n] as an array of floats. An error starts with `name`."""
     try:
+        if _is_text(scores):
+            raise TypeError("text")
         values = checks.to_floats(scores)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
@@ -29,6 +31,22 @@ def checked(name: str, scores: ArrayLike) -> FloatArray:
     if missing:
         raise InvalidInput(f"{name} must not be NaN, got {missing} NaN among {len(values)} scores")
     return values
+
+
+def checked_nonempty(name: str, scores: ArrayLike) -> FloatArray:
+    """Scores [n], n > 0, as an array of floats. An error starts with `name`."""
+    values = checked(name, scores)
+    if not len(values):
+        raise InvalidInput(f"{name} must have at least one score, got none")
+    return values
+
+
+def _is_text(scores: ArrayLike) -> bool:
+    """Whether scores are text or bytes, of which numpy would make numbers."""
+    array = np.asarray(scores)
+    if array.dtype.kind in "SUV":
+        return True
+    return array.dtype == object and any(isinstance(one, str | bytes) for one in array.flat)
 
 
 def checked_canaries(

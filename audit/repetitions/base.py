@@ -45,6 +45,16 @@ def counts(k: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
     return np.where(possible, k, 0.0), possible
 
 
+def checked_generator(rng: np.random.Generator) -> np.random.Generator:
+    """Checks that `rng` is a random generator of numpy, and returns it."""
+    if not isinstance(rng, np.random.Generator):
+        raise InvalidInput(
+            "rng must be a generator such as numpy.random.default_rng(), got "
+            f"{checks.one_line(rng)}"
+        )
+    return rng
+
+
 def format_spec(name: str, *numbers: float) -> str:
     """Formats `name:number,number` with the shortest digits that are parsed back exactly."""
     return f"{name}:{','.join(map(format_exact, numbers))}"
@@ -383,6 +393,7 @@ class GivenNoFailure(Repetitions):
         Raises:
             InvalidInput: less than one draw in 10,000 would be accepted.
         """
+        rng = checked_generator(rng)
         if self._log_chance < math.log(1e-4):
             raise InvalidInput(
                 f"failure must be smaller to sample from {self.distribution.spec}, got {self.spec}"

@@ -10,7 +10,14 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.numerics import format_exact
-from audit.repetitions.base import MAX_RUNS, ProfileTheorem, Repetitions, counts, format_spec
+from audit.repetitions.base import (
+    MAX_RUNS,
+    ProfileTheorem,
+    Repetitions,
+    checked_generator,
+    counts,
+    format_spec,
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Binomial(Repetitions):
             return np.clip(-np.expm1(np.log1p(-possible) / self.n) / self.p, 0.0, 1.0)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        rng = checked_generator(rng)
         return rng.binomial(self.n, self.p, size).astype(np.int64)
 
     def _given_no_failure(self, failure: float) -> Repetitions:

@@ -9,7 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.arrays import FloatArray
-from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec, log_of_one_minus
+from audit.repetitions.base import (
+    MAX_RUNS,
+    Repetitions,
+    checked_generator,
+    format_spec,
+    log_of_one_minus,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Fixed(Repetitions):
         return -np.expm1(log_of_one_minus(y) / self.k)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        rng = checked_generator(rng)
         return np.full(size, self.k, dtype=np.int64)
 
     def _given_no_failure(self, failure: float) -> Repetitions:

@@ -16,6 +16,7 @@ from audit.repetitions.base import (
     ProfileTheorem,
     RenyiTheorem,
     Repetitions,
+    checked_generator,
     counts,
     format_spec,
 )
@@ -77,6 +78,7 @@ class Poisson(Repetitions):
             return np.clip(-np.log1p(-possible) / self.mu, 0.0, 1.0)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        rng = checked_generator(rng)
         return rng.poisson(self.mu, size).astype(np.int64)
 
     def _given_no_failure(self, failure: float) -> Repetitions:

@@ -10,7 +10,7 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.repetitions.base import Repetitions
+from audit.repetitions.base import Repetitions, checked_generator
 from audit.repetitions.power_sum import PowerSum
 
 _MAX_SUPPORT = 1_000_000
@@ -113,6 +113,7 @@ class Truncated(Repetitions):
         return self._slope(log_x)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        rng = checked_generator(rng)
         return rng.choice(self.most + 1, size=size, p=self._pmf).astype(np.int64)
 
     def _given_no_failure(self, failure: float) -> Repetitions:

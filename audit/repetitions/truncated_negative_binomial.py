@@ -19,6 +19,7 @@ from audit.repetitions.base import (
     ProfileTheorem,
     RenyiTheorem,
     Repetitions,
+    checked_generator,
     counts,
     format_spec,
 )
@@ -139,6 +140,7 @@ class TruncatedNegativeBinomial(Repetitions):
         return np.minimum(self.gamma / (1.0 - self.gamma) * np.expm1(log_growth), 1.0)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        rng = checked_generator(rng)
         # phi(x) = x * int c v^-(eta+1) (v/(1-(1-v)x))^(eta+1) dv over v in (gamma, 1): K - 1 is
         # negative binomial with eta + 1 failures and success probability v drawn from c v^-(eta+1).
         uniform = rng.random(size)

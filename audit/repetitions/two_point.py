@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from audit import checks
 from audit.arrays import FloatArray
 from audit.numerics import format_exact, safe_log
-from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec
+from audit.repetitions.base import MAX_RUNS, Repetitions, checked_generator, format_spec
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class TwoPoint(Repetitions):
         return np.logaddexp(math.log(self.s), log_many)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        rng = checked_generator(rng)
         return np.where(rng.random(size) < self.s, 1, self.L).astype(np.int64)
 
     @property

@@ -18,6 +18,7 @@ import numpy as np
 
 from audit.accounting import DpSgd
 from audit.certificate import conditions
+from audit.checks import with_article
 from audit.errors import InvalidInput
 from audit.tuning.rehearsal import Rehearsal
 
@@ -144,7 +145,7 @@ def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
     else:
         raise InvalidInput(
             "records must be an array, a pair (features, labels) or a TensorDataset of both for "
-            f"the differential test, got a {kind.__name__}"
+            f"the differential test, got {with_article(kind.__name__)}"
         )
     sizes = [len(part) if getattr(part, "ndim", 0) else -1 for part in parts]
     if min(sizes) < 1 or len(set(sizes)) > 1:

@@ -48,8 +48,8 @@ class Outcome:
             number = math.inf
         except (TypeError, ValueError):
             # The value is an output of a run, so only its type is shown.
-            kind = type(self.score).__name__
-            raise ProtocolViolation(f"score must be a number, got a {kind}") from None
+            kind = checks.kind_of(self.score)
+            raise ProtocolViolation(f"score must be a number, got {kind}") from None
         object.__setattr__(self, "score", number)
 
     @property
@@ -307,7 +307,7 @@ class Trial:
         divisor = getattr(optimizer, "expected_batch_size", None)
         if divisor is None:
             raise ProtocolViolation(
-                f"optimizer must be Opacus's, got a {type(optimizer).__name__} without "
+                f"optimizer must be Opacus's, got {checks.kind_of(optimizer)} without "
                 "expected_batch_size"
             )
         # Each of several workers divides by its share.

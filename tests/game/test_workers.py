@@ -606,7 +606,7 @@ def test_only_playing_needs_the_gpu(
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize("devices", [["cuda"], ["cuda:0", "cuda:1"], ["gpu"]])
+@pytest.mark.parametrize("devices", [["cuda"], ["cuda:0", "cuda:1"]])
 def test_a_missing_device_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -650,3 +650,12 @@ def test_workers_claim_devices_and_end_after_the_blocks(tmp_path: Path) -> None:
     for pid in {pid for _, pid in found.values()}:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("devices", [["tpu"], ["gpu"], ["cuda:x"], ["cuda:"], ["cpu:1"], [""]])
+@pytest.mark.parametrize("backend", ["loky", "dask"])
+def test_a_device_of_another_kind_is_refused_with_the_settings(
+    devices: list[str], backend: str
+) -> None:
+    with pytest.raises(InvalidInput, match="devices must be cpu, cuda or cuda:N, got "):
+        AuditConfig(devices=tuple(devices), backend=backend)

@@ -11,9 +11,6 @@ from audit.claims import facts_of_game, facts_of_tuning
 from audit.protocols import RandomSearch
 
 CASES: dict[str, tuple[list[float], list[float]]] = {
-    "nothing": ([], []),
-    "one side only": ([], [1.0, 2.0]),
-    "other side only": ([1.0], []),
     "one trial": ([0.0], [1.0]),
     "constant": ([1.0] * 40, [1.0] * 40),
     "minus infinity": ([-math.inf] * 30, [-math.inf] * 30),

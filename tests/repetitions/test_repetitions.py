@@ -188,7 +188,7 @@ def test_repeated_given_no_failure_and_its_sampler() -> None:
         ValueError, match="failure must be smaller to sample from my own fixed:1000"
     ):
         OwnDistribution(repetitions.parse_repetitions("fixed:1000")).given_no_failure(0.5).sample(
-            None, 1
+            np.random.default_rng(0), 1
         )
 
 

@@ -152,7 +152,7 @@ def test_unchecked_conditions_are_assumed() -> None:
             {"optimizer": Optimizer(90), "expected_batch_size": 128},
             r"must be the study's 128\.0 .* got another value; .* or state neighbours='zero-out'",
         ),
-        ({"optimizer": object()}, "optimizer must be Opacus's, got a object without"),
+        ({"optimizer": object()}, "optimizer must be Opacus's, got an object without"),
         (
             {"history": (1.0, 1 / 11, 100), "rate": 1 / 11},
             r"sampling_rate must be the study's 0\.1 with add-remove neighbours, got "
