@@ -37,6 +37,7 @@ from audit import (
     bounds,
     checks,
     compare,
+    cost,
     finished,
     lower_bounds,
     protocols,
@@ -360,7 +361,11 @@ def test_the_accountant_computes_or_refuses(capsys: pytest.CaptureFixture[str]) 
 
 COLUMNS = [
     "mu",
-    "rho",
+    "gdp_mu",
+    "zcdp_rho",
+    "batch_size",
+    "epochs",
+    "state",
     "noise_multiplier",
     "sampling_rate",
     "steps",
@@ -375,8 +380,8 @@ CELLS = (
 )
 NOT_OF_TRIALS = {
     **{"--final-run": [], "--tunings": ["3"], "--protocol": ["grid:3"], "--mu": ["1"]},
-    **{"--target-epsilon": ["1"], "--compare": ["5"], "--bound": ["region"], "--steps": ["3"]},
-    **{"--plot": ["x.png"], "--solve": ["runs"], "--base": ["pure:1"], "--accounting": ["rdp"]},
+    **{"--compare": ["5"], "--bound": ["region"], "--plot": ["x.png"], "--solve": ["runs"]},
+    **{"--accounting": ["rdp"]},
 }
 OF_TRIALS = {
     **{"--group-size": ["2"], "--delta": ["1e-6"], "--records": ["50"], "--cap": ["3"]},
@@ -393,8 +398,8 @@ def csv_files(draw: Any) -> Any:
         heading, rows = draw(
             st.sampled_from(
                 [
-                    (["mu"], [["0.1"]] * 3),
-                    (["mu", "mu"], [["0.1", "2"]]),
+                    (["gdp_mu"], [["0.1"]] * 3),
+                    (["gdp_mu", "gdp_mu"], [["0.1", "2"]]),
                     (["noise_multiplier", "steps"], [["2", "10"]] * 2),
                 ]
             )
@@ -408,7 +413,7 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(
     path = tmp_path / "trials.csv"
 
     @examples(60)
-    @example((["mu", "mu"], "mu,mu\n0.1,2\n"), [], "grid")
+    @example((["gdp_mu", "gdp_mu"], "gdp_mu,gdp_mu\n0.1,2\n"), [], "grid")
     @given(
         csv_files(),
         st.lists(st.sampled_from([*NOT_OF_TRIALS, *OF_TRIALS]), max_size=2, unique=True),
@@ -417,10 +422,10 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(
     def play(file: Any, options: Any, chosen: Any) -> None:
         heading, text = file
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        argv = ["--trials", str(path), "--chosen", chosen, "--json"]
+        argv = [str(path), "--chosen", chosen, "--json"]
         for option in options:
             argv += [option, *(NOT_OF_TRIALS | OF_TRIALS)[option]]
-        code, out = commanded(capsys, bounds.main, argv)
+        code, out = commanded(capsys, cost.main, argv)
         if code == 0:
             assert not NOT_OF_TRIALS.keys() & set(options)
             assert len({*heading}) == len(heading)
@@ -430,10 +435,10 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(
             )
 
     play()
-    path.write_text("mu\n0.1\n")
+    path.write_text("gdp_mu\n0.1\n")
     for option, values in NOT_OF_TRIALS.items():  # Random examples rarely have nothing else wrong.
-        argv = ["--trials", str(path), "--chosen", "grid", option, *values]
-        assert commanded(capsys, bounds.main, argv)[0] == 2
+        argv = [str(path), "--chosen", "grid", option, *values]
+        assert commanded(capsys, cost.main, argv)[0] == 2
 
 
 def test_the_accountant_at_extreme_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -807,7 +812,7 @@ CAUSES = {
     "test_options_that_do_not_apply_are_refused_by_name",
     "two columns of one name": "test_fuzz.py::"
     "test_trials_are_read_or_refused_and_no_option_is_ignored",
-    "headings without their names": "tuning/test_cost_of.py::test_bad_files_are_one_line",
+    "headings without their names": "finished/test_tables.py::test_bad_files_are_one_line",
     "true read as 1, a scheduler without a backend": "commands/test_run_command.py::"
     "test_preset_settings_of_the_wrong_type_are_refused",
     "complex records": "loop/test_check.py::test_complex_records_are_refused",
@@ -826,14 +831,14 @@ CAUSES = {
     "head nodes of Ray lost": "game/test_workers.py::"
     "test_a_lost_head_node_of_ray_ends_the_process_with_one_line",
     "None read as NaN": "accounting/test_bases.py::test_orders_and_epsilons_must_be_numbers",
-    "many trials merged again and again": "tuning/test_cost_of.py::"
+    "many trials merged again and again": "finished/test_cost_of.py::"
     "test_many_different_trials_are_merged_in_one_pass",
     "an invalid build date": "test_package.py::test_an_invalid_build_date_is_one_line",
     "clusters without workers": "game/test_workers.py::"
     "test_an_audit_waits_for_the_workers_of_a_dask_cluster",
-    "many different trials": "tuning/test_cost_of.py::"
+    "many different trials": "finished/test_cost_of.py::"
     "test_many_different_trials_are_dominated_by_few",
-    "many rows of trials": "tuning/test_cost_of.py::test_many_rows_are_counted",
+    "many rows of trials": "finished/test_cost_of.py::test_many_rows_are_counted",
     "many budgets": "tuning/test_study_costs.py::"
     "test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest",
     "a list of all runs": "tuning/test_study_draws.py::test_a_billion_runs_are_not_listed",
@@ -860,7 +865,7 @@ CAUSES = {
     "records that are NaN": "loop/test_differential.py::"
     "test_records_that_are_no_numbers_are_one_line",
     "no candidates, constant numbers": "loop/test_check.py::test_what_is_wrong_is_one_line",
-    "locked and damaged storages": "tuning/test_cost_of.py::"
+    "locked and damaged storages": "finished/test_optuna.py::"
     "test_locked_and_damaged_storages_have_their_own_line",
     "numbers of 17 digits": "commands/test_bounds_command.py::test_no_message_has_seventeen_digits",
     "scores, jobs and spaces of any kind": "test_fuzz.py::test_a_study_is_run_or_refused",
@@ -878,9 +883,9 @@ CAUSES = {
     "pages in missing folders": "certificate/test_certificate_verification.py::"
     "test_a_page_that_cannot_be_written_is_refused_before_the_verdict",
     "1_0 read as 10": "test_checks.py::test_text_that_python_reads_as_another_number_is_refused",
-    "trials of several group sizes": "tuning/test_cost_of.py::"
+    "trials of several group sizes": "finished/test_cost_of.py::"
     "test_trials_of_several_group_sizes_are_refused",
-    "misspelled columns": "tuning/test_cost_of.py::test_bad_files_are_one_line",
+    "misspelled columns": "finished/test_tables.py::test_bad_files_are_one_line",
     "sets of trials": "test_checks.py::test_a_set_is_no_list_because_it_drops_equal_items",
     "complex numbers, times and bytes": "test_checks.py::"
     "test_what_only_python_reads_as_a_number_is_refused",

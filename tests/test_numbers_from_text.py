@@ -19,7 +19,7 @@ AMBIGUOUS = ["1.000", "20.000", "1.024", "0.000", "+2.500", " 1.000 "]
     ("text", "number"),
     [
         ("20", 20),
-        ("2000.0", 2000),  # as pandas writes whole numbers beside missing values
+        ("2000.0", 2000),  # as pandas writes whole numbers next to missing values
         ("1e3", 1000),
         ("1E+3", 1000),
         ("2.5e3", 2500),

@@ -155,6 +155,7 @@ def _train(trial: audit.Trial) -> audit.Outcome:
 _COIN, _RECORDS = [0.75, 0.25], (np.ones((3, 2)), np.zeros(3, int))
 _PAIR = GaussianMechanism(1.0).pairs[0]
 _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("cost_of_trials", "drop_last"): lambda **flag: audit.cost_of_trials([{"gdp_mu": 1}], **flag),
     ("Study", "keep"): lambda **flag: audit.Study(**_CALLS[audit.Study], **flag),
     ("Study.rehearse", "test"): lambda **flag: _study().rehearse(_train, **flag),
     ("Study.rehearse", "private"): lambda **flag: _study().rehearse(_train, **flag),

@@ -1,7 +1,8 @@
 """Mechanisms from the history of an Opacus accountant."""
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from audit import checks
@@ -35,6 +36,10 @@ def from_opacus(
         One `DpSgd`, or a `Composition` with one `DpSgd` for each noise and rate. The order of the
         phases does not affect the cost.
 
+    Warns:
+        UserWarning: the history begins again, so it may be that of several runs of one engine. Only
+            a history with several phases shows it.
+
     Raises:
         InvalidInput: the argument is not the accountant of one run, or it has recorded no step.
 
@@ -53,6 +58,7 @@ def from_opacus(
     if not isinstance(history, Iterable):
         raise InvalidInput(f"history must be a list of phases, got {checks.one_line(history)}")
     steps_of: dict[tuple[float, float], int] = {}
+    order: list[tuple[float, float]] = []
     for phase in history:
         try:
             noise, rate, steps = map(float, phase)
@@ -65,14 +71,35 @@ def from_opacus(
         rate = checks.interval("sampling_rate", rate, 0.0, 1.0, closed_high=True)
         before = steps_of.get((noise, rate), 0)
         steps_of[noise, rate] = before + checks.integer("steps", steps, 1)
+        order.append((noise, rate))
     if not steps_of:
         raise InvalidInput(
             f"accountant must have recorded a step, got {checks.one_line(accountant)}"
         )
+    _warn_of_several_runs(order)
     phases = runs_of(
         steps_of, checks.integer("most_phases", most_phases, 1), neighbours, group_size
     )
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
+
+
+def _warn_of_several_runs(history: Sequence[tuple[float, float]]) -> None:
+    """Warns if a history begins again, as that of an engine that trained several models does.
+
+    Opacus adds steps of equal noise and rate to the last phase. So if the first noise and rate
+    return after others, the history is that of several runs, or of one run with a cyclic schedule.
+    Several runs of one constant noise are one phase, and are not noticed.
+    """
+    returns = sum(
+        phase == history[0] != before for before, phase in zip(history, history[1:], strict=False)
+    )
+    if returns:
+        warnings.warn(
+            f"the history begins again {'once' if returns == 1 else f'{returns} times'}: if one "
+            f"PrivacyEngine trained {returns + 1} models, this mechanism is all of them together "
+            "and not one run; make a new engine for each run",
+            stacklevel=3,
+        )
 
 
 Phases = dict[tuple[float, float], int]

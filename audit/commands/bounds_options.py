@@ -13,7 +13,7 @@ _EXAMPLES = {
     "python -m audit.bounds --noise-multiplier 1 --sampling-rate 0.01 --steps 500": "a random K",
     "python -m audit.bounds --mu 0.25 --protocol grid:20 --compare 20": "a grid",
     "python -m audit.bounds --target-epsilon 3 --sampling-rate 0.01 --steps 500": "solve for noise",
-    "python -m audit.bounds --mu 0.25 --protocol tpe:20": "an optimiser that saw results",
+    "python -m audit.bounds --mu 0.25 --protocol tpe:20": "an optimiser",
 }
 
 

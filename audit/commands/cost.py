@@ -9,9 +9,9 @@ from audit import accounting, checks, console
 from audit.numerics import format_exact, format_rounded
 
 _EXAMPLES = {
-    "python -m audit.cost runs.csv --chosen grid --records 60000": "a list, fixed beforehand",
+    "python -m audit.cost runs.csv --chosen grid --records 60000": "a fixed list",
     "python -m audit.cost sqlite:///study.db --study mine": "an Optuna study",
-    "python -m audit.cost mlruns --columns sigma=noise_multiplier,bs=batch_size": "other names",
+    "python -m audit.cost mlruns --columns s=noise_multiplier": "other names",
 }
 
 _OPTIONS: dict[str, dict[str, console.Option]] = {
@@ -86,12 +86,13 @@ def make_parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.cost",
         description="The privacy cost of a finished tuning. SOURCE is a table (csv, tsv, json, "
-        "parquet), a folder of runs (MLflow, W&B, Ray Tune, Hydra, Keras Tuner) or the address of "
-        "an Optuna storage; several sources are one tuning.",
+        "parquet), a folder\nof runs (MLflow, W&B, Ray Tune, Hydra, Keras Tuner) or the address of "
+        "an Optuna storage.",
         examples=_EXAMPLES,
     )
-    parser.add_argument("source", nargs="+", metavar="SOURCE", help="the runs of the tuning")
-    parser.usage = f"{parser.prog} SOURCE [SOURCE ...] [options]"
+    parser.add_argument(
+        "source", nargs="+", metavar="SOURCE", help="the runs; several sources are one tuning"
+    )
     parser.add_options(_OPTIONS)
     return parser
 

@@ -5,19 +5,6 @@ run become a mechanism in `runs`, `evidence` shows how candidates were chosen, a
 smallest valid bound.
 """
 
-from audit.finished.columns import IGNORE, ROLES
-from audit.finished.evidence import Evidence
-from audit.finished.material import Material, RecordedRun
-from audit.finished.prior import read_prior
 from audit.finished.tuning_cost import TuningCost, cost_of_trials
 
-__all__ = [
-    "IGNORE",
-    "ROLES",
-    "Evidence",
-    "Material",
-    "RecordedRun",
-    "TuningCost",
-    "cost_of_trials",
-    "read_prior",
-]
+__all__ = ["TuningCost", "cost_of_trials"]

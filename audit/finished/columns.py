@@ -285,7 +285,7 @@ _UNLESS = {
     "mutation success pass hit frame bit compression pruning growth",
     _LENGTH: "lr learning warmup decay scheduler schedule patience size norm",
 }
-"""Words in names of columns that may be of a kind, and words beside which they are not."""
+"""Words in names of columns that may be of a kind, and words with which they are not."""
 
 _RESEMBLES = {kind: frozenset(words.split()) for kind, words in _WORDS_OF_KINDS.items()}
 _EXCLUDES = {kind: frozenset(_UNLESS.get(kind, "").split()) for kind in _WORDS_OF_KINDS}

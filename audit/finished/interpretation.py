@@ -128,7 +128,7 @@ def _varying(columns: Mapping[str, list[Any]]) -> dict[str, bool]:
 def _check_settings(
     roles: ColumnRoles, settings: RunSettings, varying: Mapping[str, bool], where: str
 ) -> None:
-    """Refuses a setting for all runs beside a column by which it differs between runs."""
+    """Refuses a setting for all runs together with a column by which it differs between runs."""
     for column, role in roles.used.items():
         setting = _DETERMINED_BY.get(role, "")
         if setting in settings.constants and varying[column]:

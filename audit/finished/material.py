@@ -39,7 +39,7 @@ class Material:
         bookkeeping: columns that the tracker itself writes.
         parameters: columns with hyperparameters; empty if the source does not separate them.
         objectives: number of scores.
-        trainings: number of trainings that one run of the source stands for.
+        trainings: number of trainings that one run of the source represents.
         no_bound: why no bound is valid for any choice of candidates; empty if bounds may be.
     """
 

@@ -29,7 +29,10 @@ def read_prior(path: str | Path, mapping: Mapping[str, str], settings: RunSettin
     Raises:
         InvalidInput: the table is not understood, or a candidate has no probability.
     """
-    material = readers.read(path, readers.ReadOptions())
+    try:
+        material = readers.read(path, readers.ReadOptions())
+    except InvalidInput as error:
+        raise InvalidInput(f"prior: {error}") from None
     columns = [name for name in material.columns if name.strip().lower() in _CHANCES]
     if len(columns) > 1:
         raise InvalidInput(f"prior must have one column of probabilities, got {listed(columns)}")

@@ -130,11 +130,11 @@ def _equal(first: object, second: object) -> bool:
 
 def _curve(name: str, known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     """A run whose whole privacy curve is known."""
-    beside = [role for role in ("steps", "epochs", "sampling_rate", "batch_size") if role in known]
-    if beside:
+    further = [role for role in ("steps", "epochs", "sampling_rate", "batch_size") if role in known]
+    if further:
         raise InvalidInput(
-            f"{beside[0]} must not be given with {name}, which describes the whole run, got "
-            f"{checks.one_line(known[beside[0]])}: map it to ignore, or give noise_multiplier"
+            f"{further[0]} must not be given with {name}, which describes the whole run, got "
+            f"{checks.one_line(known[further[0]])}: map it to ignore, or give noise_multiplier"
         )
     for option, given, plain in (
         ("group_size", settings.group_size, 1),

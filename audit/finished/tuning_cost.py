@@ -244,8 +244,8 @@ def cost_of_trials(
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     if chosen is not None:
-        given = chosen.lower() if isinstance(chosen, str) else chosen
-        chosen = checks.one_of("chosen", _OTHER_WAYS.get(given, chosen), WAYS)
+        known = _OTHER_WAYS.get(chosen.lower(), chosen) if isinstance(chosen, str) else chosen
+        chosen = checks.one_of("chosen", known, WAYS)
     if base is not None and not isinstance(base, Mechanism):
         raise InvalidInput(f"base must be a mechanism, got {checks.one_line(base)}")
     constants = {
@@ -286,13 +286,13 @@ def _materials(source: Any, options: readers.ReadOptions) -> list[Material]:
     """The runs of every source; runs that are mechanisms already form one."""
     if isinstance(source, list | tuple) and not _are_rows(source):
         if not source:
-            raise InvalidInput("trials must be at least one, got none")
+            raise InvalidInput("source must have at least one run, got none")
         mechanisms = [part for part in source if isinstance(part, Mechanism)]
         if len(mechanisms) == len(source):
             return [_of_mechanisms(mechanisms)]
         if mechanisms:
             wrong = next(part for part in source if not isinstance(part, Mechanism))
-            raise InvalidInput(f"trials must be mechanisms, got {checks.one_line(wrong)}")
+            raise InvalidInput(f"source must be mechanisms only, got {checks.one_line(wrong)}")
         return [material for part in source for material in _materials(part, options)]
     return [readers.read(source, options)]
 

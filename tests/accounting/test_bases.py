@@ -604,6 +604,21 @@ def test_a_schedule_of_many_phases_is_bounded_by_one_of_few_phases() -> None:
     assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99, "zero-out")
 
 
+def test_a_history_that_begins_again_is_noticed() -> None:
+    class Recorded:
+        def __init__(self, *history: Any) -> None:
+            self.history = list(history)
+
+    warm, cool = (2.0, 0.01, 10), (1.0, 0.01, 90)
+    for history, models in (((warm, cool) * 2, 2), ((warm, cool) * 3, 3), ((warm, cool, warm), 2)):
+        with pytest.warns(UserWarning, match=f"if one PrivacyEngine trained {models} models"):
+            together = accounting.from_opacus(Recorded(*history))
+        assert together.epsilon(1e-5) > accounting.from_opacus(Recorded(warm, cool)).epsilon(1e-5)
+    # A schedule that does not return is one run; warnings are errors here.
+    accounting.from_opacus(Recorded(warm, cool, (0.8, 0.01, 5)))
+    accounting.from_opacus(Recorded(warm, warm))
+
+
 @pytest.mark.parametrize(
     ("accountant", "message"),
     [

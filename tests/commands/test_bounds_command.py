@@ -480,7 +480,7 @@ def test_options_that_do_not_apply_are_refused_by_name(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["final-run", "plot", "protocol", "target-epsilon", "compare"])
+@pytest.mark.parametrize("option", ["final-run", "plot", "protocol", "compare"])
 def test_a_finished_tuning_is_passed_on_to_its_own_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
 ) -> None:

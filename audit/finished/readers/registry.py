@@ -101,7 +101,11 @@ def read(source: Any, options: ReadOptions) -> Material:
         InvalidInput: no reader recognises the source, or its content is not understood.
     """
     for entry in _READERS:
-        if entry.recognise(source):
+        try:
+            recognised = entry.recognise(source)
+        except (OSError, ValueError):  # no such path, or a name that no system allows
+            recognised = False
+        if recognised:
             return entry.read(source, options)
     raise InvalidInput(
         "source must be a table, a folder or a storage of runs (csv, tsv, json, parquet, or of "

@@ -33,7 +33,12 @@ def _is_table(source: Any) -> bool:
     if is_file_with_suffix(*_SUFFIXES)(source):
         return True
     path = as_path(source)
-    return path is not None and not path.suffix and not path.is_dir()
+    if path is None:
+        return False
+    try:
+        return not path.suffix and not path.is_dir()
+    except OSError:
+        return True  # reading it gives the reason
 
 
 @reader("csv", _is_table, place=900)
@@ -149,7 +154,7 @@ def _with_points(
             if _WITH_POINT.fullmatch(cell.strip()):
                 raise InvalidInput(
                     f"{name} must write all decimals in one way, got "
-                    f"{checks.one_line(cell.strip())} in column {checks.one_line(column)} beside "
+                    f"{checks.one_line(cell.strip())} in column {checks.one_line(column)} and "
                     f"decimal commas in column {checks.one_line(commas[0])}"
                 )
     return [
