@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.loop.runs.callers import line_of_user
 from audit.loop.runs.generators import digest_of_local_generators
 from audit.loop.runs.opacus_objects import (
     History,
@@ -116,6 +117,7 @@ class Trace:
         epsilon_of_type: spacing of the parameters' floating-point type.
         clips: with adaptive clipping, the threshold after each step, which coupled runs take over.
         opacus: whether the watched optimizer scales its gradients as Opacus does.
+        line: file and line of the user's code that called the first step.
         expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
         by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
@@ -141,6 +143,7 @@ class Trace:
     clips: list[Any] = field(default_factory=list)
     opacus: bool = False
     by_opacus: bool = False
+    line: str = ""
     expected_batch_size: float | None = None
     further: list[Any] = field(default_factory=list)
     model: Any = None
@@ -317,6 +320,8 @@ class RecordingWatch(Watch):
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
         number = len(trace.steps)
+        if number == 0:
+            trace.line = line_of_user()
         if [id(p) for p in parameters] != self._described:
             trace.has_equal_steps = number == 0
             self._describe_parameters()

@@ -5,6 +5,7 @@ generators of Python, numpy and torch are known. A function may also hold genera
 in objects, or in functions that it passes on.
 """
 
+import functools
 import hashlib
 import random
 import sys
@@ -53,12 +54,13 @@ def digest_of_local_generators(outermost: types.CodeType | None) -> bytes:
 def _searched(frame: types.FrameType) -> list[Any]:
     """Local variables of the user's code; frames of torch and of this package hold none."""
     module = str(frame.f_globals.get("__name__", ""))
-    own = module.startswith(("audit.loop.", "torch.")) or module in ("contextlib", "functools")
+    own = module.startswith(("audit.loop.", "torch.", "opacus.")) or module == "contextlib"
     return [] if own else list(frame.f_locals.values())
 
 
 def _generators(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    if value is None or isinstance(value, bool | int | float | str | bytes | type):
+    kind: Any = type(value)
+    if value is None or _is_plain(kind):
         return
     if id(value) in seen or len(seen) > _MAX_OBJECTS:
         return
@@ -80,7 +82,6 @@ def _is_generator(value: Any) -> bool:
 
 def _held_by(value: Any) -> list[Any]:
     """What an object of the user's holds: items, attributes, variables of a function."""
-    kind = type(value)
     if isinstance(value, dict):
         return list(value.values())[:_MAX_ITEMS]
     if isinstance(value, list | tuple):
@@ -92,13 +93,22 @@ def _held_by(value: Any) -> list[Any]:
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return [] if frame is None else list(frame.f_locals.values())
-    if isinstance(value, types.ModuleType | np.ndarray) or _is_heavy(kind):
+    if isinstance(value, types.ModuleType):
         return []
     return list(getattr(value, "__dict__", {}).values())[:_MAX_ITEMS]
 
 
-def _is_heavy(kind: type) -> bool:
-    """Tensors, and torch's modules and optimizers, which hold parameters and no generators."""
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Whether values of a type cannot hold a generator: numbers, texts, arrays and tensors."""
+    return issubclass(kind, bool | int | float | str | bytes | type | np.ndarray) or (
+        _is_heavy(kind)
+    )
+
+
+@functools.cache
+def _is_heavy(kind: Any) -> bool:
+    """Tensors, and torch's modules, which hold parameters and no generators."""
     names = {base.__module__.split(".")[0] + "." + base.__name__ for base in kind.__mro__}
     return bool(names & {"torch.Tensor", "torch.Module", "torch._TensorBase"})
 
