@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from audit.loop.finding_kinds import ALL_STEPS, KINDS, OTHERS_CHANGE
+from audit.loop.finding_kinds import ALL_STEPS, CARRIED, KINDS, OTHERS_CHANGE
 from audit.loop.findings import Finding
 from audit.loop.premises.noise import TestResult
 from audit.loop.runs.coupled_runs import Trace
@@ -37,9 +37,17 @@ def explain_test(evidence: TestResult, others_change: bool = False) -> Finding:
     return replace(found, cause=cause)
 
 
-def influence(evidence: TestResult, others_change: bool) -> Finding:
-    """A record changes steps whose batch does not hold it, or it is drawn too often."""
+def influence(evidence: TestResult, others_change: bool, carried: bool = False) -> Finding:
+    """A record changes steps whose batch does not hold it, or it is drawn too often.
+
+    Args:
+        evidence: the test.
+        others_change: whether the record changes what other records contribute.
+        carried: whether a changed step is more likely after another changed step.
+    """
     found = explain_test(evidence)
+    if carried:
+        return replace(found, cause=CARRIED)
     everywhere = others_change or evidence.numbers["hits"] == evidence.numbers["tries"]
     return replace(found, cause=ALL_STEPS) if everywhere else found
 

@@ -15,6 +15,10 @@ ALL_STEPS = (
     "a statistic, a label, a weight, a norm, the seed of the noise, or gradients of an earlier "
     "batch (momentum, a stale sum, a replay). Otherwise, the record is drawn too often."
 )
+CARRIED = (
+    "A record stays after its batch: a queue, a memory bank, a replay buffer, or momentum of "
+    "gradients without noise carries it into the steps that follow."
+)
 _DRAWN_TOO_OFTEN = (
     "The accounted rate is too small, or whether a record is drawn depends on the records (weights "
     "by class, a last batch that is filled up, empty batches that are drawn again, a hash of the "

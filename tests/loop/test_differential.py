@@ -39,7 +39,13 @@ from audit.loop.premises.canary_pool import PoolRecord, canary_pool, gradient_of
 from audit.loop.premises.check_premises import FAMILY_ERROR, check_premises
 from audit.loop.premises.contributions import contributions
 from audit.loop.premises.equal_records import _quiet_record
-from audit.loop.premises.experiment import SHORTFALL, Experiment, detectable_scale, significant
+from audit.loop.premises.experiment import (
+    SHORTFALL,
+    Experiment,
+    detectable_scale,
+    replace_one,
+    significant,
+)
 from audit.loop.premises.noise import (
     batches_in_noise,
     estimate_noise,
@@ -560,6 +566,7 @@ def test_equal_records_have_the_class_of_the_canary_if_draws_depend_on_it() -> N
         pool=[zeros, canary],
         records=DATA.first(3),
         coupled=coupled,
+        exchange=replace_one,
         seed_of=lambda number: number,
         ended_early=lambda trace: False,
         steps=1,
@@ -986,13 +993,13 @@ def test_contributions_that_change_a_little_with_every_record_are_named() -> Non
     experiment: Any = SimpleNamespace(
         records=range(48), untested={}, tested=[], measured={}, findings=[], relation="add-remove"
     )
-    experiment.time_left = lambda: True
+    experiment.work_left = lambda: True
     equal: Any = SimpleNamespace(varying=False, others_change=lambda: True)
     with mock.patch.object(number_of_records, "_at_size", at_size):
         number_of_records.compare_numbers_of_records(experiment, None, equal, False)
     (finding,) = experiment.findings
     assert finding.message.startswith(
-        "Gradients are 0.9999 times as large for 42 records as for 48"
+        "Gradients are 0.99988 times as large for 42 records as for 48"
     )
     assert finding.cause.startswith("The record changes what other records contribute")
 

@@ -5,6 +5,7 @@ The statistical tests accuse a correct loop with probability at most 1e-5; seeds
 
 import importlib
 import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.generators import digest_of_generators
 from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of
 from benchmarks.training_loops import fourth_turn, loops
+from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.fourth_turn import CAUSES, FOURTH_TURN, FOURTH_TURN_CORRECT
 from benchmarks.training_loops.loops import Loop
@@ -297,6 +299,12 @@ def test_generators_in_objects_and_functions_are_seen() -> None:
     assert moved != start
     by_closure()
     assert digest() not in (start, moved)
+
+
+def test_a_statistic_over_records_is_located() -> None:
+    found = report(BROKEN["features centered by the batch mean"])
+    cause = found.findings[0].cause
+    assert re.search(r"mostly in `[\w.]+` of Linear, before the step in loops\.py:\d+\)", cause)
 
 
 # --- limits ---

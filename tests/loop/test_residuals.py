@@ -117,7 +117,7 @@ def test_a_released_number_reaches_the_runs_that_are_forced() -> None:
         optimizer.step()
 
     initial = {"optimizer 0": torch.zeros(1)}
-    residuals = Residuals.of(train, None, DATA, CANARY, initial, 0, lambda _: True)
+    residuals = Residuals.of(train, None, DATA, CANARY, initial, 0)
     assert residuals is not None
     recorder = residuals.recorder()
     train(DATA, None, 123, recorder)

@@ -44,6 +44,8 @@ _SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
 # Records whose numbers of steps are compared over seeds, numbers of these seeds, and the p-value at
 # which no more are needed.
 _MAX_SUSPECTS, _SEEDS_OF_STEPS, _CERTAIN = 3, (32, 96), 1e-10
+# P-value at which a likely cause is that records stay after their batch.
+_CARRIES = 1e-4
 # Number of steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
@@ -399,8 +401,22 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     others = TrainingSet(experiment.records.features[::-1], np.roll(experiment.records.labels, 1))
     experiment.collect(
         TestResult(p_value, "influence", shown),
-        words=lambda test: influence(test, changes_other_records(experiment, canaries, others)),
+        words=lambda test: influence(
+            test, changes_other_records(experiment, canaries, others), _is_carried(changed)
+        ),
     )
+
+
+def _is_carried(changed: NDArray[np.bool_]) -> bool:
+    """Whether a step is changed more often after a changed one, by Fisher's exact test.
+
+    Args:
+        changed: [R, T], the steps that the record changes.
+    """
+    before, after = changed[:, :-1].ravel(), changed[:, 1:].ravel()
+    rows = [(before == b) & (after == a) for b in (True, False) for a in (True, False)]
+    table = np.array([int(row.sum()) for row in rows]).reshape(2, 2)
+    return bool(stats.fisher_exact(table, alternative="greater")[1] < _CARRIES)
 
 
 def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:

@@ -6,7 +6,7 @@ noise.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -76,6 +76,8 @@ _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
 _MAX_QUIET = 8
+# Places whose inclusions are tested for dependence.
+_MAX_PLACES = 2
 # Events of smaller probability count as impossible.
 _NEVER = 1e-9
 
@@ -113,14 +115,12 @@ class _Runs:
         same: n copies of a quiet record.
         other: n copies of the canary.
         mixed: n - 1 copies of the quiet record, and the canary in the last place.
-        first: the same with the canary in the first place.
         full: whether every batch holds all records; None before it is known.
     """
 
     same: list[FloatArray]
     other: list[FloatArray]
     mixed: list[FloatArray]
-    first: list[FloatArray] = field(default_factory=list)
     full: bool | None = None
 
     def batches(self, rounding: FloatArray) -> Batches:
@@ -198,7 +198,6 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     """As many runs as the tests need and the time allows; None if they cannot be made."""
     n, base = len(experiment.records), experiment.base
     data = _three_data_sets(experiment, canaries, quiet, n)
-    data = (*data, replace_one(data[0], canaries.pair[0], -1 if experiment.place == 0 else 0))
     runs = _Runs([], [], [])
     least = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
     while len(runs.same) < _MAX_RUNS:
@@ -211,7 +210,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
-        lists = (runs.same, runs.other, runs.mixed, runs.first)
+        lists = (runs.same, runs.other, runs.mixed)
         for kept, gradient in zip(lists, gradients, strict=False):
             kept.append(gradient)
         count += 1
@@ -481,30 +480,58 @@ def _test_batches(case: _Case, accounted: Accounted) -> None:
     )
     if all(rate >= 1 for rate in rates):
         return
-    first = np.stack(case.runs.first)
-    rounding = case.canaries.found.rounding
-    at_first = included_of(first - case.same[: len(first)], rounding)[0]
-    inclusions = batches.included, at_first
-    experiment.collect(*batches_in_noise(case.noise, inclusions))
+    inclusions = [batches.included, *_inclusions_elsewhere(case, rates)]
+    experiment.collect(*batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions]))
     if len(set(rates)) == 1 and n > 1:
         experiment.collect(*even_inclusions(inclusions, rates[0]))
-        if not experiment.brief and not case.random_gradients:
-            _used_records(case, rates[0])
     if not experiment.brief:
         _small_batches(case, rates)
 
 
-def _used_records(case: _Case, rate: float) -> None:
-    """Tests whether the records that are used are drawn too often, and states the power."""
-    experiment, counts = case.experiment, case.batches.counts
-    inclusions = inclusions_of_many(
-        experiment, case.canaries, case.copies, case.runs.same, counts, rate
-    )
+def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bool_]]:
+    """Inclusions of records in other places, [R, T] each, whose rates are tested, too.
+
+    Where the batches of several records cannot be decoded, the first record alone is exchanged.
+    """
+    experiment = case.experiment
     tries = float(case.batches.included.size)
-    if inclusions is not None:
-        experiment.collect(*judge_used_records(inclusions, rate))
-        tries = max(tries, SHARE_OF_TRIES * inclusions.tries)
-    experiment.measured["detectable rate"] = detectable_ratio(tries, rate)
+    decoded = None
+    if not experiment.brief and not case.random_gradients:
+        decoded = inclusions_of_many(
+            experiment,
+            case.canaries,
+            case.copies,
+            case.runs.same,
+            case.batches.counts,
+            float(np.mean(rates)),
+        )
+    if decoded is not None and len(set(rates)) == 1:
+        experiment.collect(*judge_used_records(decoded, rates[0]))
+        tries = max(tries, SHARE_OF_TRIES * decoded.tries)
+    if len(set(rates)) == 1:
+        experiment.measured["detectable rate"] = detectable_ratio(tries, rates[0])
+    if decoded is None:
+        return _inclusions_of_first(case)
+    known = np.isfinite(decoded.included).all(axis=(0, 1))
+    places = np.flatnonzero(known)[:_MAX_PLACES]
+    return [decoded.included[:, :, place] > 0 for place in places]
+
+
+def _inclusions_of_first(case: _Case) -> list[NDArray[np.bool_]]:
+    """Inclusions of the first record, or of the last one if the first is exchanged anyway."""
+    experiment = case.experiment
+    place = -1 if experiment.place == 0 else 0
+    data = replace_one(case.copies, case.canaries.pair[0], place)
+    gradients: list[FloatArray] = []
+    for number in range(len(case.mixed)):
+        trace = experiment.coupled(data, experiment.seed_of(1000 + number), digests=False)
+        if experiment.ended_early(trace):
+            break
+        gradients.append(trace.gradients[: experiment.steps])
+    if len(gradients) < 2:
+        return []
+    changes = np.stack(gradients) - case.same[: len(gradients)]
+    return [included_of(changes, case.canaries.found.rounding)[0]]
 
 
 def _pair_gaps(

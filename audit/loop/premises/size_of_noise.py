@@ -362,9 +362,10 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
     if case.equal.others_change():
         return (
             "contribution",
-            f"{OTHERS_CHANGE}: a statistic over records (a mean, a count, a quantile, a norm) "
-            "enters their gradients, thresholds or weights, their selection depends on it, records "
-            "are mixed or padded to the longest one, or the sum is clipped instead of each one.",
+            f"{OTHERS_CHANGE}{_where(case, own)}: a statistic over records (a mean, a count, a "
+            "quantile, a norm) enters their gradients, thresholds or weights, their selection "
+            "depends on it, records are mixed or padded to the longest one, or the sum is clipped "
+            "instead of each one.",
             "Compute no statistic over records without noise, and clip the gradient of every "
             "single record to norm C before summing.",
         )
@@ -435,6 +436,18 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
             "Take the norm of the gradient that is clipped, and do not change it afterwards.",
         )
     return _too_small(ratio, beyond)
+
+
+def _where(case: _Case, by_tensor: FloatArray) -> str:
+    """The tensor that the record changes most, its module, and the line of the step."""
+    base = case.experiment.base
+    name = base.names[int(np.argmax(by_tensor))]
+    module = name.rpartition(".")[0]
+    modules = {} if base.model is None else dict(base.model.named_modules())
+    kind = modules.get(module, modules.get(f"_module.{module}"))
+    of = "" if kind is None else f" of {type(kind).__name__}"
+    line = f", before the step in {base.line}" if base.line else ""
+    return f" (mostly in `{name}`{of}{line})"
 
 
 def _several_times(case: _Case, step: int) -> tuple[str, str, str] | None:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
+from audit.loop.runs.callers import line_of_user
 from audit.loop.runs.generators import digest_of_generators
 from audit.loop.runs.opacus_objects import (
     History,
@@ -144,6 +145,7 @@ class Trace:
         epsilon_of_type: spacing of the parameters' floating-point type.
         clips: with adaptive clipping, the threshold after each step, which coupled runs take over.
         opacus: whether the watched optimizer scales its gradients as Opacus does.
+        line: file and line of the user's code that called the first step.
         expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
         by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
@@ -174,6 +176,7 @@ class Trace:
     clips: list[Any] = field(default_factory=list)
     opacus: bool = False
     by_opacus: bool = False
+    line: str = ""
     expected_batch_size: float | None = None
     further: list[Any] = field(default_factory=list)
     declared: list[DeclaredNoise] = field(default_factory=list)
@@ -416,6 +419,8 @@ class RecordingWatch(Watch):
         if self._stop_after is not None and number >= self._stop_after:
             self.has_more_steps = True  # of compiled code, which does not end early
             return
+        if number == 0:
+            trace.line = line_of_user()
         if [id(p) for p in parameters] != self._described:
             trace.has_equal_steps = number == 0
             self._describe_parameters()

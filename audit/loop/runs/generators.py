@@ -5,6 +5,7 @@ The global generators are known. Others are found among the local variables of t
 are running, such as a numpy Generator for batches and noise.
 """
 
+import functools
 import hashlib
 import inspect
 import random
@@ -59,7 +60,7 @@ def _local_states(last: types.CodeType) -> Iterator[bytes]:
 
 
 def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
-    if value is None or isinstance(value, str | bytes | int | float | np.ndarray | type):
+    if value is None or _is_plain(type(value)):
         return
     if depth > _MAX_DEPTH or id(value) in seen or len(seen) > _MAX_VISITED:
         return
@@ -70,6 +71,15 @@ def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
         return
     for part in _parts(value):
         yield from _states(part, depth + 1, seen)
+
+
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Whether values of a type hold no generator: numbers, texts, arrays, tensors and modules."""
+    if issubclass(kind, str | bytes | int | float | np.ndarray | type):
+        return True
+    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in kind.__mro__}
+    return bool(names & {"torch.Tensor", "torch.Module", "torch._TensorBase"})
 
 
 def _state(value: Any) -> bytes | None:
