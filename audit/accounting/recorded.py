@@ -1,7 +1,6 @@
-"""Mechanisms import itertools
-from the history of an Opacus accountant.
-"""
+"""Mechanisms from the history of an Opacus accountant."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence

@@ -218,7 +218,8 @@ def test_declared_values() -> None:
     assert not right.inconclusive
     # Known truth: Laplace noise of scale 2 on a sum of sensitivity 1 costs epsilon 0.5.
     assert abs(right.measured["implied epsilon"] - 0.5) < 0.06
-    half = report(partial(noisy_sum, scale=0.5)).findings[0]
+    findings = report(partial(noisy_sum, scale=0.5)).findings
+    half = next(finding for finding in findings if "measured" in finding.numbers)
     assert abs(float(half.numbers["measured"]) - 1.0) < 0.12
     assert report(partial(noisy_sum, claim=0.2)).findings[-1].premise == "accountant"
     with pytest.raises(InvalidInput, match=r"write value = watch.release\(value\)"):

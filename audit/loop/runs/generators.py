@@ -60,7 +60,8 @@ def _local_states(last: types.CodeType) -> Iterator[bytes]:
 
 
 def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
-    if value is None or _is_plain(type(value)):
+    kind: Any = type(value)
+    if value is None or _is_plain(kind):
         return
     if depth > _MAX_DEPTH or id(value) in seen or len(seen) > _MAX_VISITED:
         return
