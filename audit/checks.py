@@ -3,6 +3,7 @@
 The module imports only `audit.errors` and `audit.numbers_from_text`, so every package can use it.
 """
 
+import codecs
 import difflib
 import inspect
 import io
@@ -402,7 +403,8 @@ def read_text(path: str | Path, max_bytes: int = 10**8) -> str:
         UnicodeDecodeError: the file is not UTF-8.
         OSError: the file cannot be read.
     """
-    return io.TextIOWrapper(io.BytesIO(read_bytes(path, max_bytes)), encoding="utf-8-sig").read()
+    content = read_bytes(path, max_bytes).removeprefix(codecs.BOM_UTF8)
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()
 
 
 def validate(

@@ -24,7 +24,7 @@ def create(path: Path, mode: int = 0o666) -> int:
 
 
 def open_same(path: str | Path, flags: int, mode: int = 0o600) -> int:
-    """Descriptor of a file that is not a link, created if the flags say so.
+    """Descriptor of a file that is not a link, created if the flags contain O_CREAT.
 
     Raises:
         OSError: it is a link, or it cannot be opened.

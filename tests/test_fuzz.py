@@ -8,7 +8,9 @@ another. With `AUDIT_FUZZ=100`, a hundred times as many examples are drawn at ra
 `CAUSES` lists the defects that such inputs found, each with a test that detects it.
 """
 
+import codecs
 import contextlib
+import copy
 import csv
 import decimal
 import functools
@@ -51,6 +53,7 @@ from audit.certificate import verification
 from audit.certificate.content import hash_of
 from audit.errors import AuditError
 from audit.game import workers
+from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.report import __main__ as report
 from audit.upper_bounds.registry import find, row
@@ -63,6 +66,10 @@ pytestmark = [
 ]
 
 _TIMES = int(os.environ.get("AUDIT_FUZZ", "1"))
+
+
+def print_nothing() -> None:
+    pass
 
 
 def examples(number: Any) -> Any:
@@ -158,6 +165,7 @@ def refused_well(error: Any) -> None:
     assert len(said.splitlines()) == 1, said
     assert len(said) < 3000
     assert said != "math domain error"
+    assert not re.search(r"got a (int|object)\b", said), said
     assert not PYTHON.search(said), said
 
 
@@ -313,6 +321,7 @@ SCORES = st.one_of(
     st.lists(NUMBERS, max_size=12),
     st.sampled_from([np.zeros(0), np.zeros((3, 2)), np.array(["a"]), np.array([1j]), np.array(3)]),
     st.sampled_from([[[]], [None], ["1", "2"], [10**400], np.ones(5, dtype=bool), {1.0}, "12"]),
+    st.sampled_from([[b"1", b"2"], np.array([b"1"]), [1.0, "2"], np.array(["1", 2], dtype=object)]),
     THINGS,
 )
 
@@ -328,6 +337,9 @@ def test_a_lower_bound_is_a_number_or_refused(
     found = asked(lambda: lower_bounds.lower_bound(**given))
     if found is not None:
         assert found.epsilon >= 0.0
+        for scores in (out_scores, in_scores):
+            assert len(scores) > 0
+            assert not any(isinstance(one, str | bytes) for one in scores)
     for one in asked(lambda: lower_bounds.all_lower_bounds(**given)) or ():
         assert one.epsilon >= 0.0
 
@@ -485,8 +497,38 @@ def test_presets_are_read_or_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
             content = content.encode("utf-8", "surrogatepass")
         (tmp_path / "preset.toml").write_bytes(content)
         asked(run.parse, ["--preset", str(tmp_path / "preset.toml"), "--trials", "0"])
+        if not content.startswith(codecs.BOM_UTF8):
+            read = asked(read_preset, str(tmp_path / "preset.toml"))
+            (tmp_path / "preset.toml").write_bytes(codecs.BOM_UTF8 + content)
+            assert repr(asked(read_preset, str(tmp_path / "preset.toml"))) == repr(read)
 
     play()
+
+
+SAME_EVERYWHERE = st.recursive(
+    st.one_of(NUMBERS, WORDS, st.none(), st.booleans()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=2),
+    max_leaves=4,
+)
+DIFFERENT = st.sampled_from(
+    [{"a", "b"}, frozenset({1}), object(), print_nothing, lambda: None, np.zeros(2000)]
+)
+
+
+@examples(60)
+@given(SAME_EVERYWHERE, DIFFERENT, st.integers(0, 3))
+def test_a_study_refuses_values_that_differ_between_processes(
+    same: Any, different: Any, depth: int
+) -> None:
+    def study(value: Any) -> Any:
+        base = accounting.GaussianMechanism(0.5)
+        return tuning.Study({"x": [1, value]}, "fixed:2", base=base, folder=None)
+
+    assert study(same).settings_hash == study(copy.deepcopy(same)).settings_hash
+    for _ in range(depth):
+        different = [same, {"x": (different,)}]
+    with pytest.raises(ValueError, match="must hold values with the same text"):
+        study(different)
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ def _ssh_keygen(
     if action != "find-principals":
         command += ["-n", NAMESPACE]
     try:
-        # No limit of time: signing may ask for a passphrase, and a busy machine takes its time.
+        # No limit of time: signing may need a passphrase, and a busy machine takes its time.
         return subprocess.run(command, input=content, capture_output=True, check=False)
     except FileNotFoundError:
         raise InvalidInput(

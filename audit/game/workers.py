@@ -131,7 +131,7 @@ def play_all(
 
 
 def _with_workers(place: Place, most: int) -> Place:
-    """The place with at most so many processes: more would have nothing to do."""
+    """The place with at most this number of processes: more would have nothing to do."""
     return replace(place, jobs=min(place.jobs, most), devices=place.devices[:most])
 
 

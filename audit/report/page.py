@@ -4,6 +4,8 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
+from audit import checks
+from audit.errors import InvalidInput
 from audit.game.store import write_text
 from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
@@ -23,7 +25,13 @@ def write(folder: str | Path) -> Path:
     folder = Path(folder)
     report = summary.read(folder / "summary.json")
     path = folder / PAGE
-    write_text(path, html(report, folder))
+    try:
+        write_text(path, html(report, folder))
+    except InvalidInput as error:
+        cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+        raise InvalidInput(
+            f"folder must be one that can be written, got {checks.one_line(str(folder))}{cause}"
+        ) from error
     return path
 
 
