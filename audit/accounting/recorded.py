@@ -1,5 +1,6 @@
 """Mechanisms from the history of an Opacus accountant."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -90,9 +91,7 @@ def _warn_of_several_runs(history: Sequence[tuple[float, float]]) -> None:
     return after others, the history is that of several runs, or of one run with a cyclic schedule.
     Several runs of one constant noise are one phase, and are not noticed.
     """
-    returns = sum(
-        phase == history[0] != before for before, phase in zip(history, history[1:], strict=False)
-    )
+    returns = sum(phase == history[0] != before for before, phase in itertools.pairwise(history))
     if returns:
         warnings.warn(
             f"the history begins again {'once' if returns == 1 else f'{returns} times'}: if one "

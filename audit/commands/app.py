@@ -20,9 +20,10 @@ from audit.accounting import DeltaUnreachable, DpSgd
 from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.processes import end_with_parent
-from audit.protocols import Grid, RandomSearch, UntilAccepted, parse_protocol
+from audit.protocols import Grid, RandomSearch, Sequential, UntilAccepted, parse_protocol
 from audit.repetitions import Fixed, TruncatedNegativeBinomial
 from audit.upper_bounds import tuning_cost
+from audit.upper_bounds.statement import premises_of
 
 
 def _logarithmic(runs: int) -> str:
@@ -56,6 +57,11 @@ PROTOCOLS = {
         lambda runs: f"grid:{runs}",
         "each of {runs} candidates that were fixed in advance is trained once", "#cc78bc",
     ),
+    "chosen by results: an optimiser (TPE, Bayesian) or by hand": (
+        lambda runs: f"sequential:{runs}",
+        "there are {runs} runs, whose number and budgets were fixed in advance, and candidates may "
+        "depend on earlier results", "#56b4e9",
+    ),
     "repeat until one is accepted": (
         lambda runs: f"until:{1 / runs:.3g}",
         "candidates are trained until one is accepted, each run is accepted with probability "
@@ -80,7 +86,8 @@ class Answer:
 
     epsilon: float  # cost of the tuning
     one_run: float  # epsilon of one run
-    quantile: float  # expected quantile of the best candidate, where candidates come from one prior
+    # expected quantile of the best candidate, where candidates come from one prior; else None
+    quantile: float | None
     sentence: str  # the statement about the released model
     command: str  # the command line that computes the cost
     python: str  # the Python lines that compute it
@@ -129,7 +136,10 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
     spec = make(runs)
     protocol = parse_protocol(spec)
     epsilon = _cost(run, spec, delta)
-    if isinstance(protocol, UntilAccepted):  # the released run is uniform among the accepted
+    quantile: float | None
+    if isinstance(protocol, Sequential):  # its candidates come from no prior
+        quantile = None
+    elif isinstance(protocol, UntilAccepted):  # the released run is uniform among the accepted
         quantile = 1.0 - protocol.acceptance / 2.0
     elif isinstance(protocol, Grid):
         quantile = Fixed(protocol.candidates).expected_quantile()
@@ -137,26 +147,36 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
         assert isinstance(protocol, RandomSearch)
         quantile = protocol.repetitions.expected_quantile()
     sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
-    batches = "all records" if run.sampling_rate == 1 else f"Poisson batches at rate {rate}"
+    batches = (
+        "all records"
+        if run.sampling_rate == 1
+        else f"batches by Poisson sampling at rate {rate} (assumed)"
+    )
+    released = "the runs" if isinstance(protocol, Sequential) else "the best model"
     sentence = (
         f"The released model is ({format_rounded(epsilon, up=True, digits=4)}, {at})-differentially"
-        " private under adding or removing one record, whatever the score, if "
+        f" private for {premises_of([run]).neighbours}, whatever the score, if "
         + condition.format(spec=spec, runs=runs, chance=spec.rpartition(":")[2])
         + f"; if each run makes at most {run.steps} steps of DP-SGD with {batches}, noise "
-        f"multiplier {sigma} and a divisor that does not depend on the records; and if nothing but "
-        "the best model is released."
+        f"multiplier {sigma} and a divisor that may depend on the number of records, which is "
+        f"public; if scores are made from outputs and public records alone; and if nothing but "
+        f"{released} is released."
     )
     option = "protocol" if not isinstance(protocol, RandomSearch) else "repetitions"
     command = (
         f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "
-        f"--steps {run.steps} --{option} {spec} --delta {at}"
+        f"--steps {run.steps} --neighbours {run.neighbours} --{option} {spec} --delta {at}"
     )
     python = (
         "import audit\n\n"
-        f"run = audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, sampling_rate={rate})\n"
+        f"run = audit.DpSgd({sigma}, {run.steps}, {rate}, neighbours={run.neighbours!r})\n"
         f'audit.tuning_cost(run, "{spec}", delta={at}).epsilon'
     )
     return Answer(epsilon, run.epsilon(delta), quantile, sentence, command, python)
+
+
+def _shown(quantile: float | None) -> str:
+    return "-" if quantile is None else f"{quantile:.3f}"
 
 
 class _Figure:
@@ -201,7 +221,9 @@ def _page() -> Any:
                                  format="0.[000000000000000]"),
     ]  # fmt: skip
     protocol = panel.widgets.Select(
-        name="protocol", options=list(PROTOCOLS), value="grid, every point once"
+        name="How did you choose the candidates?",
+        options=list(PROTOCOLS),
+        value="grid, every point once",
     )
     runs = panel.widgets.DiscreteSlider(
         name="expected number of runs", options=list(RUNS), value=20
@@ -227,7 +249,7 @@ def _page() -> Any:
         latest[0] = mine = object()
         show(0.3)  # the answer is that of earlier inputs
         try:
-            run = DpSgd(run_inputs[0].value, run_inputs[2].value, run_inputs[1].value)
+            run = DpSgd(run_inputs[0].value, run_inputs[2].value, run_inputs[1].value, "zero-out")
             delta, title, mean = run_inputs[3].value, protocol.value, runs.value
             answer = await asyncio.to_thread(compute, run, title, mean, delta)
         except (InvalidInput, DeltaUnreachable) as error:
@@ -242,7 +264,7 @@ def _page() -> Any:
             "<p style='font-size: 18px'>Cost of the tuning: ε = "
             f"<b id='cost'>{format_rounded(answer.epsilon, up=True)}</b><br>Cost of one run: ε = "
             f"<span id='run'>{format_rounded(answer.one_run, up=True)}</span><br>Expected quantile "
-            f"of the best candidate: <span id='quantile'>{answer.quantile:.3f}</span></p>"
+            f"of the best candidate: <span id='quantile'>{_shown(answer.quantile)}</span></p>"
         )
         sentence.object = f"<p id='sentence' style='font-size: 14px'>{answer.sentence}</p>"
         wrap = "style='white-space: pre-wrap; overflow-wrap: anywhere'"
