@@ -12,15 +12,17 @@ _NOTES = "exit code: 0 nothing found, 1 a broken premise, 2 not testable"
 
 def make_parser() -> console.Parser:
     """The parser of the command's options."""
+    # A module audit.check would hide the function of this name.
+    started = console.started_as().replace("audit.", "audit ")
     parser = console.Parser(
-        prog="dp-tuning-audit check",
+        prog=f"{started}check",
         description=(
             "Tests an unmodified training script that uses Opacus: check [options] SCRIPT.py "
             "[its own arguments]."
         ),
         examples={
-            "dp-tuning-audit check train.py --device cpu": "the script's own arguments follow it",
-            "dp-tuning-audit check --steps 12 train.py": "options of the test precede it",
+            f"{started}check train.py --device cpu": "the script's own arguments follow it",
+            f"{started}check --steps 12 train.py": "options of the test precede it",
         },
         notes=_NOTES,
     )

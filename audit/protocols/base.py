@@ -3,8 +3,8 @@
 A protocol is one file. It contains the description and the text form of the protocol, its
 sentences, and its dynamics: how many runs there are, which candidate comes next, when the tuning
 ends, which runs are released, and how much noise each run has. Studies, simulations, certificates,
-comparisons, the calculator and the commands ask the protocol and list no kinds of protocols. Its
-upper bounds register themselves with `audit.upper_bounds.registry.bound`.
+comparisons, the calculator and the commands read all of this from the protocol and list no kinds.
+Its upper bounds register themselves with `audit.upper_bounds.registry.bound`.
 """
 
 import dataclasses
@@ -105,6 +105,11 @@ class Case:
     Attributes:
         title: the setting in words.
         protocol: the protocol with about the wanted expected number of runs.
+
+    Example:
+        >>> from audit.protocols import RandomSearch
+        >>> RandomSearch.cases(10)[-1].protocol.spec
+        'fixed:10'
     """
 
     title: str
@@ -291,7 +296,7 @@ class Protocol(ABC):
 
     @property
     def may_never_end(self) -> bool:
-        """Whether the tuning goes on forever if every run fails."""
+        """Whether the tuning never ends if every run fails."""
         return False
 
     @property
@@ -341,7 +346,12 @@ def _register(kind: type[Protocol]) -> None:
 
 
 def all_protocols() -> list[type[Protocol]]:
-    """All registered kinds of protocols: random search, then the others by name."""
+    """All registered kinds of protocols: random search, then the others by name.
+
+    Example:
+        >>> all_protocols()[0].name
+        'search'
+    """
     return sorted(_REGISTRY.values(), key=lambda kind: (kind.name != "search", kind.name))
 
 

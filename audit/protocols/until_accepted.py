@@ -21,7 +21,12 @@ _IMPLAUSIBLE = 1e-15
 
 
 class RepeatedRuns(Protocol):
-    """A protocol that repeats independent runs until one is accepted, which it releases."""
+    """A protocol that repeats independent runs until one is accepted, which it releases.
+
+    Example:
+        >>> UntilAccepted(0.1).stopping_probability, UntilAccepted(0.1).accepted_share
+        (0.0, 0.1)
+    """
 
     is_sequential: ClassVar[bool] = True
     ends_with_accepted: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """The costs of one tuning: all upper bounds, the smallest of them, and a quick one.
 
 `TuningCosts` is the only place that chooses among bounds. Commands, studies, certificates, finished
-tunings and the searches for noise ask it.
+tunings and the searches for noise use it.
 """
 
 import math
@@ -176,6 +176,11 @@ def costs_of(base: Mechanism, protocol: ProtocolLike, delta: float) -> TuningCos
 
     Raises:
         InvalidInput: an argument is out of its range.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(costs_of(GaussianMechanism(0.24721), "fixed:2", 1e-5).quick.epsilon, 2)
+        1.4
     """
     return _remembered(*parsed_arguments(base, protocol, delta))
 

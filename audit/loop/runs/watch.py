@@ -192,7 +192,7 @@ class Watch:
                     "watch(optimizer)"
                 )
             self._arrays = ArraySteps(self, self._force_row)
-        self._keep_params(params, gradient, can_stop)
+        self._keep_params(params, gradient, checks.flag("can_stop", can_stop))
         return self._arrays.step(noisy, encoder)
 
     def _keep_params(self, params: Any, gradient: Gradient | None, can_stop: bool) -> None:

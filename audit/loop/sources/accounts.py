@@ -22,7 +22,7 @@ class StatedAccountant:
         >>> accountant.add(1.0, 0.25, 20)
         >>> accountant.history
         [(1.0, 0.25, 120)]
-        >>> 13 < accountant.get_epsilon(1e-5) < 15
+        >>> 20 < accountant.get_epsilon(1e-5) < 21
         True
     """
 

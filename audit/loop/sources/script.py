@@ -29,6 +29,12 @@ class ScriptResult:
             other loaders, and settings that were changed.
         tested: n and batch size of the test.
         mode: "rerun" or "fork".
+
+    Example:
+        >>> from audit.loop.findings import PremiseReport
+        >>> report = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
+        >>> ScriptResult("train.py", report, {}, {"n": 24}, "rerun").broken
+        False
     """
 
     name: str
@@ -180,7 +186,7 @@ def script(
         >>> script("missing.py")
         Traceback (most recent call last):
         ...
-        audit.errors.InvalidInput: path must name a script, got missing.py
+        audit.errors.InvalidInput: path must name a script, got 'missing.py'
     """
     file = Path(path)
     if not file.is_file():
