@@ -262,7 +262,7 @@ def audit_tuning(weights, **options):
 
 
 def main(folder, steps=1000, trials=None):
-    """Trains, tunes, audits, and saves the certificate; every test and audit has a time limit."""
+    """Trains, tunes, audits, and saves the certificate; `trials` limits the audits."""
     torch.set_num_threads(1)  # more threads are slower for a model of this size
     weights = pretrained(steps)
     before = mean_loss(adapted(weights, 2), PUBLIC)
