@@ -261,22 +261,22 @@ def audit_tuning(weights, **options):
     )
 
 
-def main(folder, steps=1000, seconds=60, trials=None):
-    """Trains, tunes, audits, and saves the certificate; every test and audit has a time limit."""
+def main(folder, steps=1000, trials=None):
+    """Trains, tunes, audits, and saves the certificate; `trials` limits the audits."""
     torch.set_num_threads(1)  # more threads are slower for a model of this size
     weights = pretrained(steps)
     before = mean_loss(adapted(weights, 2), PUBLIC)
     private_study = study()
     print(f"noise multiplier {private_study.noise_multiplier:.3f}, computed before the first run")
     run = partial(train, weights)
-    private_study.rehearse(run, PUBLIC, seconds=seconds)  # tests the loop on public records
+    private_study.rehearse(run, PUBLIC)  # tests the loop on public records
     best = private_study.run(run, records=PRIVATE)
     print(f"best: {best.candidate}; loss {-best.score:.3f} instead of {before:.3f} nats")
     print(private_study.certificate.statement)
     for ending in ("json", "txt", "html"):
         private_study.certificate.save(Path(folder) / f"certificate.{ending}")
-    print(f"two steps of the loop: {check_loop(weights, seconds=seconds, trials=trials)}")
-    print(f"a tuning of two steps: {audit_tuning(weights, seconds=seconds, trials=trials)}")
+    print(f"two steps of the loop: {check_loop(weights, trials=trials)}")
+    print(f"a tuning of two steps: {audit_tuning(weights, trials=trials)}")
 
 
 if __name__ == "__main__":

@@ -299,7 +299,7 @@ def test_language_model_is_tuned_and_audited(
     monkeypatch.setattr(language_model, "RECORDS", 192)
     monkeypatch.setattr(language_model, "PRIVATE", tuple(p[:192] for p in language_model.PRIVATE))
     monkeypatch.setattr(language_model, "PUBLIC", tuple(p[:100] for p in language_model.PUBLIC))
-    language_model.main(tmp_path, steps=2, seconds=5, trials=8)
+    language_model.main(tmp_path, steps=2, trials=8)
     printed = capsys.readouterr().out
     assert "is (3, 1e-05)-differentially private for add-remove neighbours" in printed
     assert "and the 5 tested ones hold" in printed

@@ -77,7 +77,7 @@ def detectable_ratio(tries: float, rate: float) -> float:
     """The smallest ratio of rates that a number of draws show with 80 % probability.
 
     Example:
-        >>> 1.19 < detectable_ratio(2304, 0.3) < 1.21
+        >>> 1.19 < detectable_ratio(2369, 0.3) < 1.21
         True
     """
     low, high = 1.0, 1.0 / rate
