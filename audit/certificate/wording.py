@@ -9,6 +9,7 @@ from audit.protocols import (
     Adaptive,
     BestRuns,
     BudgetSchedule,
+    DistinctCandidates,
     Grid,
     Protocol,
     RandomSearch,
@@ -29,6 +30,7 @@ from audit.repetitions import (
 PROTOCOLS: tuple[type[Protocol], ...] = (
     RandomSearch,
     Grid,
+    DistinctCandidates,
     Adaptive,
     Subset,
     UntilAccepted,
@@ -104,6 +106,14 @@ def describe(protocol: Protocol) -> ProtocolWords:
                 candidates="the list of candidates is fixed, and each is run once, or with a fixed "
                 "probability",
                 runs="the candidates to run are drawn before the first run, and no run is left out",
+            )
+        case DistinctCandidates(repetitions, candidates):
+            return ProtocolWords(
+                f"The tuning has a fixed list of {candidates} candidates. It draws "
+                f"{_runs(repetitions)}, trains as many different candidates (at most all of them), "
+                "each once, and releases the best run.",
+                candidates="the list of candidates is fixed, and the candidates to run are drawn "
+                "without replacement, all with the same probability",
             )
         case Subset(repetitions, rate, final):
             return _of_subset(repetitions, format_exact(rate), final == "all")

@@ -5,6 +5,7 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 """
 
 from audit.protocols.base import Protocol
+from audit.protocols.distinct_candidates import DistinctCandidates
 from audit.protocols.fixed_candidates import Grid, NoisyMax
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
 from audit.protocols.random_runs import (
@@ -23,6 +24,7 @@ __all__ = [
     "Adaptive",
     "BestRuns",
     "BudgetSchedule",
+    "DistinctCandidates",
     "Grid",
     "NoisyMax",
     "ParetoFront",

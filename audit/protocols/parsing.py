@@ -8,6 +8,7 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.numbers_from_text import read_number
 from audit.protocols.base import Protocol
+from audit.protocols.distinct_candidates import DistinctCandidates
 from audit.protocols.fixed_candidates import Grid, NoisyMax
 from audit.protocols.random_runs import (
     Adaptive,
@@ -31,6 +32,7 @@ _FORMATS: dict[str, tuple[Callable[..., Protocol], float, float, str]] = {
     "ptr": (ProposeTestRelease, 3, 3, "EPSILON,DELTA,FAILURE"),
     "best": (BestRuns, 1, 1, "RELEASED"),
     "pareto": (ParetoFront, 1, 1, "MOST"),
+    "distinct": (DistinctCandidates, 1, 1, "CANDIDATES"),
     "grid": (Grid, 1, 2, "CANDIDATES or CANDIDATES,INCLUSION"),
     "until": (UntilAccepted, 1, 1, "ACCEPTANCE"),
     "stopping": (RandomStopping, 1, 1, "STOP"),
@@ -43,7 +45,7 @@ _FORMATS: dict[str, tuple[Callable[..., Protocol], float, float, str]] = {
 _OTHER_NAMES = {"tpe": "sequential", "manual": "sequential", "bayesian": "sequential"}
 """Names under which people know a protocol."""
 
-_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto")
+_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto", "distinct")
 
 
 def parse_protocol(
@@ -55,8 +57,9 @@ def parse_protocol(
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
             `schedule:FACTOR,FACTOR,...`, `noisy-max:CANDIDATES[,ROUNDS][,monotone]`,
-            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED`, `pareto:MOST`, or `sequential:RUNS` (also
-            `tpe:RUNS` and `manual:RUNS`) for candidates that depend on results. A distribution of K
+            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED`, `pareto:MOST`, `distinct:CANDIDATES`,
+            or `sequential:RUNS` (also `tpe:RUNS` and `manual:RUNS`) for candidates that depend on
+            results. A distribution of K
             follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone,
             as an object or as text, means random search. A protocol object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.

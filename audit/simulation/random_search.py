@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.dpsgd import RunBatch
-from audit.protocols import Grid
+from audit.protocols import DistinctCandidates, Grid
 from audit.repetitions import Repetitions
 from audit.simulation.winners import GameContext, Run, Winners, empty_winners
 
@@ -79,6 +79,30 @@ def best_of_grid(
 ) -> list[Winners]:
     """Winners of T grid searches, by position, in each view; ties go to the earlier candidate."""
     is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
+    return _best_of_included(context, is_run, included, rng)
+
+
+def best_of_distinct(
+    context: GameContext,
+    protocol: DistinctCandidates,
+    included: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> list[Winners]:
+    """Winners of T tunings with min(K, m) distinct candidates; ties go to the earlier candidate."""
+    runs = protocol.repetitions.sample(rng, len(included))
+    # The candidates of the smallest of m independent uniform numbers are a uniformly random set.
+    order = rng.random((len(included), protocol.candidates)).argsort(axis=1)
+    is_run = order.argsort(axis=1) < np.minimum(runs, protocol.candidates)[:, None]
+    return _best_of_included(context, is_run, included, rng)
+
+
+def _best_of_included(
+    context: GameContext,
+    is_run: NDArray[np.bool_],
+    included: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> list[Winners]:
+    """Winners of T tunings over the candidates [T, m] that each of them trains."""
     every_tuning, every_place = np.nonzero(is_run)
     all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(context.views)]
     for places in index_batches(len(every_tuning)):

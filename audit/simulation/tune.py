@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from audit.errors import InvalidInput
 from audit.protocols import (
     Adaptive,
+    DistinctCandidates,
     Grid,
     Protocol,
     RandomSearch,
@@ -13,7 +14,7 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
-from audit.simulation.random_search import best_of_grid, best_of_runs
+from audit.simulation.random_search import best_of_distinct, best_of_grid, best_of_runs
 from audit.simulation.sequential_search import best_of_adaptive, first_accepted
 from audit.simulation.subset_search import tune_on_subset
 from audit.simulation.winners import GameContext, Winners
@@ -44,6 +45,8 @@ def tune(
             )
         case Grid():
             return best_of_grid(context, protocol, included, rng)
+        case DistinctCandidates():
+            return best_of_distinct(context, protocol, included, rng)
         case Adaptive():
             return [best_of_adaptive(context, protocol, included, rng)]
         case Subset():

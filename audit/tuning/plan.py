@@ -12,6 +12,7 @@ from audit.protocols import (
     Adaptive,
     BestRuns,
     BudgetSchedule,
+    DistinctCandidates,
     Grid,
     Protocol,
     RandomSearch,
@@ -48,6 +49,11 @@ class Plan:
         if isinstance(self.protocol, Grid):
             drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
             return [int(index) for index in np.flatnonzero(drawn)]
+        if isinstance(self.protocol, DistinctCandidates):
+            length = self.protocol.candidates
+            count = min(int(self.protocol.repetitions.sample(rng, 1)[0]), length)
+            # The candidates of the smallest of m uniform numbers are a uniformly random set.
+            return sorted(int(index) for index in np.argsort(rng.random(length))[:count])
         if isinstance(self.protocol, RandomSearch | Adaptive | Subset | BestRuns):
             return range(int(self.protocol.repetitions.sample(rng, 1)[0]))
         return None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.protocols import Adaptive, Grid, Protocol
+from audit.protocols import Adaptive, DistinctCandidates, Grid, Protocol
 from audit.protocols.adaptive_density import MIN_RUNS, confidence_density, covariance
 from audit.tuning.journal import Record
 from audit.tuning.space import Space
@@ -23,7 +23,7 @@ def next_point(
     before: Sequence[Record],
 ) -> Point:
     """The candidate of run `index`, from 0; an adaptive choice uses the earlier runs."""
-    if isinstance(protocol, Grid):
+    if isinstance(protocol, Grid | DistinctCandidates):
         return space.points()[index]
     if isinstance(protocol, Adaptive):
         return adaptive_point(protocol, space, rng, before)

@@ -23,6 +23,7 @@ from audit.processes import watch_ray
 from audit.protocols import (
     BestRuns,
     BudgetSchedule,
+    DistinctCandidates,
     Grid,
     Protocol,
     RandomSearch,
@@ -612,7 +613,7 @@ def _supported(given: ProtocolLike, space: Space) -> Protocol:
         raise InvalidInput(
             f"protocol must be one that a study can run ({names}), got {protocol.spec}"
         )
-    if isinstance(protocol, Grid) and protocol.candidates != space.size:
+    if isinstance(protocol, Grid | DistinctCandidates) and protocol.candidates != space.size:
         raise InvalidInput(
             f"space must have the {protocol.candidates} candidates of {protocol.spec}, got "
             f"{space.size or 'a continuous one'}"

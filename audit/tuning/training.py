@@ -9,7 +9,7 @@ from typing import Any
 from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf
 from audit.certificate.conditions import Private
 from audit.errors import InvalidInput
-from audit.protocols import Grid, Protocol, Subset
+from audit.protocols import DistinctCandidates, Grid, Protocol, Subset
 from audit.tuning.space import Space
 
 _BUDGET = ("steps", "sampling_rate")
@@ -88,8 +88,9 @@ class Training:
         if isinstance(protocol, Grid):
             counts = (round(chance * protocol.candidates) for chance in chances)
             return Candidates(tuple(itertools.chain(*map(itertools.repeat, runs, counts))))
-        if isinstance(protocol, Subset):
-            return WorstOf(tuple(runs))  # the candidate of the final run is chosen, not drawn
+        if isinstance(protocol, Subset | DistinctCandidates):
+            # The candidate of a final run is chosen, and distinct candidates are not independent.
+            return WorstOf(tuple(runs))
         return Mixture(tuple(runs), chances)
 
 

@@ -13,6 +13,7 @@ from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
 from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.conditional import TwoEvents
+from audit.upper_bounds.distinct import grid_mixture
 from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.grid_of_log_concave_losses import grid_log_concave, log_concave_pair
@@ -74,6 +75,7 @@ __all__ = [
     "find",
     "first_accepted",
     "grid_log_concave",
+    "grid_mixture",
     "grid_tight",
     "log_concave_pair",
     "pareto_front",
