@@ -55,10 +55,10 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "protocol": (
             str,
             "SPEC",
-            "search (default), grid:N[,CHANCE], sequential:N (also tpe:N, manual:N: candidates "
-            "chosen by results), best:M, pareto:M, adaptive:LOW,HIGH, "
-            "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
-            "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
+            "search (default), grid:N[,CHANCE], distinct:N (min(K, N) of a list), sequential:N "
+            "(also tpe:N, manual:N: candidates chosen by results), best:M, pareto:M, "
+            "adaptive:LOW,HIGH, subset:RATE[,all], until:CHANCE, stopping:CHANCE, "
+            "schedule:FACTOR,..., noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
         ),
         "repetitions": (
             str,

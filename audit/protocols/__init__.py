@@ -8,6 +8,7 @@ from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Case, Protocol, all_protocols
 from audit.protocols.best_runs import BestRuns
 from audit.protocols.budget_schedule import BudgetSchedule
+from audit.protocols.distinct_candidates import DistinctCandidates
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.pareto_front import ParetoFront
@@ -26,6 +27,7 @@ __all__ = [
     "BestRuns",
     "BudgetSchedule",
     "Case",
+    "DistinctCandidates",
     "Grid",
     "NoisyMax",
     "ParetoFront",

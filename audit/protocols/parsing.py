@@ -19,7 +19,8 @@ def parse_protocol(
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
             `schedule:FACTOR,FACTOR,...`, `noisy-max:CANDIDATES[,ROUNDS][,monotone]`,
-            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED`, `pareto:MOST`, `sequential:RUNS` (also
+            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED`, `pareto:MOST`,
+            `distinct:CANDIDATES`, `sequential:RUNS` (also
             `tpe:RUNS` and `manual:RUNS`) for candidates that depend on results, or the name of
             another protocol that is defined. A distribution of K follows after a slash, as in
             `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone, as an object or as text,

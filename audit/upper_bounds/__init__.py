@@ -14,6 +14,7 @@ from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.conditional import TwoEvents
 from audit.upper_bounds.costs import TuningCosts, all_upper_bounds, costs_of, smallest, tuning_cost
+from audit.upper_bounds.distinct import grid_mixture
 from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.grid_by_levels import LevelCurve, grid_levels
 from audit.upper_bounds.grid_of_gaussians import grid_tight
@@ -72,6 +73,7 @@ __all__ = [
     "first_accepted",
     "grid_levels",
     "grid_log_concave",
+    "grid_mixture",
     "grid_tight",
     "log_concave_pair",
     "pareto_front",

@@ -374,3 +374,26 @@ def test_equal_protocols_in_different_notation_are_one_audit() -> None:
     assert replace(grid, trials=10).protocol == grid.protocol
     assert AuditConfig(protocol="until:0.1").workload.runs_per_trial == pytest.approx(10.0)
     assert AuditConfig(protocol="subset:0.1/fixed:4").workload.runs_per_trial == 5.0
+
+
+def test_distinct_candidates_are_played_without_replacement() -> None:
+    trained: list[Any] = []
+
+    def run(batch: Any) -> Any:
+        trained.append((batch.candidate.copy(), len(batch)))
+        score = np.asarray(batch.candidate, dtype=np.float64)
+        return [RunOutcomes(*[score] * 6, np.isfinite(score))]
+
+    context = GameContext(run, np.arange(6.0)[:, None] / 6, lambda *_: 0.0, 1.0)
+    protocol = protocols.parse_protocol("distinct:6/poisson:3")
+    included = np.zeros(4000, dtype=np.bool_)
+    (winners,) = tune(protocol, context, included, np.random.default_rng(0))
+    chances = protocol.repetitions.pmf(np.arange(6))
+    expected = np.append(chances, 1.0 - chances.sum())
+    counts = np.bincount(winners.runs, minlength=7) / 4000
+    # Five standard deviations of each of seven frequencies: it fails wrongly with probability 4e-6.
+    assert np.all(abs(counts - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000))
+    # All candidates are trained equally often.
+    candidates = np.concatenate([candidate for candidate, _ in trained])
+    share = np.bincount(candidates, minlength=6) / len(candidates)
+    assert np.all(abs(share - 1 / 6) < 5 * np.sqrt(5 / 36 / len(candidates)))

@@ -1,0 +1,93 @@
+"""The cost of a random number of distinct candidates, by the costs of grids.
+
+Given K = k, the tuning trains a uniformly random set of min(k, m) candidates. The set does not
+depend on the records, so given k and the set the tuning is a grid of min(k, m) candidates, whose
+profile is at most the grid bound delta_k(epsilon), whatever the score. Without k and the set, the
+output is a mixture of these with weights that are the same on both data sets. The hockey-stick
+divergence is jointly convex, so
+
+    delta(epsilon) <= sum_k P[min(K, m) = k] delta_k(epsilon).
+
+With k = 0 nothing is released, which adds nothing. A grid of k candidates is one of k' > k whose
+other candidates never win, so its profile is at most that of k': one curve covers a range of k.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from audit.accounting import Candidates, Mechanism, largest_epsilon
+from audit.errors import NotApplicable
+from audit.protocols import DistinctCandidates
+from audit.upper_bounds.composed import composed
+from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.registry import BoundValue, bound
+
+_CURVES = 24
+"""Ranges of the number of runs; each costs one curve of a grid."""
+
+_MAX_CANDIDATES = 10**6
+_NEGLIGIBLE = 1e-3  # share of delta that a curve may lose
+
+
+def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
+    """Probabilities of ranges of the number of runs, with the largest number of each range."""
+    most = protocol.candidates
+    if most > _MAX_CANDIDATES:
+        raise NotApplicable(f"the list must have at most {_MAX_CANDIDATES} candidates")
+    chances = np.asarray(protocol.repetitions.pmf(np.arange(most)), dtype=np.float64)
+    # P[min(K, m) = m] is what the smaller numbers leave; it is rounded up.
+    last = max(1.0 - float(chances.sum()) + 1e-15 * most, 0.0)
+    weights = np.append(chances, last)
+    possible = 1 + np.flatnonzero(weights[1:] > 0.0)
+    if len(possible) == 0:
+        return []
+    ends = possible
+    if len(possible) > _CURVES:
+        spread = np.geomspace(possible[0], possible[-1], _CURVES)
+        ends = np.unique(np.append(np.ceil(spread).astype(np.int64), possible[-1]))
+    sums = np.bincount(np.searchsorted(ends, possible), weights[possible], len(ends))
+    return [(float(w), int(k)) for k, w in zip(ends, sums, strict=True) if w > 0.0]
+
+
+@bound(
+    "grid-mixture",
+    100,
+    "grid bound, given the number of runs",
+    about=("any base, the same for each candidate",),
+    protocol=DistinctCandidates,
+    title=r"$\varepsilon_U$ distinct candidates (any score)",
+)
+def grid_mixture(base: Mechanism, protocol: DistinctCandidates, delta: float) -> BoundValue:
+    """Smallest epsilon that the mixture of grid bounds gives at delta, over both directions.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(grid_mixture(GaussianMechanism(0.25), "distinct:10/fixed:10", 1e-5).epsilon, 2)
+        3.05
+    """
+    if isinstance(base, Candidates):
+        raise NotApplicable("candidates must have one base, because it is random which of them run")
+    ranges = _ranges(protocol)
+    if sum(weight for weight, _ in ranges) <= delta:
+        return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
+    releases = {k: composed(base, k) for _, k in ranges}
+
+    def profile_of(pair_index: int) -> Callable[[float], float]:
+        curves = {
+            k: GridCurve((base.pairs[pair_index],), (k,), 1.0, _NEGLIGIBLE * delta)
+            for _, k in ranges
+        }
+
+        def profile(epsilon: float) -> float:
+            # For each k, releasing all runs is another valid bound, so the smaller one counts.
+            parts = [
+                weight * min(curves[k].delta(epsilon), float(releases[k].delta(epsilon)))
+                for weight, k in ranges
+            ]
+            return min(sum(parts) * (1.0 + 1e-12), 1.0)
+
+        return profile
+
+    profiles = [profile_of(index) for index in range(len(base.pairs))]
+    return BoundValue(largest_epsilon(profiles, delta))
