@@ -5,8 +5,8 @@ The functions and classes that most users need are imported from here:
 - the cost of a tuning: `tuning_cost`, `all_upper_bounds`, `compare_protocols`, `calibrate_noise`,
   `cost_of_trials`, with a mechanism such as `DpSgd` and a protocol such as `Grid`;
 - private tuning: `Study`, `Trial`, `Outcome`, `Budget`;
-- tests of a training loop: `check`, `check_one_run`, `script` for unmodified scripts, and `step` for
-  loops of arrays;
+- tests of a training loop: `check`, `check_one_run`, `script` for unmodified scripts, and `step`
+  for loops of arrays;
 - lower bounds from trials: `lower_bound`, `all_lower_bounds`.
 
 Everything is imported at its first use. Subpackages are available as attributes.

@@ -69,7 +69,8 @@ def test_trees_keep_libraries_types_and_order() -> None:
     assert new["a"][1] is None
     assert new["a"][2][0] == 4
     assert isinstance(new["a"][2], tuple)
-    for bad in ("text", {}, np.ones(1) * 1j, [named], np.array([True])):
+    refused: list[Any] = ["text", {}, np.ones(1) * 1j, [named], np.array([True])]
+    for bad in refused:
         with pytest.raises(InvalidInput, match="noisy must"):
             Tree.of(bad)
 

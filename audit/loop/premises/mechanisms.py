@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,7 @@ def compare_declared(
             continue
         if not usable:
             continue
-        changes = np.stack([change for change, _ in usable])
+        changes = np.stack([change for change, _ in usable if change is not None])
         if not changes.any():
             experiment.cannot_test(
                 f"no exchanged record changed declared value {place + 1}: it may depend on other "
@@ -375,21 +376,27 @@ def _without_copies(release: _Release) -> _Release:
     )
 
 
+def _size_words(release: _Release, of: int, _: TestResult) -> Finding:
+    return release.finding(of)
+
+
+def _shape_words(release: _Release, of: int, test: TestResult) -> Finding:
+    distance = float(test.numbers["distance"])
+    law = "Gaussian" if release.epsilon is None else "Laplace"
+    return Finding(
+        "noise",
+        f"The noise of declared value {release.number} of {of} is not {law} noise: its "
+        f"distribution function is up to {distance:.3g} from it.",
+        "It is drawn from another distribution, or changed after it is drawn.",
+        "Draw the noise that is stated, and declare the value before it is changed.",
+    )
+
+
 def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> None:
     """Collects the tests of size, shape and independence."""
     for release in releases:
-        experiment.collect(release.size_test(), words=lambda _, r=release: r.finding(of))
-        experiment.collect(
-            release.shape_test(),
-            words=lambda test, r=release: Finding(
-                "noise",
-                f"The noise of declared value {r.number} of {of} is not "
-                f"{'Gaussian' if r.epsilon is None else 'Laplace'} noise: its distribution "
-                f"function is up to {float(test.numbers['distance']):.3g} from it.",
-                "It is drawn from another distribution, or changed after it is drawn.",
-                "Draw the noise that is stated, and declare the value before it is changed.",
-            ),
-        )
+        experiment.collect(release.size_test(), words=partial(_size_words, release, of))
+        experiment.collect(release.shape_test(), words=partial(_shape_words, release, of))
     if not releases:
         return
     noisy = np.concatenate([release.noisy for release in releases], axis=1)

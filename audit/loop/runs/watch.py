@@ -11,8 +11,8 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.loop.runs.records import TrainingSet
 from audit.loop.sources.accounts import StatedAccountant
-from audit.loop.sources.arrays import ArraySteps, Gradient, Values, record_gradient
-from audit.loop.sources.trees import Tree
+from audit.loop.sources.arrays import ArraySteps, Gradient, record_gradient
+from audit.loop.sources.trees import Tree, Values
 
 if TYPE_CHECKING:
     from audit.loop.attack.white_box import WhiteBox, WhiteBoxTrace

@@ -44,7 +44,7 @@ class StandInOptimizer(torch.optim.Optimizer):
         self.leaf_names = list(names)
         self.param_groups[0]["params"] = _tensors(shapes, types)
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Runs the hooks of a step."""
 
     def release(self, values: Sequence[Values]) -> list[Values]:
