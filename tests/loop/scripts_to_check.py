@@ -37,7 +37,8 @@ for epoch in range(args.epochs):
         loss.backward()
         optimizer.step()
         # after step
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in test_loader)
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in test_loader)
     print(epoch, right, engine.get_epsilon(1e-5))
 torch.save(model.state_dict(), "model.pt")
 '''
@@ -59,9 +60,11 @@ MISTAKES = {
         "# after step",
         "optimizer.param_groups[0]['lr'] = 0.1 * min(float(loss.detach()), 1.0)",
     ),
-    "accountant not attached": (
+    "accountant records another noise": (
         "# after make_private",
-        "optimizer.attach_step_hook(lambda optimizer: None)",
+        "optimizer.attach_step_hook(\n"
+        "    lambda _: engine.accountant.step(noise_multiplier=4.0, sample_rate=0.1)\n"
+        ")",
     ),
     "gradient added after clipping": (
         "optimizer.step()",

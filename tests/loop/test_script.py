@@ -119,7 +119,7 @@ def test_network_is_cut_behind_make_private(tmp_path: Path) -> None:
 
 def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.py"
-    path.write_text(with_mistake("accountant not attached"))
+    path.write_text(with_mistake("accountant records another noise"))
     code = check_script.main(["--json", "--seconds", "5", str(path), "--epochs", "1"])
     assert code == 1
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1

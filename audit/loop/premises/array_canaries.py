@@ -83,8 +83,9 @@ def _climb(
     reached, size = goal(best), _FIRST_SIZE
     for _ in range(_TRIES):
         step = random.normal(size=best.shape)
-        lengths = float(np.linalg.norm(best)), float(np.linalg.norm(step))
-        scale = size * max(lengths[0], 1e-3) / max(lengths[1], 1e-30)
+        scale = (
+            size * max(float(np.linalg.norm(best)), 1e-3) / max(float(np.linalg.norm(step)), 1e-30)
+        )
         tried = best + scale * step
         value = goal(tried)
         if value > reached:

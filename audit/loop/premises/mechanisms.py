@@ -376,11 +376,27 @@ def _without_copies(release: _Release) -> _Release:
     )
 
 
+def _size_words(release: _Release, of: int, _: TestResult) -> Finding:
+    return release.finding(of)
+
+
+def _shape_words(release: _Release, of: int, test: TestResult) -> Finding:
+    distance = float(test.numbers["distance"])
+    law = "Gaussian" if release.epsilon is None else "Laplace"
+    return Finding(
+        "noise",
+        f"The noise of declared value {release.number} of {of} is not {law} noise: its "
+        f"distribution function is up to {distance:.3g} from it.",
+        "It is drawn from another distribution, or changed after it is drawn.",
+        "Draw the noise that is stated, and declare the value before it is changed.",
+    )
+
+
 def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> None:
     """Collects the tests of size, shape and independence."""
     for release in releases:
-        experiment.collect(release.size_test(), words=partial(_words_on_size, release, of))
-        experiment.collect(release.shape_test(), words=partial(_words_on_shape, release, of))
+        experiment.collect(release.size_test(), words=partial(_size_words, release, of))
+        experiment.collect(release.shape_test(), words=partial(_shape_words, release, of))
     if not releases:
         return
     noisy = np.concatenate([release.noisy for release in releases], axis=1)
@@ -390,22 +406,6 @@ def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> N
     names = [f"declared value {release.number}" for release in releases]
     shapes = [(part.stop - part.start,) for part in slices]
     experiment.collect(*independence(noise, names, shapes, between_steps=False))
-
-
-def _words_on_size(release: "_Release", of: int, test: TestResult) -> Finding:
-    return release.finding(of)
-
-
-def _words_on_shape(release: "_Release", of: int, test: TestResult) -> Finding:
-    distance = float(test.numbers["distance"])
-    return Finding(
-        "noise",
-        f"The noise of declared value {release.number} of {of} is not "
-        f"{'Gaussian' if release.epsilon is None else 'Laplace'} noise: its distribution "
-        f"function is up to {distance:.3g} from it.",
-        "It is drawn from another distribution, or changed after it is drawn.",
-        "Draw the noise that is stated, and declare the value before it is changed.",
-    )
 
 
 def _compare_scales(
