@@ -161,6 +161,7 @@ _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
     ("Study.rehearse", "private"): lambda **flag: _study().rehearse(_train, **flag),
     ("Study.run", "progress"): lambda **flag: _study().run(_train, **flag),
     ("Study.run", "rehearse"): lambda **flag: _study().run(_train, **flag),
+    ("check", "attack"): lambda **flag: audit.check(min, _RECORDS, **flag),
     ("check", "premises"): lambda **flag: audit.check(min, _RECORDS, **flag),
     ("check_one_run", "dirac"): lambda **flag: audit.check_one_run(min, _RECORDS, **flag),
     ("best_of_runs", "keep"): lambda **flag: simulation.best_of_runs(

@@ -180,7 +180,9 @@ def _page() -> Any:
                                  format="0.[000000000000000]"),
     ]  # fmt: skip
     protocol = panel.widgets.Select(
-        name="protocol", options=[*cases(RUNS[0])], value="grid, every point once"
+        name="How did you choose the candidates?",
+        options=[*cases(RUNS[0])],
+        value="grid, every point once",
     )
     runs = panel.widgets.DiscreteSlider(
         name="expected number of runs", options=list(RUNS), value=20

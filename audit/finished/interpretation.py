@@ -77,7 +77,7 @@ def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSetting
         return ""
     columns = [column for column, role in roles.used.items() if role == "batch_size"]
     cells = [run.values.get(column) for run in material.runs for column in columns]
-    sizes = [cell for cell in cells if not is_missing(cell)]
+    sizes: list[Any] = [cell for cell in cells if not is_missing(cell)]
     sizes += [settings.constants["batch_size"]] if "batch_size" in settings.constants else []
     whole = [checks.integer("batch_size", size, 1) for size in sizes if size is not None]
     if all(settings.records % size == 0 for size in whole):

@@ -256,7 +256,8 @@ def _candidates(candidates: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _attack_flag(attack: bool, trials: int | None) -> bool:
-    if not checks.flag("attack", attack) and trials is not None:
+    attack = checks.flag("attack", attack)
+    if not attack and trials is not None:
         raise InvalidInput(f"trials must be left out where attack is False, got {trials}")
     return attack
 

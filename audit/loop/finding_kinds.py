@@ -69,7 +69,7 @@ class FindingKind:
         fix: a way to correct it.
         test: the function that makes the test, in `audit.loop.premises`.
         rank: place in a report.
-        explains: names of other kinds, which are left out beside this one.
+        explains: names of other kinds, which are left out if this one is found.
     """
 
     name: str

@@ -124,7 +124,8 @@ class CheckResult:
         """The reason why an attack on a black box can prove nothing; empty if it can."""
         if self.premises is not None and self.premises.watched:
             return ""
-        if self.attack_skipped or self.leaks or self.claim is None or self.unit == "canaries":
+        settled = self.leaks or self.exceeds
+        if self.attack_skipped or settled or self.claim is None or self.unit == "canaries":
             return ""
         if self.hidden:
             return (

@@ -24,6 +24,7 @@ from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
+from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import (
     Adaptive,
     BestRuns,
@@ -34,7 +35,15 @@ from audit.protocols import (
     Protocol,
     Sequential,
 )
-from audit.repetitions import Fixed, Repetitions
+from audit.repetitions import (
+    Binomial,
+    Fixed,
+    Poisson,
+    Repetitions,
+    Truncated,
+    TruncatedNegativeBinomial,
+    TwoPoint,
+)
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.cells import scale
 from audit.upper_bounds.grid import kinds_of_candidates
@@ -49,6 +58,7 @@ _FEW, _MANY = 6, 400
 # Cells of the privacy loss of all runs: with four times as many, epsilon falls by a relative 1e-5,
 # and by 1e-3 for thousands of runs.
 _CELLS = 1 << 15
+_SUM_OF_CHANCES = 1e-15  # rounding of a sum of probabilities
 
 
 def composed(base: Mechanism, runs: int) -> Mechanism:
@@ -77,6 +87,32 @@ class _Together(Mechanism):
     @property
     def pure_epsilon(self) -> float:
         return self.runs * self.base.pure_epsilon
+
+
+def probability_of_more(repetitions: Repetitions, most: int) -> float:
+    """P[K > most], rounded up, which keeps its digits for the known distributions.
+
+    Example:
+        >>> from audit.repetitions import parse_repetitions
+        >>> probability_of_more(parse_repetitions("binomial:20,0.5"), 20)
+        0.0
+        >>> probability_of_more(parse_repetitions("poisson:1"), 40) < 1e-49
+        True
+    """
+    largest = {Fixed: "k", Binomial: "n", TwoPoint: "L", Truncated: "most"}.get(type(repetitions))
+    if largest is not None and most >= getattr(repetitions, largest):
+        return 0.0
+    if isinstance(repetitions, Poisson | TruncatedNegativeBinomial):
+        first, second = map(float, repetitions.pmf(np.array([most + 1, most + 2])))
+        ratio = second / first if first > 0.0 else 1.0
+        if isinstance(repetitions, TruncatedNegativeBinomial):
+            # The ratio of consecutive probabilities moves towards 1 - gamma monotonically.
+            ratio = max(ratio, 1.0 - repetitions.gamma)
+        # For Poisson it falls, so a geometric series bounds the tail.
+        if ratio < 1.0:
+            return min(first / (1.0 - ratio) * (1.0 + PROFILE_ACCURACY), 1.0)
+    rest = 1.0 - float(repetitions.pmf(np.arange(most + 1)).sum())
+    return max(rest, 0.0) + _SUM_OF_CHANCES
 
 
 @dataclass(frozen=True)
@@ -124,7 +160,7 @@ class AllRuns:
         most = 1
         while most <= _MAX_RUNS:
             chances = self.repetitions.pmf(np.arange(most + 1))
-            if 1.0 - chances.sum() <= self.negligible:
+            if probability_of_more(self.repetitions, most) <= self.negligible:
                 most = int(np.flatnonzero(chances)[-1])
                 return most, chances[: most + 1]
             most *= 2
@@ -140,9 +176,7 @@ class AllRuns:
     @property
     def _beyond(self) -> float:
         """The probability of more runs, rounded up."""
-        if isinstance(self.repetitions, Fixed):
-            return 0.0
-        return max(1.0 - float(self._chances[1].sum()), 0.0) + 1e-15
+        return probability_of_more(self.repetitions, self._chances[0])
 
     @cached_property
     def _gaussian(self) -> tuple[FloatArray, FloatArray] | None:

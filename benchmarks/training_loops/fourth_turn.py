@@ -412,7 +412,7 @@ FURTHER_CASES: dict[str, Control] = {
     "two steps on a batch with a large value, Poisson": _ruled(repeat_large_values, 0.4),
     "claim for another rate": Control(functools.partial(calibrated, planned_rate=0.125)),
     "claim for a larger delta": Control(functools.partial(calibrated, delta=1e-3)),
-    "features mixed with those of the rows beside": Control(Loop(prepare=with_neighbours)),
+    "features mixed with those of neighbouring rows": Control(Loop(prepare=with_neighbours)),
     "pairs of rows five places apart": Control(Loop(prepare=lagged)),
     "pairs of rows five places apart, Poisson": Control(
         Loop(prepare=lagged, sampling_rate=0.4, steps=6)

@@ -1,4 +1,4 @@
-"""Mistakes of kinds that earlier versions did not see, their causes, and correct loops beside them.
+"""Mistakes of kinds that earlier versions did not see, their causes, and similar correct loops.
 
 The statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
 """

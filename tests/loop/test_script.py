@@ -27,7 +27,7 @@ from audit.loop.sources.script_items import ItemForm
 def run(folder: Path, text: str, *arguments: str, **options: Any) -> ScriptResult:
     path = folder / "train.py"
     path.write_text(text)
-    return script(path, arguments, **{"seconds": 30.0, **options})
+    return script(path, arguments, **options)
 
 
 def test_correct_script_is_not_accused(tmp_path: Path) -> None:

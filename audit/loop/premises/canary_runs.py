@@ -302,11 +302,11 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
     if seeds > _MAX_ORDER_SEEDS:
         return False
     place = experiment.place
-    beside = place + 1 if place >= 0 else place - 1
+    neighbouring = place + 1 if place >= 0 else place - 1
     one, *others = {id(each): each for each in (*canaries.pair, *canaries.pool[-2:])}.values()
     for other in others:
         orders = [
-            replace_one(replace_one(experiment.records, first, beside), second, place)
+            replace_one(replace_one(experiment.records, first, neighbouring), second, place)
             for first, second in ((one, other), (other, one))
         ]
         for number in range(seeds):

@@ -74,7 +74,7 @@ def tries_to_see(ratio: float, rate: float) -> float:
 
 
 def detectable_ratio(tries: float, rate: float) -> float:
-    """The smallest ratio of rates that so many draws show with 80 % probability.
+    """The smallest ratio of rates that a number of draws show with 80 % probability.
 
     Example:
         >>> 1.19 < detectable_ratio(2304, 0.3) < 1.21
@@ -146,7 +146,7 @@ def judge_used_records(found: Inclusions, rate: float) -> Iterator[TestResult]:
     """Tests whether records that are used at all are drawn more often than accounted.
 
     One half of the data selects the records, and the other half tests them. Under independent draws
-    at no more than the accounted rate, both halves are independent, so that the hits of the second
+    at most at the accounted rate, both halves are independent, so that the hits of the second
     half are at most binomial whatever was selected. The halves are runs, for a part that is the
     same in all runs, or steps, for a part that each run draws.
 
