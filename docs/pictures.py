@@ -1,7 +1,8 @@
-"""Figures of protocols, and their data: `python docs/pictures.py` takes two minutes.
+"""Figures of protocols, and their data: `python docs/pictures.py` takes a few minutes.
 
-Writes overview.png, which_protocol-*.png and which_protocol.csv next to this file, and prints the
-table of the page "Which protocol?".
+Writes overview.png and overview.csv (sampled batches, for the first page), which_protocol-*.png and
+which_protocol.csv (full batches) next to this file, and prints the table of the page "Which
+protocol?".
 """
 
 import csv
@@ -20,6 +21,7 @@ from audit.protocols import Grid, Protocol, RandomSearch, UntilAccepted
 from audit.repetitions import Binomial, Fixed, Poisson, TruncatedNegativeBinomial
 
 BASE = DpSgd(noise_multiplier=70.0, steps=300)
+BASE_OF_OVERVIEW = DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01)
 DELTA = 1e-5
 RUNS = (2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -73,18 +75,21 @@ class Point:
     quantile: float
 
 
-def points(base: Mechanism, delta: float, runs: Sequence[int]) -> list[Point]:
-    """Cost and expected quantile of every protocol for every number of runs."""
+def points(
+    base: Mechanism, delta: float, runs: Sequence[int], titles: Sequence[str] | None = None
+) -> list[Point]:
+    """Cost and expected quantile of the protocols, of all without `titles`, for every number."""
     found = []
-    for title, make in PROTOCOLS.items():
+    for title in PROTOCOLS if titles is None else titles:
         for mean in runs:
-            protocol = make(mean)
+            protocol = PROTOCOLS[title](mean)
             epsilon = upper_bounds.tuning_cost(base, protocol, delta).epsilon
             assert epsilon is not None
             found.append(Point(title, protocol.spec, mean, epsilon, _quantile(protocol)))
     return found
 
 
+RUNS_OF_OVERVIEW = (2, 5, 10, 20, 50, 100)
 # Protocols of the overview: label, title in `PROTOCOLS`, and colour of the palette.
 _OVERVIEW = (
     ("a grid or a fixed number", "grid, every point once", 0),
@@ -94,30 +99,30 @@ _OVERVIEW = (
 )
 
 
-def draw_overview(found: list[Point], one_run: float, folder: Path) -> None:
+def draw_overview(costs: list[Point], one_run: float, folder: Path) -> None:
     """Draws the cost of four protocols with direct labels, for the first page."""
     with sns.axes_style("ticks"), sns.plotting_context("notebook"):
         figure = Figure(figsize=_SIZE_OF_OVERVIEW, layout="constrained")
         axes = figure.subplots()
         colours = sns.color_palette("colorblind")
+        offsets = {"logarithmic number": -7, "geometric number": 5, "Poisson number": -8}
         for label, title, colour in _OVERVIEW:
-            curve = [one for one in found if one.title == title]
+            curve = [point for point in costs if point.title == title]
             axes.plot([p.runs for p in curve], [p.epsilon for p in curve], lw=3, c=colours[colour])
             last = curve[-1]
-            offset = {"logarithmic number": -7, "geometric number": 5, "Poisson number": -7}
             axes.annotate(
-                label, (last.runs, last.epsilon), (8, offset.get(label, 4)),
+                label, (last.runs, last.epsilon), (8, offsets.get(label, 6)),
                 textcoords="offset points", va="center", color=colours[colour], weight="bold",
             )  # fmt: skip
+        runs = sorted({point.runs for point in costs})
         axes.axhline(one_run, color="grey", lw=1.5, ls=(0, (4, 3)))
         axes.annotate(
-            "one run", (RUNS[-1], one_run), (8, -4), textcoords="offset points", va="center",
+            "one run", (runs[-1], one_run), (8, -4), textcoords="offset points", va="center",
             color="dimgrey",
         )  # fmt: skip
-        ticks = [2, 5, 10, 20, 50, 100, 200, 500]
         axes.set(xscale="log", xlabel="expected number of runs", ylabel="ε of the tuning")
-        axes.set(ylim=(0, 9), xlim=(2, 500))
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set(xlim=(runs[0], runs[-1]), ylim=(0, None))
+        axes.set_xticks(runs, [str(number) for number in runs])
         axes.xaxis.minorticks_off()
         sns.despine(fig=figure)
         figure.savefig(folder / "overview.png", dpi=200)
@@ -213,7 +218,11 @@ def table(found: list[Point]) -> str:
 if __name__ == "__main__":
     everything = points(BASE, DELTA, RUNS)
     here = Path(__file__).parent
-    draw_overview(everything, BASE.epsilon(DELTA), here)
+    overview = points(
+        BASE_OF_OVERVIEW, DELTA, RUNS_OF_OVERVIEW, [title for _, title, _ in _OVERVIEW]
+    )
+    draw_overview(overview, BASE_OF_OVERVIEW.epsilon(DELTA), here)
+    write_data(overview, here / "overview.csv")
     draw(everything, BASE.epsilon(DELTA), here)
     write_data(everything, here / "which_protocol.csv")
     print(table([one for one in everything if one.runs in (2, 10, 50, 500)]))

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 import audit
-from audit import accounting, attacks, upper_bounds
+from audit import accounting, attacks, finished, upper_bounds
 from audit.repetitions import TruncatedNegativeBinomial
 from benchmarks import studies
 
@@ -137,8 +137,8 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 @pytest.mark.slow
-def test_the_readme_states_the_costs_of_its_protocols() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_on_protocols_states_their_costs() -> None:
+    page = (DOCS / "which_protocol.md").read_text()
     base = accounting.GaussianMechanism(0.24721)
     logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(10).spec
     rows = {
@@ -151,7 +151,7 @@ def test_the_readme_states_the_costs_of_its_protocols() -> None:
         "| `stopping:0.1`": ["stopping:0.1"],
     }
     for start, protocols in rows.items():
-        (row,) = (line for line in readme.splitlines() if line.startswith(start))
+        (row,) = (line for line in page.splitlines() if line.startswith(start))
         *_, ours, published, _ = (cell.strip() for cell in row.split("|"))
         found = [upper_bounds.all_upper_bounds(base, one, 1e-5) for one in protocols]
         costs = [upper_bounds.smallest(one).epsilon for one in found]
@@ -161,19 +161,53 @@ def test_the_readme_states_the_costs_of_its_protocols() -> None:
         assert published == ", ".join(smallest)
 
 
-@pytest.mark.slow
 def test_the_first_numbers_of_the_documentation() -> None:
-    run = accounting.DpSgd(noise_multiplier=70, steps=300)
-    assert rounded_up(run.epsilon(1e-5), 2) == "0.92"
-    grid, random = (
-        upper_bounds.tuning_cost(run, protocol, 1e-5).epsilon
-        for protocol in ("grid:20", "tnb:0,0.02")
-    )
-    for page in (ROOT / "README.md", DOCS / "index.md"):
-        assert (
-            f"at epsilon 0.92: releasing the best costs {rounded_up(grid, 2)}," in page.read_text()
-        )
-    assert f"12.5 on average: {rounded_up(random, 2)}\n" in (ROOT / "README.md").read_text()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    run = accounting.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01)
+    one_run = rounded_up(run.epsilon(1e-5), 2)
+    costs = {}
+    for chosen in ("grid", "random", "sequential"):
+        epsilon = finished.cost_of_trials([run] * 20, chosen, delta=1e-5).best_only
+        costs[chosen] = rounded_up(epsilon, 2)
+        assert f"| {costs[chosen]} | `--chosen {chosen}` |" in readme
+    secret = rounded_up(upper_bounds.tuning_cost(run, "geometric:0.05", 1e-5).epsilon, 2)
+    assert f"2,000 steps) costs {one_run}." in readme
+    assert f"runs of the figure, each of which costs {one_run}." in readme
+    assert f"(geometric, twenty on average), the tuning would cost {secret} (" in readme
+    for page in ("index.md", "what_did_my_tuning_cost.md"):
+        text = (DOCS / page).read_text()
+        assert f"where one run has epsilon {one_run} at delta 1e-5 (all rounded up):" in text
+        rows = dict(re.findall(r"\| `(\w+:20)` \| ([\d.]+) \|", text))
+        assert rows == {
+            "grid:20": costs["grid"], "fixed:20": costs["random"], "tpe:20": costs["sequential"]
+        }  # fmt: skip
+
+
+def test_the_first_figure_shows_the_costs_of_its_protocols() -> None:
+    run = module("pictures").BASE_OF_OVERVIEW
+    with (DOCS / "overview.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows[::11]:
+        epsilon = upper_bounds.tuning_cost(run, row["specification"], 1e-5).epsilon
+        assert float(row["epsilon"]) == pytest.approx(epsilon, abs=1e-4)
+    costs = {
+        (row["protocol"], row["expected_runs"]): rounded_up(float(row["epsilon"]), 2)
+        for row in rows
+    }
+    index = " ".join((DOCS / "index.md").read_text().split())
+    fixed, geometric = "grid, every point once", "random, geometric K"
+    assert (
+        f"the cost rises from {costs[fixed, '5']} to {costs[fixed, '100']} if their number is "
+        f"fixed, and from {costs[geometric, '5']} to {costs[geometric, '100']} if it is secret"
+    ) in index
+
+
+def test_the_readme_is_short() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.split()) <= 700
+    assert readme.count("![") == 1
+    setup = re.findall(r"^make \w+", readme, re.M)
+    assert setup == ["make audit", "make test"]
 
 
 @pytest.mark.slow

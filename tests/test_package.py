@@ -103,7 +103,7 @@ def test_the_readme_on_an_index_has_no_relative_links(wheel: Any) -> None:
     readme = (ROOT / "README.md").read_text()
     absolute = setup["long_description"](readme, "https://example.org/a/b", "1.2")
     assert "](https://example.org/a/b/blob/v1.2/docs/glossary.md)" in absolute
-    assert "](https://example.org/a/b/raw/v1.2/docs/etcv-dirac.png)" in absolute
+    assert "](https://example.org/a/b/raw/v1.2/docs/overview.png)" in absolute
     assert relative(absolute) == []
     assert all((ROOT / path.partition("#")[0]).exists() for path in relative(readme))
 
