@@ -25,6 +25,7 @@ from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
 from audit.upper_bounds.comparison import MAX_COMPARED
 from audit.upper_bounds.registry import answered
+from audit.upper_bounds.statement import statement_of_tuning
 
 _MAX_TUNINGS = 10**6
 
@@ -147,7 +148,12 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     compared: list[upper_bounds.ComparedProtocol] = []
     if arguments.compare is not None:
         compared = upper_bounds.compare_protocols(base, arguments.compare, delta)
-    answer = Answer(report, protocol, delta, rows, recommended, notes, compared, affordable)
+    statement = ""
+    if recommended is not None and not total:
+        statement = statement_of_tuning(recommended.epsilon, delta, base, protocol)
+    answer = Answer(
+        report, protocol, delta, rows, recommended, notes, compared, affordable, statement
+    )
     if arguments.json:
         print(json.dumps(answer.as_dict(), indent=2))
     else:

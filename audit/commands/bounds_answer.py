@@ -21,6 +21,7 @@ class Answer:
     notes: Sequence[str]
     compared: Sequence[ComparedProtocol]  # other protocols with the same mean number of runs
     affordable: Sequence[AffordableRepetitions]  # distributions of K that keep the budget
+    statement: str = ""  # the cost as one sentence; empty for several tunings
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as values for json."""
@@ -36,6 +37,7 @@ class Answer:
             "base": asdict(self.base),
             "bounds": [row.as_dict() for row in self.bounds],
             "cost": None if self.cost is None else self.cost.as_dict(),
+            "statement": self.statement,
             "compared": [vars(one) | {"protocol": one.protocol.spec} for one in self.compared],
             "notes": self.notes,
             "affordable": [
@@ -49,6 +51,8 @@ class Answer:
         if self.cost is not None:
             cost = format_rounded(self.cost.epsilon, up=True)
             yield f"\ncost: {cost} by {self.cost.name}, whatever the score"
+        if self.statement:
+            yield f"statement: {self.statement}"
         for note in self.notes:
             yield f"note: {note}"
         yield from self._comparison(runs)

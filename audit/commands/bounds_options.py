@@ -86,8 +86,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "neighbours": (
             str,
             "NAME",
-            "add-remove (default), zero-out (the number of records is public; default with "
-            "--batch-size) or replace-one",
+            "of DP-SGD: zero-out (default: the number of records is public), add-remove or "
+            "replace-one",
         ),
         "group-size": (int, "K", "records of one person, protected together (default 1)"),
         "epsilon-base": (
@@ -118,7 +118,7 @@ _DEFAULTS = {
     "delta": 1e-5,
     "solve": "noise",
     "sampling_rate": 1.0,
-    "neighbours": "add-remove",
+    "neighbours": "zero-out",
     "group_size": 1,
     "accounting": "rdp",
     "tunings": 1,
@@ -206,8 +206,7 @@ def checked_options(arguments: argparse.Namespace) -> str:
         (way,) = ways
         allowed = _APPLY_TO_BASE[way] | {"accounting"}
         _refuse_rest(given & (_ONE_RUN - BASES), allowed, _option(way))
-    if arguments.batch_size is not None and arguments.neighbours is None:
-        arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
+    # Opacus divides by a number that it computes from n, so its numbers hold if n is public.
     if arguments.accounting is None and arguments.gaussian_epsilon is not None:
         arguments.accounting = "exact"  # read as a Renyi epsilon, it would cost less
     for name, value in _DEFAULTS.items():

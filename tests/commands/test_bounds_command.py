@@ -109,7 +109,7 @@ def test_one_run_without_a_finite_epsilon(capsys: pytest.CaptureFixture[str]) ->
 
 def test_names_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--accounting", "EXACT", "--solve", "Noise", "--bound", "Profile", "--json"]
-    told = ["--target-epsilon", "2", "--steps", "400", "--neighbours", "Add-Remove"]
+    told = ["--target-epsilon", "2", "--steps", "400", "--neighbours", "Zero-Out"]
     _, upper_case, _ = run(capsys, *told, "--repetitions", "TNB:0,0.01", *asked)
     asked = ["--accounting", "exact", "--bound", "profile", "--json"]
     _, plain, _ = run(capsys, *told[:4], "--repetitions", "tnb:0,0.01", *asked)
@@ -126,6 +126,9 @@ def test_zero_out_neighbours_have_the_numbers_of_add_remove(
     ]
     words = [one["base"].pop("description") for one in reports]
     assert words[1] == words[0].replace("add-remove", "zero-out") != words[0]
+    statements = [one.pop("statement") for one in reports]
+    assert "for add-remove neighbours (one data set has one record more" in statements[0]
+    assert "for zero-out neighbours (both data sets have the same" in statements[1]
     assert reports[0] == reports[1]
     code, _, error = run(capsys, *asked, "--neighbours", "zero")
     assert code == 2
@@ -413,7 +416,7 @@ def test_a_rate_computed_from_the_number_of_records_names_the_relation(
     assert run(capsys, *asked, "--neighbours", "zero-out")[1] == default
     stated = run(capsys, *asked, "--neighbours", "add-remove")[1]
     assert "but add-remove neighbours need a rate that does not depend on it" in stated
-    assert "add-remove neighbours" in run(capsys, *alone)[1]
+    assert "zero-out neighbours" in run(capsys, *alone)[1]  # numbers of Opacus hold for public n
 
 
 def test_a_delta_above_one_over_the_number_of_records_is_a_warning(
