@@ -176,11 +176,13 @@ def script(
         InvalidInput: the script cannot be tested; the message says what to do.
 
     Example:
-        >>> script("missing.py")
-        Traceback (most recent call last):
-        ...
-        audit.errors.InvalidInput: path must name a script, got missing.py
+        >>> try:
+        ...     script("missing.py")
+        ... except InvalidInput as error:
+        ...     print(str(error).replace("'", ""))
+        path must name a script, got missing.py
     """
+    protection = "allow" if checks.flag("allow_writes", allow_writes) else "protect"
     file = Path(path)
     if not file.is_file():
         raise InvalidInput(f"path must name a script, got {checks.one_line(str(path))}")
@@ -200,7 +202,6 @@ def script(
         "seed": checks.integer("seed", seed, 0),
         "parent": os.getpid(),
     }
-    protection = "allow" if checks.flag("allow_writes", allow_writes) else "protect"
     answer = _answer_of(options, protection)
     if "error" in answer:
         raise InvalidInput(answer["error"])

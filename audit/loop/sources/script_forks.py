@@ -1,7 +1,7 @@
 """Runs of a script as copies of a process that waits at `make_private`.
 
 The script runs once up to `make_private`. For each run, the waiting process is copied, and the copy
-goes on with other records. A slow preamble is paid for once, and a script that catches every
+continues with other records. A slow preamble is paid for once, and a script that catches every
 exception cannot keep the copy alive.
 """
 
