@@ -20,7 +20,7 @@ RecordGradient = Callable[[Any, Any], Sequence[Any]]
 _TRIES, _FIRST_SIZE = 120, 0.5
 # After a success, changes grow by the first factor, else they shrink by the second one.
 _GROW, _SHRINK = 1.5, 0.93
-_MAX_LABELS = 3
+_MAX_LABELS, _LARGEST = 3, 1000.0
 _SCALES = (1.0, 0.5, 0.25, 0.1)
 
 
@@ -80,6 +80,7 @@ def _climb(
 ) -> FloatArray:
     """Random search for features with a large value of the goal."""
     best = start.astype(np.float64)
+    limit = _LARGEST * max(float(np.linalg.norm(best)), 1.0)
     reached, size = goal(best), _FIRST_SIZE
     for _ in range(_TRIES):
         step = random.normal(size=best.shape)
@@ -87,6 +88,8 @@ def _climb(
             size * max(float(np.linalg.norm(best)), 1e-3) / max(float(np.linalg.norm(step)), 1e-30)
         )
         tried = best + scale * step
+        # A gradient that grows with the record has no maximum.
+        tried *= min(1.0, limit / max(float(np.linalg.norm(tried)), 1e-30))
         value = goal(tried)
         if value > reached:
             best, reached, size = tried, value, size * _GROW

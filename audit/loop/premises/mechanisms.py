@@ -382,10 +382,10 @@ def _size_words(release: _Release, of: int, _: TestResult) -> Finding:
 
 def _shape_words(release: _Release, of: int, test: TestResult) -> Finding:
     distance = float(test.numbers["distance"])
-    law = "Gaussian" if release.epsilon is None else "Laplace"
+    distribution = "Gaussian" if release.epsilon is None else "Laplace"
     return Finding(
         "noise",
-        f"The noise of declared value {release.number} of {of} is not {law} noise: its "
+        f"The noise of declared value {release.number} of {of} is not {distribution} noise: its "
         f"distribution function is up to {distance:.3g} from it.",
         "It is drawn from another distribution, or changed after it is drawn.",
         "Draw the noise that is stated, and declare the value before it is changed.",

@@ -154,7 +154,6 @@ class Watch:
         *,
         encoder: Any = None,
         gradient: Gradient | None = None,
-        can_stop: bool = True,
     ) -> Any:
         """Declares the noisy value that one step of a loop of arrays releases.
 
@@ -173,7 +172,6 @@ class Watch:
             gradient: `gradient(params, features, label)`: the gradient of one record without
                 clipping and noise. With it, the test seeks records with long and with opposite
                 gradients, and the attack compares each step with the canary's gradient.
-            can_stop: whether the test may end the run after this step by an exception.
 
         Returns:
             The value to use from here, of the same types: `noisy = watch.step(noisy)`.
@@ -182,9 +180,19 @@ class Watch:
             InvalidInput: the value holds something other than arrays of real numbers.
 
         Example:
-            >>> Watch(None, np.array([True])).step({"w": np.ones(2)})
+            >>> record = TrainingSet(np.zeros((1, 2)), np.zeros(1, int))
+            >>> Watch(record, np.array([True])).step({"w": np.ones(2)})
             {'w': array([1., 1.])}
         """
+        return self._step(noisy, params, encoder, gradient, can_stop=True)
+
+    def step_of_compiled_code(self, noisy: Any, params: Any, encoder: Any) -> Any:
+        """The same for a callback of compiled code, which no exception can end."""
+        return self._step(noisy, params, encoder, None, can_stop=False)
+
+    def _step(
+        self, noisy: Any, params: Any, encoder: Any, gradient: Gradient | None, can_stop: bool
+    ) -> Any:
         if self._arrays is None:
             if self._optimizer is not None:
                 raise InvalidInput(

@@ -78,7 +78,7 @@ def _traced_step(noisy: Any, params: Any, encoder: Any) -> Any:
         watch = _watches[-1]
         try:
             weights = jax.tree_util.tree_map(_on_host, weights)
-            return watch.step(value, weights, encoder=encoder, can_stop=False)
+            return watch.step_of_compiled_code(value, weights, encoder)
         except Exception as error:  # it would leave compiled code with another type and text
             watch.failed = watch.failed or error
             return value
