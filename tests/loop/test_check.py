@@ -717,7 +717,7 @@ def test_the_crafted_canary_is_where_nobody_is() -> None:
         ({"train": 3}, "train must be a function"),
         ({"train": lambda records: 0.0}, r"a function of \(records, candidate, seed, watch\), got"),
         ({"loss": lambda model: 0.0}, r"loss must be a function of \(model, features, labels\)"),
-        ({"records": [1, 2, 3]}, "records must be a pair"),
+        ({"records": [1, 2, 3]}, "records must be features"),
         ({"records": (np.zeros((3, 2)), np.zeros(2))}, "with one label each"),
         ({"canary": "dirac"}, "canary must be an InputCanary"),
         ({"canary": (np.ones(7), 0)}, "canary must have features of shape"),
