@@ -169,7 +169,6 @@ _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
         np.ones(1), **flag
     ),
     ("check_one_run", "dirac"): lambda **flag: audit.check_one_run(min, _RECORDS, **flag),
-    ("script", "allow_writes"): lambda **flag: audit.script(__file__, **flag),
     ("best_of_runs", "keep"): lambda **flag: simulation.best_of_runs(
         lambda batch: [],
         parse_repetitions("fixed:1"),
