@@ -30,6 +30,7 @@ def run(folder: Path, text: str, *arguments: str, **options: Any) -> ScriptResul
     return script(path, arguments, **options)
 
 
+@pytest.mark.slow
 def test_correct_script_is_not_accused(tmp_path: Path) -> None:
     result = run(tmp_path, PLAIN, "--epochs", "2")
     assert result.exit_code == 0, str(result)
@@ -41,7 +42,7 @@ def test_correct_script_is_not_accused(tmp_path: Path) -> None:
     assert not (tmp_path / "model.pt").exists()
 
 
-@pytest.mark.parametrize("mode", ["rerun", "fork"])
+@pytest.mark.parametrize("mode", [pytest.param("rerun", marks=pytest.mark.slow), "fork"])
 def test_both_modes_find_the_old_loader(tmp_path: Path, mode: str) -> None:
     result = run(tmp_path, with_mistake("old loader"), mode=mode)
     assert result.exit_code == 1
@@ -49,6 +50,7 @@ def test_both_modes_find_the_old_loader(tmp_path: Path, mode: str) -> None:
     assert result.report.findings[0].premise == "batches"
 
 
+@pytest.mark.slow
 def test_noise_is_compared_with_the_calibrated_one(tmp_path: Path) -> None:
     result = run(tmp_path, with_mistake("noise lowered after calibration"))
     assert result.exit_code == 1
