@@ -18,7 +18,6 @@ from audit import (
     accounting,
     certificate,
     checks,
-    loop,
     lower_bounds,
     protocols,
     simulation,
@@ -165,9 +164,6 @@ _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
     ("check", "attack"): lambda **flag: audit.check(min, _RECORDS, **flag),
     ("check", "premises"): lambda **flag: audit.check(min, _RECORDS, **flag),
     ("script", "allow_writes"): lambda **flag: audit.script(__file__, **flag),
-    ("Watch.step", "can_stop"): lambda **flag: loop.Watch(None, np.ones(1)).step(
-        np.ones(1), **flag
-    ),
     ("check_one_run", "dirac"): lambda **flag: audit.check_one_run(min, _RECORDS, **flag),
     ("best_of_runs", "keep"): lambda **flag: simulation.best_of_runs(
         lambda batch: [],
