@@ -581,6 +581,7 @@ def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name() -> None:
     assert noise[0] == noise[1] == noise[2] / 2
 
 
+@pytest.mark.filterwarnings("ignore:the history begins again")
 def test_phases_with_equal_noise_and_rate_are_merged() -> None:
     run = accounting.from_opacus(
         Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
