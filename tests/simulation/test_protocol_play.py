@@ -340,7 +340,7 @@ def test_leakage_of_accepted_tails_equals_that_of_a_fine_grid() -> None:
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
         (
             {"protocol": "noisy-max:3"},
-            "protocol must be one that an audit can play: search, adaptive, grid",
+            "protocol must be one that an audit can play: search, adaptive, distinct",
         ),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
