@@ -123,13 +123,27 @@ class MissingExtra(AuditError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
+def missing_extra(package: str, extra: str) -> MissingExtra:
+    """The error about a package that is not installed, in the one form of all such messages.
+
+    Args:
+        package: the package.
+        extra: the extra that installs it.
+
+    Example:
+        >>> print(missing_extra("optuna", "optuna"))
+        optuna must be installed: pip install optuna, or pip install 'dp-tuning-audit[optuna]'
+    """
+    return MissingExtra(
+        f"{package} must be installed: pip install {package}, or pip install "
+        f"'dp-tuning-audit[{extra}]'"
+    )
+
+
 @contextlib.contextmanager
 def imports_of_game() -> Iterator[None]:
     """Raises `MissingExtra` if a package that is imported inside is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"{error.name} must be installed: pip install {error.name}, or pip install "
-            "'dp-tuning-audit[game]'"
-        ) from error
+        raise missing_extra(str(error.name), "game") from error

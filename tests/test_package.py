@@ -404,3 +404,16 @@ def test_output_that_cannot_be_written_is_an_error(arguments: str) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert re.fullmatch(r"error: (output must be writable: )?.*No space left.*\n", done.stderr)
+
+
+def test_the_files_for_a_code_host_say_that_they_were_not_tried() -> None:
+    folder = ROOT / ".github"
+    files = [*folder.rglob("*.md"), *folder.rglob("*.yml")]
+    assert len(files) == 5
+    for path in (*files, ROOT / "SECURITY.md", ROOT / "CODE_OF_CONDUCT.md"):
+        text = path.read_text()
+        assert "could not be tried here" in text, path
+        assert "://" not in text, path
+    tests = (folder / "workflows" / "tests.yml").read_text()
+    assert "run: .ci/run" in tests
+    assert all(f"{system}-latest" in tests for system in ("ubuntu", "macos", "windows"))

@@ -72,12 +72,20 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
     return [answered("total", claim, composed)]
 
 
-def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
+def _ends_of_search(
+    base: Mechanism, protocol: Protocol, solved: str | None, max_runs: float
+) -> list[str]:
     """A note if the search stopped at its limit although the budget allows more."""
     if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
         if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
             return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
-    elif solved in ("runs", "distribution") and isinstance(protocol, RandomSearch):
+    elif solved == "distribution" and isinstance(protocol, RandomSearch):
+        if protocol.repetitions.mean >= max_runs * (1.0 - 1e-5):
+            mean = f"{protocol.repetitions.mean:.4g}"
+            return [
+                f"the search stopped at {mean} runs on average: the budget allows more (--max-runs)"
+            ]
+    elif solved == "runs" and isinstance(protocol, RandomSearch):
         distribution = protocol.repetitions
         if distribution.mean >= inverse.most_runs(distribution) * (1.0 - 1e-5):
             mean = f"{distribution.mean:.4g}"
@@ -131,7 +139,7 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
             "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
         )
     solved = arguments.solve if arguments.target_epsilon is not None else None
-    notes += [*delta_note(arguments), *_ends_of_search(base, protocol, solved)]
+    notes += [*delta_note(arguments), *_ends_of_search(base, protocol, solved, arguments.max_runs)]
     report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
     rows = [*report.bounds, *upper_bounds.costs_of(base, protocol, delta).rows]
     total = _total(base, protocol, arguments)
@@ -185,6 +193,6 @@ def _affordable(
         return RandomSearch(rounded_distribution(most)), []
     found = [
         replace(one, repetitions=rounded_distribution(one.repetitions))
-        for one in upper_bounds.best_repetitions(base, **budget)
+        for one in upper_bounds.best_repetitions(base, max_runs=arguments.max_runs, **budget)
     ]
     return RandomSearch(rounded_distribution(found[0].repetitions)), found

@@ -41,7 +41,12 @@ class Answer:
             "compared": [vars(one) | {"protocol": one.protocol.spec} for one in self.compared],
             "notes": self.notes,
             "affordable": [
-                vars(one) | {"repetitions": one.repetitions.spec} for one in self.affordable
+                {
+                    "repetitions": option.repetitions.spec,
+                    "expected_quantile": option.expected_quantile,
+                    "mean_runs": option.repetitions.mean,
+                }
+                for option in self.affordable
             ],
         }
 
@@ -56,10 +61,11 @@ class Answer:
         for note in self.notes:
             yield f"note: {note}"
         yield from self._comparison(runs)
-        for one in self.affordable:
+        for option in self.affordable:
+            mean = f"{option.repetitions.mean:.4g} runs on average"
             yield (
-                f"{one.repetitions.spec:24} expected quantile of the best run "
-                f"{one.expected_quantile:.5f}"
+                f"{option.repetitions.spec:24} {mean:22}  expected quantile of the best run "
+                f"{option.expected_quantile:.5f}"
             )
 
     def _table(self) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Set
 
 from audit import accounting, checks, console, protocols
 from audit.errors import InvalidInput
+from audit.upper_bounds import inverse
 
 _SOLVES = ("noise", "runs", "distribution")
 
@@ -76,6 +77,11 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             "noise (default; with --steps), runs (largest mean number) or distribution (of K, with "
             "the best quantile)",
         ),
+        "max-runs": (
+            float,
+            "RUNS",
+            "largest mean number of runs of --solve distribution (default 100)",
+        ),
     },
     "output": {
         "compare": (float, "RUNS", "also compare all protocols at this mean number of runs"),
@@ -117,6 +123,7 @@ _DEFAULTS = {
     "protocol": "search",
     "delta": 1e-5,
     "solve": "noise",
+    "max_runs": inverse.DEFAULT_MAX_RUNS,
     "sampling_rate": 1.0,
     "neighbours": "zero-out",
     "group_size": 1,
@@ -134,7 +141,7 @@ _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
     "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
     "--solve runs": _SOLVED | _ONE_RUN,
-    "--solve distribution": (_SOLVED | _ONE_RUN) - {"repetitions"},
+    "--solve distribution": (_SOLVED | _ONE_RUN | {"max_runs"}) - {"repetitions"},
     "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
 }
 """The options that apply to each task; all others are refused."""

@@ -26,8 +26,8 @@ from audit.errors import (
     ClusterLost,
     DamagedShard,
     InvalidInput,
-    MissingExtra,
     WorkerDied,
+    missing_extra,
 )
 from audit.game.blocks import Block
 from audit.game.groups import Place
@@ -290,9 +290,7 @@ def _dask(place: Place) -> Iterator[None]:
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise MissingExtra(
-            "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
-        ) from error
+        raise missing_extra("distributed", "dask") from error
     if not place.scheduler:
         # Client alone would take the address in DASK_SCHEDULER_ADDRESS.
         with (
@@ -337,9 +335,7 @@ def _ray(place: Place) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtra(
-            "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
-        ) from error
+        raise missing_extra("ray", "ray") from error
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if place.scheduler:
         _check_answers(place)  # Ray itself would try forever.

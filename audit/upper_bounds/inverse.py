@@ -22,9 +22,12 @@ from audit.upper_bounds.tight import TightCurve, tight
 
 MIN_NOISE = 0.06
 """The smallest noise multiplier that the search for sampled batches tries."""
+DEFAULT_MAX_RUNS = 100.0
+"""The largest expected number of runs that `best_repetitions` recommends by default."""
 
 _MIN_MU, _MAX_MU = 1e-4, 100.0
 _MAX_RUNS = 1e7
+_MIN_MAX_RUNS = 2.0
 _MAX_TARGET = 1e4
 # Margin of log(delta) for rounding in the region bound: ten times `PROFILE_ACCURACY`.
 _LOG_DELTA_MARGIN = 1e-8
@@ -322,9 +325,14 @@ def calibrate_runs(
 
 
 def _most_runs(
-    repetitions: Repetitions, base: Mechanism, target: float, delta: float, bound: Bound | None
+    repetitions: Repetitions,
+    base: Mechanism,
+    target: float,
+    delta: float,
+    bound: Bound | None,
+    max_runs: float = _MAX_RUNS,
 ) -> Repetitions:
-    search = _search_of_runs(repetitions, base, target, delta)
+    search = _search_of_runs(repetitions, base, target, delta, max_runs)
     try:
         guess = search.by(None)
     except ValueError:
@@ -334,14 +342,18 @@ def _most_runs(
 
 
 def _search_of_runs(
-    repetitions: Repetitions, base: Mechanism, target: float, delta: float
+    repetitions: Repetitions,
+    base: Mechanism,
+    target: float,
+    delta: float,
+    max_runs: float = _MAX_RUNS,
 ) -> _Search:
-    """The search for the logarithm of the expected number of runs."""
+    """The search for the logarithm of the expected number of runs, up to `max_runs`."""
     least = max(repetitions.means[0], 1.0)
     return _Search(
         lambda x: (base, RandomSearch(repetitions.with_mean(math.exp(x)))),
         start=math.log(least),
-        end=math.log(most_runs(repetitions)),
+        end=math.log(min(most_runs(repetitions), max_runs)),
         target=target,
         delta=delta,
         tolerance=_SAMPLED_TOLERANCE,
@@ -377,7 +389,12 @@ class AffordableRepetitions:
 
 
 def best_repetitions(
-    base: Mechanism, *, target_epsilon: float, target_delta: float, bound: Bound | None = None
+    base: Mechanism,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    bound: Bound | None = None,
+    max_runs: float = DEFAULT_MAX_RUNS,
 ) -> list[AffordableRepetitions]:
     """Distributions of K within the budget, the highest expected quantile first.
 
@@ -390,6 +407,8 @@ def best_repetitions(
         target_epsilon: epsilon allowed for the tuning, > 0.
         target_delta: delta allowed for the tuning, in (0, 1).
         bound: the bound that must meet the target; by default, the bound of `tuning_cost`.
+        max_runs: the largest expected number of runs, in [2, 1e7]. Without a limit, a large budget
+            leads to distributions whose runs no one can train.
 
     Raises:
         InvalidInput: no distribution meets the target.
@@ -403,6 +422,9 @@ def best_repetitions(
     """
     base = parse_mechanism(base)
     target, delta = _checked_target(target_epsilon, target_delta, bound)
+    limit = checks.interval(
+        "max_runs", max_runs, _MIN_MAX_RUNS, _MAX_RUNS, closed_low=True, closed_high=True
+    )
     found: dict[float, AffordableRepetitions] = {}
 
     def quantile(eta: float) -> float:
@@ -412,10 +434,10 @@ def best_repetitions(
                 family = TruncatedNegativeBinomial(eta, 0.5)
             try:
                 if bound is None:
-                    mean = math.exp(_search_of_runs(family, base, target, delta).by(None))
+                    mean = math.exp(_search_of_runs(family, base, target, delta, limit).by(None))
                     affordable = family.with_mean(mean)
                 else:
-                    affordable = _most_runs(family, base, target, delta, bound)
+                    affordable = _most_runs(family, base, target, delta, bound, limit)
             except ValueError:
                 return -math.inf
             found[eta] = AffordableRepetitions(affordable, affordable.expected_quantile())
@@ -435,7 +457,7 @@ def best_repetitions(
         )
     several = sorted(found.values(), key=lambda one: -one.expected_quantile)
     if bound is None:
-        more = _most_runs(several[0].repetitions, base, target, delta, None)
+        more = _most_runs(several[0].repetitions, base, target, delta, None, limit)
         if more.mean > several[0].repetitions.mean:
             several[0] = AffordableRepetitions(more, more.expected_quantile())
     return several

@@ -583,6 +583,37 @@ def test_the_command_solves_for_the_distribution(capsys: pytest.CaptureFixture[s
     assert best["affordable"][0]["repetitions"] == best["repetitions"]
 
 
+def test_the_recommended_distribution_has_at_most_the_given_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Without a limit, this budget leads to thousands of runs.
+    argv = ["--mu", "0.25", "--target-epsilon", "3", "--solve", "distribution"]
+    for options, limit in (([], 100.0), (["--max-runs", "20"], 20.0)):
+        found, rows = answer(capsys, *argv, *options)
+        assert rows["tight"] <= 3.0
+        means = [
+            repetitions.parse_repetitions(option["repetitions"]).mean
+            for option in found["affordable"]
+        ]
+        assert max(means) <= limit * (1 + 1e-9)
+        assert max(means) == pytest.approx(limit, rel=1e-3)
+        assert [option["mean_runs"] for option in found["affordable"]] == pytest.approx(means)
+        stopped = means[0] > limit * (1 - 1e-5)
+        assert stopped == (limit == 20.0)  # with 100 runs, the quantile is best below the limit
+        assert ("the budget allows more (--max-runs)" in str(found["notes"])) == stopped
+    code, out, _ = run(capsys, *argv, "--max-runs", "20")
+    assert code == 0
+    lines = [line for line in out.splitlines() if "expected quantile of the best run" in line]
+    assert len(lines) == len(means)
+    assert all("runs on average" in line for line in lines)
+    code, _, error = run(capsys, *argv, "--max-runs", "1")
+    assert code == 2
+    assert "max_runs must be in [2, 1e+07], got 1" in error
+    code, _, error = run(capsys, *argv[:-1], "runs", "--max-runs", "9")
+    assert code == 2
+    assert "--max-runs does not apply to --solve runs" in error
+
+
 def test_the_command_takes_other_bases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "profile.csv"
     path.write_text("0,0.2\n1,1e-4\n2,1e-9\n")

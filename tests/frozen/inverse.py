@@ -72,7 +72,7 @@ def distributions(base: Mechanism) -> list[Any]:
             option.repetitions.mean,
             option.expected_quantile,
         ]
-        for option in upper_bounds.best_repetitions(base, **GOAL)
+        for option in upper_bounds.best_repetitions(base, **GOAL, max_runs=1e7)
     ]
 
 
