@@ -63,13 +63,6 @@ def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatA
     return x, y
 
 
-def _allocation(*parameters: float) -> RandomAllocation:
-    """Random allocation from the noise, the batches, the epochs and the batches per epoch."""
-    noise, *counts = parameters
-    whole = [int(count) if count == int(count) else count for count in counts]
-    return RandomAllocation(noise, *whole)  # type: ignore[arg-type]
-
-
 _BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
     "gaussian": (GaussianMechanism, (1,)),
     "laplace": (LaplaceMechanism, (1,)),
@@ -77,7 +70,7 @@ _BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
     "pure": (PureDp, (1,)),
     "approximate": (ApproximateDp, (2,)),
     "zcdp": (ZeroConcentratedDp, (1,)),
-    "allocation": (_allocation, (3, 4)),
+    "allocation": (RandomAllocation, (3, 4)),
     "renyi": (RenyiCurve, ()),
     "profile": (PrivacyProfile, ()),
 }

@@ -137,7 +137,7 @@ def test_a_mixture_of_two_gaussians_is_a_sampled_step() -> None:
             dp_event.SelfComposedDpEvent(dp_event.LaplaceDpEvent(1e5), 10**9),
             r"count must be a whole number in \[0, 1000000\], got 1000000000",
         ),
-        (3, "got a int"),
+        (3, "got an int"),
     ],
 )
 def test_unsupported_events_are_refused(event: Any, words: str) -> None:
