@@ -92,7 +92,7 @@ def test_certificate_of_the_best_runs() -> None:
 
 
 def tuning_bounds(spec: Any) -> Any:
-    from audit.upper_bounds.registry import all_upper_bounds
+    from audit.upper_bounds import all_upper_bounds
 
     rows = all_upper_bounds(BASE, protocols.parse_protocol(spec), 1e-5)
     return [one.epsilon for one in rows if one.claim.any_score]

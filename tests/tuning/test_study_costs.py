@@ -12,7 +12,7 @@ from audit.errors import InvalidInput
 from audit.tuning import study as live
 from audit.tuning.plan import Plan
 from audit.tuning.space import Space
-from audit.upper_bounds import tuning_cost
+from audit.upper_bounds import TuningCosts, tuning_cost
 from audit.upper_bounds.registry import find
 
 
@@ -63,7 +63,7 @@ def test_budgets_are_combined_with_the_noise_of_a_private_score(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
-    monkeypatch.setattr(live, "_by_region", lambda *_: True)
+    monkeypatch.setattr(TuningCosts, "quick", None)  # which takes seconds
     private = tuning.Private(noise_std=4.0, sensitivity=1.0)
     mixed = study(
         space={"steps": [10, 40]}, protocol="fixed:2", base=None, epsilon=9.0, scored_on=private
@@ -89,7 +89,7 @@ def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
-    monkeypatch.setattr(live, "_by_region", lambda *_: True)
+    monkeypatch.setattr(TuningCosts, "quick", None)  # which takes seconds
     settings = {"base": None, "epsilon": 9.0, "protocol": "tnb:0,0.1"}
     many = study(space={"steps": range(1, 201)}, sampling_rate=0.1, **settings)
     parts = [accounting.DpSgd(12.0, steps, 0.1, "zero-out") for steps in range(25, 201, 25)]
