@@ -30,7 +30,10 @@ from benchmarks import studies
         ({"space": {"lr": set(range(10**4))}}, r"space\['lr'\] must be .* got {.{,200}\.\.\.$"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
         ({"space": [1, 2]}, "space must be a mapping from names to values, or a list"),
-        ({"space": {"f": [noisy]}, "folder": ""}, "space must hold values with the same text"),
+        (
+            {"space": {"f": [noisy]}, "folder": ""},
+            r"space\[\'f\'\] must hold values with the same text",
+        ),
         ({"protocol": "noisy-max:3"}, "protocol must be one that a study can run"),
         ({"protocol": "grid:3"}, "space must have the 3 candidates of grid:3, got 4"),
         (
@@ -134,5 +137,5 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
     journal = Journal(tmp_path)
     (tmp_path / journal._records_path.name).write_text('{"point": 3}\n')
-    with pytest.raises(ValueError, match="edited or damaged, got a damaged line 1"):
+    with pytest.raises(ValueError, match="edited or damaged, got runs.jsonl without it"):
         journal.records()
