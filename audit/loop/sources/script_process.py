@@ -20,6 +20,9 @@ from audit.processes import end_with_parent
 from threat_models.user_code import format_error
 
 _NEW_NETWORK = 0x40000000
+MAX_RUNS = 200
+"""Number of complete runs of a script after which no further optional run is started."""
+
 SLOW_PREAMBLE = 0.2
 """CPU seconds up to `make_private` above which runs are forked and not repeated."""
 
@@ -64,6 +67,8 @@ def test_script(options: dict[str, Any]) -> dict[str, Any]:
             relation="zero-out",
             delta=options["delta"],
             seed=options["seed"],
+            # A run of a script takes far longer than one of a function.
+            max_work=MAX_RUNS * options["steps"],
             cpu=CpuLimit(options["cpu_seconds"]),
         ).report
     finally:
