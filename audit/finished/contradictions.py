@@ -1,6 +1,6 @@
 """Columns by which the runs are not what the used columns say; each is refused by name.
 
-A column of a config is often not needed, such as `max_steps` beside `steps`. If it says that a run
+A column of a config is often not needed, such as `max_steps` next to `steps`. If it says that a run
 was less private than the mechanism that follows from the other columns, the bound could be too
 small, so the table is refused until the user says which column holds.
 """
@@ -61,7 +61,7 @@ def refuse_other_trainings(
         where: the table, in words.
 
     Raises:
-        InvalidInput: a column says so.
+        InvalidInput: a column states this.
     """
     for column, cells in columns.items():
         if column in mapping or without_prefix(column) in mapping:
@@ -108,7 +108,7 @@ def refuse_less_private(
         settings: what holds for all runs.
 
     Raises:
-        InvalidInput: a column says so.
+        InvalidInput: a column states this.
     """
     shuffled = settings.batches == "shuffled"  # the steps of a mechanism are then epochs
     for recorded, mechanism in zip(material.runs, runs, strict=True):
