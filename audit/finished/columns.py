@@ -73,6 +73,8 @@ _MEANINGS = {
     _EPSILON: "an epsilon",
 }
 
+_GREEK = {"\u03c3": "sigma", "\u03b5": "epsilon", "\u03f5": "epsilon", "\u03c4": "tau"}
+
 _MISSING = frozenset({"", "nan", "none", "null", "na", "n/a", "<na>", "-"})
 _MAX_LISTED = 160
 """Characters of a list of columns in a message."""
@@ -266,7 +268,15 @@ def _check_unique(
             )
 
 
-def _words_of(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
+    """The words of a column's name in lower case; Greek letters are spelled out.
+
+    Example:
+        >>> words_of("numEpochs"), words_of("dp.noise_multiplier")
+        (['num', 'epochs'], ['dp', 'noise', 'multiplier'])
+    """
+    for letter, word in _GREEK.items():
+        name = name.replace(letter, f" {word} ")
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
     return [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
 
@@ -282,7 +292,7 @@ _WORDS_OF_KINDS = {
 _UNLESS = {
     _BATCH: "norm",
     _RATE: "seed sampler id learning lr dropout drop decay error warmup momentum noise label "
-    "mutation success pass hit frame bit compression pruning growth",
+    "mutation success pass hit frame bit compression pruning growth norm clip clipping",
     _LENGTH: "lr learning warmup decay scheduler schedule patience size norm",
 }
 """Words in names of columns that may be of a kind, and words with which they are not."""
@@ -295,8 +305,8 @@ def _may_be(name: str) -> str:
     """What an unknown column may be; empty if its name is that of no setting of DP-SGD."""
     if name.strip() in ("mu", "rho"):
         return ""  # hyperparameters of optimisers, unless they are mapped
-    words = set(_words_of(name))
-    joined = "".join(_words_of(name))
+    words = set(words_of(name))
+    joined = "".join(words_of(name))
     if "noisemult" in joined:
         return _NOISE
     if "accum" in joined or "batchsize" in joined:
@@ -334,7 +344,7 @@ def refuse_doubtful(
     for column, kind in roles.doubtful.items():
         kinds = by_columns if varying[column] else by_settings
         # With several small batches per step, only the rate determines the expected batch.
-        needed = _RATE if "accum" in "".join(_words_of(column)) else kind
+        needed = _RATE if "accum" in "".join(words_of(column)) else kind
         if needed in kinds:
             unused[column] = f"{_MEANINGS[kind]} is known"
         else:
@@ -362,17 +372,39 @@ def _known_kinds(roles: Set[str]) -> set[str]:
     return kinds
 
 
+def _likely_role(name: str, kind: str) -> str:
+    """The role to which a doubtful column may be mapped; empty if it needs a calculation first."""
+    words = words_of(name)
+    if "per" in words or "accum" in "".join(words):
+        return ""  # such as the batch of one of several devices, or steps of one epoch
+    if kind == _LENGTH and ("epoch" in "".join(words) or {"ep", "neps"} & set(words)):
+        return "epochs"  # read as steps, epochs would give far too small a cost
+    return _LIKELY_ROLE[kind]
+
+
 def doubt(refused: Mapping[str, str], where: str) -> str:
     """The message about doubtful columns, with the mapping to type."""
     first = list(refused.items())[:4]
-    may_be = ", ".join(f"{checks.one_line(name)} may be {_MEANINGS[kind]}" for name, kind in first)
-    mapping = ",".join(f"{without_prefix(name)}={_LIKELY_ROLE[kind]}" for name, kind in first)
-    mapping = checks.printable(mapping)
+    likely = {name: _likely_role(without_prefix(name), kind) for name, kind in first}
+    may_be = ", ".join(
+        f"{checks.one_line(name)} may "
+        + ("change" if not likely[name] else "be")
+        + (" a number of epochs" if likely[name] == "epochs" else f" {_MEANINGS[kind]}")
+        for name, kind in first
+    )
+    pairs = ((without_prefix(name), role) for name, role in likely.items() if role)
+    mapping = checks.printable(",".join(f"{name}={role}" for name, role in pairs))
     if len(mapping) > _MAX_LISTED:
         mapping = f"{mapping[:_MAX_LISTED]}..."
+    ways = [f"add --columns '{mapping}' (in Python, columns=)"] if mapping else []
+    if not all(likely.values()):
+        ways.append(
+            "give the rate and the steps of whole batches (--sampling-rate, --steps) and map sizes "
+            f"of parts of a batch to {IGNORE}"
+        )
     return (
-        f"{where} must have only columns whose meaning is known, but {may_be[:300]}: add --columns "
-        f"'{mapping}' (in Python, columns=), or ={IGNORE} for a column that is not about privacy"
+        f"{where} must have only columns whose meaning is known, but {may_be[:300]}: "
+        f"{' and '.join(ways)}, or ={IGNORE} for a column that is not about privacy"
     )
 
 

@@ -18,6 +18,7 @@ from audit.finished.columns import (
     roles_of,
     without_prefix,
 )
+from audit.finished.contradictions import refuse_less_private, refuse_other_trainings
 from audit.finished.material import Material
 from audit.finished.runs import RunSettings, is_false, mechanism_of
 
@@ -58,16 +59,19 @@ def interpret(
         where=material.name,
     )
     _check_batches(columns, settings)
+    refuse_other_trainings(columns, mapping, settings, material.name)
     if settings.base is not None:
         return _with_base(material, roles, settings)
     found = {*roles.used.values(), *settings.constants}
     if not found & _IDENTIFYING:
         raise InvalidInput(_nothing_known(material.name, columns, roles, mapping))
     varying = _varying(columns)
-    by_columns = set(roles.used.values())
+    by_columns, doubtful = set(roles.used.values()), roles.doubtful
     roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
     _check_settings(roles, settings, varying, material.name)
-    return _mechanisms(material, roles, settings), _without_unneeded(roles, found)
+    runs = _mechanisms(material, roles, settings)
+    refuse_less_private(material, doubtful, runs, settings)
+    return runs, _without_unneeded(roles, found)
 
 
 def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSettings) -> str:
@@ -150,9 +154,10 @@ def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -
         }
         rates = [role for role in ("sampling_rate", "batch_size") if role in roles.used.values()]
         if rates and not {*rates, *_WHOLE_CURVES} & {*values, *settings.constants}:
+            full = "1" if rates[0] == "sampling_rate" else "the number of records"
             raise InvalidInput(
-                f"{run.where}: {rates[0]} must be given for every run, got none: write 1 for full "
-                "batches"
+                f"{run.where}: {rates[0]} must be given for every run, got none: write {full} for "
+                "full batches"
             )
         key = tuple((role, repr(cell)) for role, cell in values.items())
         if key not in cached:

@@ -192,7 +192,7 @@ def test_a_setting_of_all_runs_does_not_hide_a_column_that_varies() -> None:
     assert cost.epsilon == audit.cost_of_trials([DpSgd(1.0, 100, 0.01)] * 2, "grid").epsilon
     # Several small batches make one large one, whatever the column of the batch size says.
     runs = [{"noise_multiplier": 1.0, "steps": 9, "batch_size": 8, "grad_accum": 4}] * 2
-    with pytest.raises(ValueError, match="'grad_accum' may be a batch size"):
+    with pytest.raises(ValueError, match="'grad_accum' may change a batch size"):
         audit.cost_of_trials(runs, "grid", records=10_000)
 
 

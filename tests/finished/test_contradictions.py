@@ -1,0 +1,100 @@
+"""Columns that say that runs were less private than the used columns do are refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import audit
+from audit.accounting import DpSgd
+from audit.finished import cost_of_trials
+
+_RUN = {"noise_multiplier": 1.1, "batch_size": 100, "epochs": 5}
+
+
+def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> float | None:
+    # An option for all runs replaces the column of its name.
+    shared = {name: value for name, value in _RUN.items() if name not in (options or {})}
+    rows = [{**shared, **columns}] * 10
+    return cost_of_trials(rows, "grid", records=10_000, **(options or {})).epsilon
+
+
+@pytest.fixture(scope="module")
+def right() -> float:
+    base = DpSgd(1.1, 500, 0.01, neighbours="zero-out")
+    return audit.tuning_cost(base, "grid:10", delta=1e-5).epsilon
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ({"disable_dp": "True"}, {}, "runs with differential privacy only"),
+        ({"use_dp": False}, {}, "runs with differential privacy only"),
+        ({"config.dp": "false"}, {}, "runs with differential privacy only"),
+        ({"n_runs": 5}, {}, "one row for each training"),
+        ({"n_splits": "5"}, {}, "one row for each training"),
+        ({"noise_scheduler": "exponential"}, {}, "constant noise"),
+        ({"noise_decay": 0.9}, {}, "constant noise"),
+        ({"n_train": 1000}, {}, r"all 10000 records \(--records\)"),
+        ({"noise": 0.5}, {}, "'noise' must not say .* noise multiplier 1.1"),
+        ({"noise_mulitplier": 1.1}, {"noise_multiplier": 2}, "'noise_mulitplier' must not say"),
+        ({"\u03c3": 1.1}, {"noise_multiplier": 2}, "must not say .* noise multiplier 2"),
+        ({"max_steps": "5000"}, {}, "'max_steps' must not say .* 500 steps"),
+        ({"num_epochs": 6}, {}, "'num_epochs' must not say .* 500 steps"),
+    ],
+)
+def test_a_column_towards_less_privacy_is_refused(
+    columns: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        _cost(columns, options)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"disable_dp": "False", "dp": True, "n_runs": 1, "noise_scheduler": "none"},
+        {"n_train": 10_000, "noise": 1.1, "num_epochs": 5, "max_steps": 500},
+        {"train_size": 0.8, "label_noise": 0.1, "eval_steps": 1000, "warmup_steps": 900},
+        {"max_per_sample_grad_norm": 1.0, "_step": 49_999, "test_batch_size": 1024},
+    ],
+)
+def test_a_column_that_agrees_or_means_something_else_is_no_contradiction(
+    columns: dict[str, Any], right: float
+) -> None:
+    assert _cost(columns) == right
+
+
+def test_a_contradiction_can_be_mapped_to_ignore(right: float) -> None:
+    for column in ("disable_dp", "n_runs", "max_steps"):
+        assert _cost({column: 1000 if column == "max_steps" else "1"} | {"lr": 1}, {
+            "columns": {column: "ignore"}
+        }) == right  # fmt: skip
+
+
+def test_the_steps_of_shuffled_batches_are_not_those_of_the_mechanism() -> None:
+    assert _cost({"max_steps": 500}, {"batches": "shuffled"}) == _cost({}, {"batches": "shuffled"})
+
+
+def test_the_mapping_to_type_never_reads_epochs_as_steps(tmp_path: Path, right: float) -> None:
+    path = tmp_path / "runs.csv"
+    rows = "1.1,100,5\n" * 10
+    path.write_text(f"noise_multiplier,batch_size,num_train_epochs\n{rows}")
+    mapping = "num_train_epochs=epochs"
+    with pytest.raises(ValueError, match=f"a number of epochs: add --columns '{mapping}'"):
+        cost_of_trials(path, "grid", records=10_000)
+    assert cost_of_trials(path, "grid", records=10_000, columns=mapping).epsilon == right
+
+
+@pytest.mark.parametrize("column", ["per_device_batch", "clients_per_round", "steps_per_epoch"])
+def test_a_part_of_a_batch_or_of_a_run_has_no_mapping_to_type(column: str) -> None:
+    rows = [{"noise_multiplier": 1.1, column: 100}] * 10
+    with pytest.raises(ValueError, match=r"may change a .* give the rate and the steps") as caught:
+        cost_of_trials(rows, "grid", records=10_000)
+    assert f"{column}=" not in str(caught.value)
+
+
+def test_a_missing_batch_size_is_not_replaced_by_one() -> None:
+    rows = [_RUN, {**_RUN, "batch_size": ""}]
+    with pytest.raises(ValueError, match="got none: write the number of records for full batches"):
+        cost_of_trials(rows, "grid", records=10_000)
