@@ -3,8 +3,9 @@
 The sampling density is the same function of the earlier runs on both data sets, so it differs only
 as far as the distributions of those runs differ. The largest contribution of all later runs is a
 function of the likelihood ratio of the earlier runs. It is computed from the last run to the first
-(proposition 11 of docs/theory.md, with its notation). The same event applies to the runs before and
-after the best, so ties must be broken at random or by candidate and output.
+(proposition 11 of docs/theory.md, with its notation). For the events that decide the bound it is
+computed again with the smaller operator of proposition 26. The same event applies to the runs
+before and after the best, so ties must be broken at random or by candidate and output.
 """
 
 import math
@@ -25,6 +26,7 @@ from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
 from audit.upper_bounds.region import ShiftedProfiles, mixture
 from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.two_densities import TwoDensities
 
 # Numbers of events (s, s') and of lattice points per standard deviation of the loss. The first pair
 # that needs at most `_BUDGET` values (cell, point, run) is used; beyond `_MOST_VALUES`, fewer runs
@@ -43,6 +45,12 @@ _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
 _NOTHING = 1e-14
 # Share of Psi(0) below which the chords begin, so that they keep their digits.
 _FIRST = 1.0 - 1e-6
+# The number of cells that are computed again by proposition 26, the number of runs in all their
+# parts relative to those of all cells, the largest number of parts of a cell, and the largest
+# number of outputs on the lattice for which this is done.
+_DECISIVE, _RUNS_AGAIN, _MAX_PARTS, _MAX_OUTPUTS = 20, 1.0, 6, 1024
+# The part of the lattice of log t that is computed again: this far below 0 and beyond epsilon.
+_NEAR = 2.5, 1.0
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
 _TRANSFORM = 3e-15
 
@@ -56,9 +64,9 @@ class _Cells:
     least: FloatArray  # smallest probability [m] that it is worse, without the record
 
     @staticmethod
-    def of(adaptive: AdaptiveCurve, events: int) -> "_Cells":
-        """The cells between about this many events."""
-        log_left, log_left_with = adaptive.pair.events(replace(adaptive, points=events).events)
+    def of(adaptive: AdaptiveCurve, events: FloatArray) -> "_Cells":
+        """The cells between events with these parameters [m - 1], and beyond the ends."""
+        log_left, log_left_with = adaptive.pair.events(events)
         most, least = adaptive.worse(log_left, log_left)
         _, least_with = adaptive.worse(log_left, log_left_with)
         ends = np.append(0.0, most), np.append(least_with, -np.inf), np.append(least, -np.inf)
@@ -144,9 +152,13 @@ class HistoryCurve:
     @cached_property
     def upper(self) -> ShiftedProfiles:
         """Shifted profiles of the base, the hinges of chords over points (t, Psi(t))."""
+        return self._chords(self._smaller_psi(self._psi))
+
+    def _chords(self, by_cell: FloatArray) -> ShiftedProfiles:
+        """Shifted profiles of the chords over the largest Psi [m, n] of all cells."""
         most = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
         most *= 1.0 + numerics.SUM_ROUNDING
-        t, psi = self._plan[1], np.clip(self._psi, 0.0, most)
+        t, psi = self._plan[2], np.clip(by_cell.max(axis=0), 0.0, most)
         keep = psi < _FIRST * most
         keep[-1] = True
         t, psi = t[keep], psi[keep]
@@ -169,7 +181,8 @@ class HistoryCurve:
             max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * repetitions.mean)), 1), _MAX_RUNS
         )
         for events, per_deviation in _RESOLUTIONS:
-            cells, t = _Cells.of(self.adaptive, events), self._lattice(per_deviation)
+            parameters = replace(self.adaptive, points=events).events
+            cells, t = _Cells.of(self.adaptive, parameters), self._lattice(per_deviation)
             runs = cells.horizon(repetitions.pmf(k[: most + 1]))
             if runs.sum() * len(t) <= _BUDGET:
                 break
@@ -177,7 +190,7 @@ class HistoryCurve:
             most //= 2
         if expected[most] < 0.5 * repetitions.mean:
             most = 1  # nothing to gain
-        return cells, t, np.minimum(runs, most)
+        return parameters, cells, t, np.minimum(runs, most)
 
     def _lattice(self, per_deviation: float) -> FloatArray:
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
@@ -187,13 +200,79 @@ class HistoryCurve:
 
     @cached_property
     def _psi(self) -> FloatArray:
-        """Psi [n] at the points t, rounded up: the largest of the cells between events."""
+        """Psi of each cell by proposition 11, [m, n] at the points t, rounded up."""
+        _, cells, t, runs = self._plan
+        return self._largest(_Worse(self.run, t, cells), t, cells, runs)
+
+    def _smaller_psi(self, psi: FloatArray) -> FloatArray:
+        """The same [m, n], with the cells that decide the bound computed by proposition 26.
+
+        Which cells these are only affects the size of the bound: each is valid either way.
+        """
+        adaptive = self.adaptive
+        parameters, _, t, runs = self._plan
+        run = _Run.of(self.run, np.log(t[1] / t[0]), len(t))
+        if not adaptive.low < 1.0 < adaptive.high or not 1 < len(run.masses) <= _MAX_OUTPUTS:
+            return psi
+        decisive = self._decisive(psi, run)
+        if not len(decisive):
+            return psi
+        parts = int(_RUNS_AGAIN * runs.sum() / max(runs[decisive].sum(), 1))
+        parts = min(max(parts, 1), _MAX_PARTS)
+        shares = np.arange(1, parts) / parts
+        left, right = parameters[decisive - 1, None], parameters[decisive, None]
+        # Also the events at both ends of every decisive cell; gaps between them are left out.
+        ends = np.unique(np.concatenate([left, left + (right - left) * shares, right], axis=1))
+        lefts = np.searchsorted(parameters, ends[:-1], side="right")
+        inside = np.append(np.append(False, np.isin(lefts, decisive)), False)
+        fine = _Cells.of(adaptive, ends)
+        fine = _Cells(fine.most[inside], fine.least_with[inside], fine.least[inside])
+        log_left, _ = adaptive.pair.events(ends)
+        event = -np.expm1(log_left) * (1.0 + numerics.FLOAT_ROUNDING * np.array([[-1.0], [1.0]]))
+        better = np.stack([event[0, :-1], event[1, 1:]])[:, inside[1:-1]]
+        places = np.arange(run.first, run.last + 1)
+        below, above = np.searchsorted(np.log(t), [-_NEAR[0], self.reach + _NEAR[1]])
+        inner = slice(int(below), int(above) + 1)
+        worse = TwoDensities(
+            places, run.masses, run.never, t[inner], better, adaptive.low, adaptive.high
+        )
+        cell = lefts[inside[1:-1]]
+        smaller = self._largest(worse, t[inner], fine, runs[cell])
+        psi = psi.copy()
+        for index in decisive:
+            # The parts cover the cell, so the largest of them bounds it, and so does the old value.
+            part = smaller[cell == index].max(axis=0)
+            psi[index, inner] = np.minimum(psi[index, inner], part)
+        return psi
+
+    def _decisive(self, psi: FloatArray, run: _Run) -> NDArray[np.int64]:
+        """The cells, without the first and the last, with the largest share in the bound."""
+        t, total = self._plan[2], np.maximum(psi.max(axis=0), 0.0)
+        delta = self.adaptive.delta(self.reach)
+        epsilon = self.reach
+        if 0.0 < delta < 1.0:
+            epsilon = min(solve_epsilon(self._chords(psi).delta, delta), self.reach)
+        place = np.rint((np.log(t) - epsilon) / np.log(t[1] / t[0])).astype(np.int64) - run.first
+        reached = (place >= 0) & (place < len(run.masses))
+        weight = np.where(reached, run.masses[np.clip(place, 0, len(run.masses) - 1)], 0.0)
+        relative = np.maximum(psi, 0.0) / np.where(total > 0.0, total, 1.0)
+        share = (weight * total * relative**4).sum(axis=1)
+        share[[0, -1]] = 0.0
+        best = np.sort(np.argsort(-share)[:_DECISIVE])
+        return best[share[best] > 0.0]
+
+    def _largest(
+        self,
+        worse: "_Worse | TwoDensities",
+        t: FloatArray,
+        cells: _Cells,
+        runs: NDArray[np.int64],
+    ) -> FloatArray:
+        """The largest w - t w' of each cell, [m, n] at the points t, rounded up."""
         low, high = self.adaptive.low, self.adaptive.high
-        cells, t, runs = self._plan
         u, u_with = cells.most, cells.least_with
         most = int(runs.max())
         chances = self.adaptive.repetitions.pmf(np.arange(most + 1))
-        worse = _Worse(self.run, t, cells)
         # The largest contribution of the remaining runs after the winner [0] and before it [1],
         # divided by 1 + t, and lines a - b t above both.
         value = np.zeros((2, len(u), len(t)))
@@ -201,7 +280,8 @@ class HistoryCurve:
         for n in range(most, -1, -1):  # after n runs
             m = int(np.count_nonzero(runs >= n))
             after = value[0, :m].copy()
-            value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m])
+            rounding = worse.rounding(value[:, :m], a[:, :m])
+            value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m], n)
             value[0, :m] += chances[n] * (1.0 - t) / (1.0 + t)
             value[1, :m] += np.maximum(high * after, low * after)
             first = a[0, :m], b[0, :m]
@@ -209,19 +289,18 @@ class HistoryCurve:
             b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * first[1]])
             lines = (a[:, :m, None] - b[:, :m, None] * t) / (1.0 + t)
             np.minimum(value[:, :m], lines, out=value[:, :m])
-            # A transform never increases an earlier error: its masses sum to at most 1.
+            # An operator never increases an earlier error: its masses sum to at most 1.
             error[1, :m] += high * error[0, :m]
-            error[:, :m] += _TRANSFORM * a[:, :m]
+            error[:, :m] += rounding
         # Further runs count by the simple bound, rounded so that their total is an upper bound.
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * most
         worse_than_best = numerics.safe_log([u, u_with])
         slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
         rest = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
         rest_with = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
-        rounding = error[1] + (up - 1.0) * a[1]
-        psi = value[1] * (1.0 + t) + rounding[:, None] * (1.0 + t)
-        psi += rest[:, None] - rest_with[:, None] * t
-        return np.asarray(np.maximum(psi.max(axis=0), 0.0))
+        total_error = error[1] + (up - 1.0) * a[1]
+        psi = value[1] * (1.0 + t) + total_error[:, None] * (1.0 + t)
+        return np.asarray(psi + rest[:, None] - rest_with[:, None] * t)
 
 
 class _Worse:
@@ -249,8 +328,15 @@ class _Worse:
         )
         self._never = np.minimum(run.never, cells.most)
 
-    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
-        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m]."""
+    def rounding(self, value: FloatArray, a: FloatArray) -> FloatArray:
+        """The error of one step [2, m], over 1 + t, of values over 1 + t."""
+        return _TRANSFORM * a
+
+    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray, n: int) -> FloatArray:
+        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m].
+
+        `n`, the number of runs so far, makes no difference.
+        """
         (_, m, n), t = value.shape, self._t
         below, above = len(self._lower), len(self._upper)
         padded = np.zeros((2, m, self._size))
