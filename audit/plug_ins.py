@@ -22,12 +22,14 @@ def import_modules(names: str) -> str:
     modules = [name.strip() for name in names.split(",") if name.strip()]
     for module in modules:
         problem = "it is not a name of the form package.module"
-        if all(part.isidentifier() for part in module.split(".")):
+        if module.endswith(".py"):
+            problem = "leave out .py, and give the name of the module"
+        elif all(part.isidentifier() for part in module.split(".")):
             try:
                 importlib.import_module(module)
                 continue
             except Exception as error:
-                problem = f"{type(error).__name__}: {checks.one_line(error)}"
+                problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise InvalidInput(
             f"imports must be modules that can be imported, got {checks.one_line(module)}: "
             f"{problem}"

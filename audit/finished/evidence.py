@@ -1,6 +1,6 @@
 """What the material of a finished tuning shows about how its candidates were chosen."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GRID, RANDOM, SEQUENTIAL = "grid", "random", "sequential"
@@ -146,3 +146,56 @@ def _is_drawn(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return float(f"{number:.{_DIGITS_OF_A_DRAW}g}") != number
+
+
+_SEARCH_COLUMNS = frozenset(
+    {"sampler", "method", "search_alg", "search_algorithm", "searcher", "search", "search_method"}
+    | {"sweep_method", "tuner", "oracle", "suggester", "sampler_name", "search_strategy"}
+)
+"""Columns that name the way of choosing candidates."""
+
+_LOOKING = ("tpe", "bayes", "cma", "gaussian process", "gpsampler", "nevergrad", "hyperband")
+_LOOKING_TOO = ("bohb", "asha", "pbt", "population", "evolution", "genetic", "hyperopt", "nsga")
+_PRUNED_COLUMNS = frozenset({"pruned", "is_pruned", "was_pruned", "early_stopped", "stopped_early"})
+_ANCESTRY_COLUMNS = frozenset({"generation", "parent_id", "parent_trial", "parent_run_id"})
+_YES = frozenset({"true", "yes", "1", "1.0", "t", "y"})
+
+
+def evidence_of_columns(columns: Mapping[str, Sequence[object]]) -> Evidence:
+    """What the columns of a plain table show about how its candidates were chosen.
+
+    Args:
+        columns: the cells by the plain name of their column, in lower case.
+    """
+    reasons: list[str] = []
+    named: set[str] = set()
+    for column, cells in columns.items():
+        words = [str(cell).strip() for cell in cells if cell is not None and str(cell).strip()]
+        if column in _SEARCH_COLUMNS:
+            ways = {word: _way_named(word) for word in dict.fromkeys(words)}
+            named |= {way for way in ways.values() if way is not None}
+            reasons += [
+                f"column {column} has {word[:40]!r}"
+                for word, way in ways.items()
+                if way == SEQUENTIAL
+            ]
+        elif column in _PRUNED_COLUMNS and any(word.lower() in _YES for word in words):
+            reasons.append(f"column {column} marks runs that did not run to their end")
+        elif column in _ANCESTRY_COLUMNS and len({*words}) > 1:
+            reasons.append(f"column {column} has several values")
+    if reasons:
+        return Evidence(SEQUENTIAL, tuple(reasons))
+    if len(named) == 1:
+        way = named.pop()
+        return Evidence(way, (f"a column names the way of choosing: {way}",))
+    return Evidence()
+
+
+def _way_named(word: str) -> str | None:
+    """The way of choosing candidates that a word names; None for a word without one."""
+    plain = word.lower()
+    if any(part in plain for part in (*_LOOKING, *_LOOKING_TOO)):
+        return SEQUENTIAL
+    if "random" in plain:
+        return RANDOM
+    return GRID if "grid" in plain else None

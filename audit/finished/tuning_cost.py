@@ -11,7 +11,7 @@ from audit.accounting.filters import check_protected
 from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.finished import readers
-from audit.finished.columns import ColumnRoles, listed, parse_columns
+from audit.finished.columns import ColumnRoles, listed, parse_columns, without_prefix
 from audit.finished.combined_trials import all_of, dominating_few
 from audit.finished.cost import (
     NO_BOUND,
@@ -21,7 +21,14 @@ from audit.finished.cost import (
     cost_of_independent,
     cost_of_sequential,
 )
-from audit.finished.evidence import GRID, RANDOM, SEQUENTIAL, Evidence, combined
+from audit.finished.evidence import (
+    GRID,
+    RANDOM,
+    SEQUENTIAL,
+    Evidence,
+    combined,
+    evidence_of_columns,
+)
 from audit.finished.evidence import evidence_of_repetitions as of_repetitions
 from audit.finished.interpretation import interpret, rounding_remark
 from audit.finished.material import Material, RecordedRun
@@ -427,9 +434,18 @@ def _evidence(materials: Sequence[Material], chosen: str | None) -> Evidence:
 
 
 def combined_with_states(material: Material) -> Evidence:
-    """What one source shows: the marks of its sampler and the states of its runs."""
+    """What one source shows: the marks of its sampler, its columns, and the states of its runs."""
     states = material.state_evidence
     marks = material.evidence
+    columns = evidence_of_columns(
+        {without_prefix(name).strip().lower(): cells for name, cells in material.columns.items()}
+    )
+    # Marks of a tracker's own sampler count more than the word of a column.
+    if columns.method == SEQUENTIAL or marks.method is None:
+        reasons = (*marks.reasons, *columns.reasons) if marks.method == columns.method else ()
+        marks = replace(
+            marks, method=columns.method, reasons=reasons or columns.reasons or marks.reasons
+        )
     remarks = (*marks.remarks, *states.remarks)
     if states.method == SEQUENTIAL:
         reasons = marks.reasons if marks.method == SEQUENTIAL else ()

@@ -651,7 +651,7 @@ def test_the_figure_has_every_second_point_of_adaptive_tunings(
         asked.append(type(protocol).__name__)
         return mock.Mock(epsilon=1e3)  # The slow bound saves nothing.
 
-    monkeypatch.setattr("audit.report.cost.tuning_cost", cost)
+    monkeypatch.setattr("audit.report.cost._epsilon", lambda *given, **_: cost(*given[:3]).epsilon)
     draw_cost(GaussianMechanism(0.3), parse_protocol("fixed:3"), 1e-5, str(tmp_path / "cost.png"))
     assert asked.count("Adaptive") == 1
     assert asked.count("Grid") == 2 * 7

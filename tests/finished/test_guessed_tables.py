@@ -194,3 +194,32 @@ def test_a_heading_of_a_hundred_thousand_characters_is_not_echoed(tmp_path: Path
         with pytest.raises(ValueError, match=r"runs\.csv") as refused:
             audit.cost_of_trials(table(tmp_path, f"{heading}\n{cells}\n"), "grid")
         assert len(str(refused.value)) < 1200
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "contradicted"),
+    [
+        ("sampler", ["TPESampler"] * 10, True),
+        ("method", ["bayes"] * 10, True),
+        ("params.search_alg", ["random"] * 9 + ["HyperOptSearch"], True),
+        ("pruned", [True] + [False] * 9, True),
+        ("early_stopped", ["yes"] + ["no"] * 9, True),
+        ("generation", [1] * 5 + [2] * 5, True),
+        ("sampler", ["GridSampler"] * 10, False),
+        ("method", ["dp-sgd"] * 10, False),
+        ("pruned", [False] * 10, False),
+        ("generation", [0] * 10, False),
+    ],
+)
+def test_columns_of_a_plain_table_are_evidence(
+    tmp_path: Path, column: str, cells: list[object], contradicted: bool
+) -> None:
+    rows = [f"{column},noise_multiplier,sampling_rate,steps,lr"]
+    rows += [f"{cell},1.1,0.01,500,{0.1 * number}" for number, cell in enumerate(cells)]
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(rows))
+    cost = audit.cost_of_trials(path, "grid")
+    assert bool(cost.contradiction) == contradicted
+    composed = audit.DpSgd(1.1, 5000, 0.01).epsilon(1e-5)
+    listed = audit.tuning_cost(audit.DpSgd(1.1, 500, 0.01), "grid:10", 1e-5).epsilon
+    assert cost.epsilon == pytest.approx(composed if contradicted else listed, rel=1e-6)

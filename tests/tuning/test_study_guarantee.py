@@ -137,5 +137,5 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
     journal = Journal(tmp_path)
     (tmp_path / journal._records_path.name).write_text('{"point": 3}\n')
-    with pytest.raises(ValueError, match="edited or damaged, got runs.jsonl without it"):
+    with pytest.raises(ValueError, match=r"edited or damaged, got runs.jsonl without it"):
         journal.records()
