@@ -172,8 +172,8 @@ class HistoryCurve:
         return mixture(self.adaptive.pair, a, numerics.safe_log(np.maximum(b, 0.0)))
 
     @cached_property
-    def _plan(self) -> tuple[_Cells, FloatArray, NDArray[np.int64]]:
-        """The cells [m], the lattice of t, and the number of runs considered for each cell."""
+    def _plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
+        """The ends of the cells, the cells [m], the lattice of t, and the runs of each cell."""
         k = np.arange(_MAX_RUNS + 1)
         repetitions = self.adaptive.repetitions
         expected = np.cumsum(k * repetitions.pmf(k))
@@ -230,7 +230,7 @@ class HistoryCurve:
         log_left, _ = adaptive.pair.events(ends)
         event = -np.expm1(log_left) * (1.0 + numerics.FLOAT_ROUNDING * np.array([[-1.0], [1.0]]))
         better = np.stack([event[0, :-1], event[1, 1:]])[:, inside[1:-1]]
-        places = np.arange(run.first, run.last + 1)
+        places = np.arange(run.first, run.last + 1.0)
         below, above = np.searchsorted(np.log(t), [-_NEAR[0], self.reach + _NEAR[1]])
         inner = slice(int(below), int(above) + 1)
         worse = TwoDensities(
