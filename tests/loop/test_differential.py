@@ -1295,8 +1295,7 @@ def test_a_revealing_output_is_found_as_often_as_stated() -> None:
         ((["a"], [0]), "records must hold real numbers, got features of type <U1: encode text"),
         (
             {"text": ["a"], "label": [0]},
-            "records must be a pair (features, labels) of arrays of numbers, got a dict with the "
-            "keys ['text', 'label']",
+            "records must hold real numbers, got text of type <U1: encode text",
         ),
         (
             ({"text": ["a"]}, [0]),

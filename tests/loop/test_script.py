@@ -119,10 +119,11 @@ def test_network_is_cut_behind_make_private(tmp_path: Path) -> None:
         run(tmp_path, text)
 
 
+@pytest.mark.slow
 def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.py"
     path.write_text(with_mistake("accountant records another noise"))
-    code = check_script.main(["--json", "--seconds", "5", str(path), "--epochs", "1"])
+    code = check_script.main(["--json", str(path), "--epochs", "1"])
     assert code == 1
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1
     assert check_script.main([str(tmp_path / "none.py")]) == 2
