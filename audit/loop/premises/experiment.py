@@ -296,7 +296,8 @@ class Experiment:
             evidence, words = self._evidence[index]
             if evidence.matters and evidence.kind not in kept:
                 kept[evidence.kind] = words(evidence)
-        explained = {other for kind in kept for other in KINDS[kind].explains}
+        # Findings about single declared values are no kinds of their own, and explain no other.
+        explained = {other for kind in kept if kind in KINDS for other in KINDS[kind].explains}
         if self.random_gradients and "size" in kept:
             explained |= set(EXPLAINED_BY_RANDOM_GRADIENTS)
         kept = {kind: finding for kind, finding in kept.items() if kind not in explained}
