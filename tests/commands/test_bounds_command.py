@@ -331,9 +331,9 @@ def test_the_search_for_runs_states_where_it_stopped(capsys: pytest.CaptureFixtu
     notes = json.loads(out)["notes"]
     assert notes == ["the search for more runs stopped at 50: the budget allows more"]
     base, law = GaussianMechanism(0.1), Fixed(10_000_000)
-    assert bounds._ends_of_search(base, RandomSearch(law), "runs")
-    assert not bounds._ends_of_search(base, RandomSearch(law), None)
-    assert bounds._ends_of_search(DpSgd(0.06, 5, 0.5), RandomSearch(law), "noise")
+    assert bounds._ends_of_search(base, RandomSearch(law), "runs", 100.0)
+    assert not bounds._ends_of_search(base, RandomSearch(law), None, 100.0)
+    assert bounds._ends_of_search(DpSgd(0.06, 5, 0.5), RandomSearch(law), "noise", 100.0)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), ValueError("x\ny")])

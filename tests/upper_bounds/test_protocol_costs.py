@@ -744,12 +744,13 @@ def test_no_bound_of_a_grid_is_left_out_that_would_be_the_smallest(
         delta = math.exp(rng.uniform(-16.0, -1.0))
         every = upper_bounds.all_upper_bounds(base, protocol, delta)
         least = min(row.epsilon for row in every)
-        assert tuning_cost(base, protocol, delta).epsilon == least
+        # A bound that is computed last is left out where it would gain less than 1 %.
+        assert least <= tuning_cost(base, protocol, delta).epsilon <= 1.01 * least
         for row in every:  # the quick test is never wrong, whatever it is compared with
             entry = registry.find(row.name, protocols.Grid)
             for factor in (0.1, 0.5, 0.9, 1.0):
                 above = entry.is_above(factor * row.epsilon, base, protocol, delta)
-                assert not (above and factor == 1.0)
+                assert not (above and factor == 1.0 and not entry.deferred)
                 left_out += above
     assert left_out > cases
 
