@@ -14,7 +14,7 @@ keeps its relative accuracy throughout the window.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -173,7 +173,9 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
     """
     if sum(count for _, count in parts) < 2:
         return None
-    several = [(loss.pmf, count) for loss, count in parts if isinstance(loss, LossPair)]
+    several = [(_with_mass(loss.pmf), count) for loss, count in parts if isinstance(loss, LossPair)]
+    if any(len(pmf.loss) == 0 for pmf, _ in several):
+        return None
     values = [math.comb(count + len(pmf.loss) - 1, count) for pmf, count in several]
     if len(several) < len(parts) or math.prod(values) > _MAX_EXACT:
         return None
@@ -195,6 +197,12 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
         )
     )
     return LossPair(PrivacyLossPmf(loss, np.log(masses) + top, p_only, q_only))
+
+
+def _with_mass(pmf: PrivacyLossPmf) -> PrivacyLossPmf:
+    """The distribution without losses of probability 0, whose log mass times 0 would be NaN."""
+    possible = pmf.log_mass > -math.inf
+    return replace(pmf, loss=pmf.loss[possible], log_mass=pmf.log_mass[possible])
 
 
 def _powers(pmf: PrivacyLossPmf, count: int) -> tuple[FloatArray, FloatArray]:

@@ -9,7 +9,7 @@ import pytest
 from audit import repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism, PureDp
 from audit.attacks import TunedOrder, worst_case_order
-from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, registry
+from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, costs
 from audit.upper_bounds.tight import _Envelope
 
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
@@ -203,16 +203,16 @@ def test_the_bound_is_above_an_attack_for_enormous_numbers_of_runs(spec: str) ->
 def test_bounds_below_the_epsilon_of_an_attack_are_withdrawn() -> None:
     base, law = GaussianMechanism(1.0), "tnb:0,0.01"
     rows = [upper_bounds.region(base, law, 1e-5), upper_bounds.worst_order(base, law, 1e-5)]
-    assert registry.without_contradictions(rows) == rows
+    assert costs.without_contradictions(rows) == rows
     wrong, attack = replace(rows[0], epsilon=0.99 * rows[1].epsilon), rows[1]
-    refused, kept = registry.without_contradictions([wrong, attack])
+    refused, kept = costs.without_contradictions([wrong, attack])
     assert kept == attack
     assert not refused.applies
     assert "which an attack attains" in refused.assumes
     # A bound for monotone scores may be below the epsilon of the worst score.
     monotone = upper_bounds.reduced_exact(base, law, 1e-5)
     assert monotone.epsilon < attack.epsilon
-    assert registry.without_contradictions([monotone, attack]) == [monotone, attack]
+    assert costs.without_contradictions([monotone, attack]) == [monotone, attack]
 
 
 def test_the_best_column_of_each_row_does_not_depend_on_the_order_of_epsilons() -> None:
