@@ -29,7 +29,7 @@ class DistinctCandidates(RandomRuns):
 
     Example:
         >>> DistinctCandidates("poisson:5", candidates=20).spec
-        'distinct:20/poisson:5.0'
+        'distinct:20/poisson:5'
     """
 
     candidates: int

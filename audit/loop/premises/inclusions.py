@@ -64,7 +64,7 @@ def tries_to_see(ratio: float, rate: float) -> float:
 
     Example:
         >>> round(tries_to_see(1.2, 0.3))
-        2304
+        2369
     """
     larger = min(ratio * rate, 1.0)
     level = stats.norm.isf(FAMILY_ERROR / _TESTS)
