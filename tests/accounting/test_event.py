@@ -70,6 +70,7 @@ def test_a_symmetric_loss_distribution() -> None:
     )
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("event", "times"),
     [

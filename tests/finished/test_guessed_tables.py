@@ -155,6 +155,7 @@ def test_a_storage_contradicts_a_false_statement(
     assert "to its end" not in out
 
 
+@pytest.mark.slow
 def test_a_study_over_noise_batch_size_and_epochs_has_an_answer() -> None:
     def objective(trial: Any) -> float:
         trial.suggest_float("noise_multiplier", 0.8, 2.0)

@@ -42,7 +42,8 @@ def test_correct_script_is_not_accused(tmp_path: Path) -> None:
     assert not (tmp_path / "model.pt").exists()
 
 
-@pytest.mark.parametrize("mode", [pytest.param("rerun", marks=pytest.mark.slow), "fork"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["rerun", "fork"])
 def test_both_modes_find_the_old_loader(tmp_path: Path, mode: str) -> None:
     result = run(tmp_path, with_mistake("old loader"), mode=mode)
     assert result.exit_code == 1
