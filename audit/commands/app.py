@@ -24,8 +24,9 @@ from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.processes import end_with_parent
 from audit.protocols import Protocol, parse_protocol
-from audit.upper_bounds import costs_of, tuning_cost
+from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.comparison import cases_with
+from audit.upper_bounds.statement import statement_of_tuning
 
 _COLOURS = (
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#949494", "#ca9161", "#56b4e9"),
@@ -121,7 +122,8 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
     spec = protocol.spec
     epsilon = _cost(run, spec, delta)
     sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
-    sentence = costs_of(run, protocol, delta).smallest.statement
+    # Only the epsilon, which a curve may have computed in its process, takes long.
+    sentence = statement_of_tuning(epsilon, delta, run, protocol)
     option = "protocol" if protocol.search_repetitions is None else "repetitions"
     command = (
         f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "

@@ -283,8 +283,11 @@ class Protocol(ABC):
         index: int,
         before: Sequence[FinishedRun],
     ) -> Point:
-        """The candidate of the run with an index, from 0, after the runs before it."""
-        return space.draw(rng)
+        """The candidate of the run with an index, from 0, after the runs before it.
+
+        Run i of a fixed list trains its candidate i. Otherwise, the candidate is drawn.
+        """
+        return space.draw(rng) if self.list_length is None else space.points()[index]
 
     def noise_factor(self, index: int) -> float:
         """The noise of a run, as a multiple of that of the base mechanism."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from audit import checks
-from audit.protocols.base import CandidateSpace, FinishedRun, Point, SimulatedTunings
+from audit.protocols.base import SimulatedTunings
 from audit.protocols.random_search import RandomRuns
 from audit.protocols.statement import Statement
 from audit.repetitions import MAX_RUNS
@@ -76,15 +76,6 @@ class DistinctCandidates(RandomRuns):
         count = min(int(self.repetitions.sample(rng, 1)[0]), self.candidates)
         # The candidates of the smallest of m uniform numbers are a uniformly random set.
         return sorted(int(index) for index in np.argsort(rng.random(self.candidates))[:count])
-
-    def next_candidate(
-        self,
-        space: CandidateSpace,
-        rng: np.random.Generator,
-        index: int,
-        before: Sequence[FinishedRun],
-    ) -> Point:
-        return space.points()[index]
 
     def simulate(self, tunings: SimulatedTunings) -> list[Any]:
         runs = self.repetitions.sample(tunings.rng, tunings.count)

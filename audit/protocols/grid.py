@@ -10,10 +10,7 @@ import numpy as np
 from audit import checks
 from audit.numerics import format_exact
 from audit.protocols.base import (
-    CandidateSpace,
     Case,
-    FinishedRun,
-    Point,
     Protocol,
     SimulatedTunings,
     whole_runs,
@@ -104,15 +101,6 @@ class Grid(Protocol):
     def draw_runs(self, rng: np.random.Generator) -> Sequence[int] | None:
         drawn = rng.random(self.candidates) < self.inclusion
         return [int(index) for index in np.flatnonzero(drawn)]
-
-    def next_candidate(
-        self,
-        space: CandidateSpace,
-        rng: np.random.Generator,
-        index: int,
-        before: Sequence[FinishedRun],
-    ) -> Point:
-        return space.points()[index]
 
     def simulate(self, tunings: SimulatedTunings) -> list[Any]:
         return tunings.best_of_list(

@@ -53,9 +53,6 @@ class Shortlist(Protocol):
     def draw_runs(self, rng):
         return sorted(int(index) for index in np.argsort(rng.random(self.candidates))[: self.drawn])
 
-    def next_candidate(self, space, rng, index, before):
-        return space.points()[index]
-
     def simulate(self, tunings):
         order = np.argsort(tunings.rng.random((tunings.count, self.candidates)), axis=1)
         return tunings.best_of_list(np.argsort(order, axis=1) < self.drawn)
