@@ -88,21 +88,22 @@ def cases(runs: int) -> dict[str, Protocol]:
 
     Adaptive search is left out: its costs take seconds, and a curve needs many.
     """
-    found = {}
+    protocols: dict[str, Protocol] = {}
     for case in cases_with(runs):
         repetitions = case.protocol.search_repetitions
         if not case.protocol.is_adaptive:
-            found[case.title] = (
+            protocols[case.title] = (
                 case.protocol
                 if repetitions is None
                 else parse_protocol(rounded_distribution(repetitions))
             )
-    return found
+    return protocols
 
 
 def protocol_of(title: str, runs: int) -> Protocol:
     """The protocol of a title with an expected number of runs."""
-    return cases(runs)[checks.one_of("protocol", title, cases(runs))]
+    protocols = cases(runs)
+    return protocols[checks.one_of("protocol", title, protocols)]
 
 
 def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
