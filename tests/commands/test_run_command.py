@@ -53,7 +53,8 @@ def test_the_folder_contains_all_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "audit"
-    code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
+    options = ["--threat", "ETCV", "--canary", "dirac", "--all", "--out", out]
+    code, text, _ = audit(capsys, *QUICK, *options)
     assert code == 0
     assert f"{out}/figure.png" in text
     assert "Engine reduced" in text
@@ -732,7 +733,7 @@ def test_candidates_are_the_grid_of_the_hyperparameters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--learning-rates", "0.01", "0.1", "--max-grad-norm", "0.5", "2"]
-    code, text, _ = audit(capsys, *QUICK, *options, "--momentum", "0.9", "--out", tmp_path)
+    code, text, _ = audit(capsys, *QUICK, *options, "--momentum=0.9", "--all", "--out", tmp_path)
     assert code == 0
     line = "4 candidates: learning_rate 0.01, 0.1; max_grad_norm 0.5, 2; momentum 0.9"
     assert line in text.splitlines()
