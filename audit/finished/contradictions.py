@@ -2,53 +2,292 @@
 
 A column of a config is often not needed, such as `max_steps` next to `steps`. If it says that a run
 was less private than the mechanism that follows from the other columns, the bound could be too
-small, so the table is refused until the user says which column holds.
+small, so the table is refused until the user says which column holds. Each kind of such a column is
+one function in `_RULES`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from audit import checks
 from audit.accounting import DpSgd, Mechanism
 from audit.errors import InvalidInput
-from audit.finished.columns import IGNORE, is_missing, without_prefix, words_of
+from audit.finished.columns import IGNORE, is_missing, name_set, without_prefix, words_of
 from audit.finished.material import Material
-from audit.finished.runs import RunSettings, is_false
+from audit.finished.runs import ACCOUNTANTS, RunSettings, is_false
 from audit.numbers_from_text import read_number
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_PRIVATE = _names(
+_PRIVATE = name_set(
     "dp private isdp isprivate usedp useprivacy enabledp enableprivacy withdp dpsgd "
     "usedpsgd differentialprivacy differentiallyprivate privacy"
 )
-_NOT_PRIVATE = _names(
+_NOT_PRIVATE = name_set(
     "disabledp nodp nonprivate notprivate withoutdp disableprivacy nonprivatebaseline"
 )
 """Names of flags, without spaces and in lower case."""
 
-_TRAININGS = _names(
+_TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
-    "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions"
+    "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
+    "numrestarts ensemblesize nmodels nummodels nensemble"
 )
-_RECORDS = _names(
+_RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
-    "numexamples"
+    "numexamples maxtrainsamples maxtrainexamples trainsamples trainexamples trainset trainlen "
+    "lentrain trainsubset subsetsize nsubset datasize samplesize nsamples numsamples "
+    "traindatasize trainingsize trainingsetsize ntraining numtraining maxsamples maxexamples "
+    "numtrainrecords ntrainrecords ndata numdata"
 )
-_SCHEDULES = _names("scheduler schedule scheduling decay anneal annealing")
-_CONSTANT = _names("constant const fixed false no off 0 0.0 1 1.0")
-_OTHER_NOISES = _names("label labels input image pixel aug augmentation exploration")
-_OTHER_LENGTHS = _names("eval save log logging test val validation print checkpoint")
+_PARTS = name_set("fraction frac ratio portion percent percentage pct proportion share split size")
+_PARTS_OF_TRAINING = name_set("train training subset data dataset samples records subsample")
+_PARTS_HELD_OUT = name_set("val valid validation test holdout heldout dev eval")
+_NO_PARTS = name_set("batch sampling noise lr learning label labels warmup clip gen synthetic")
+_DEVICES = name_set(
+    "ngpus ngpu numgpus numgpu gpus gpucount worldsize numprocesses nprocesses nprocs nproc "
+    "nprocpernode numdevices ndevices devices devicecount gpuspernode devicespernode numnodes "
+    "nnodes numreplicas nreplicas replicas numreplicasinsync dataparallelsize dpsize dpworldsize "
+    "numaccelerators tpucores numtpucores numshards cudavisibledevices localworldsize"
+)
+_WORKERS = name_set("numworkers nworkers workers")
+"""Numbers of data-parallel trainers in Ray, and of loading processes in torch."""
+
+_ADAPTIVE = name_set("adaptive quantile adaclip adaptiveclipping geometricadaptive")
+_ADAPTIVE_PARAMETERS = name_set(
+    "sigmab sigmau unclippednumstd unclippedcountstd unclippednumstddev clippedcountstddev "
+    "clippedcountstd clippingcountstd countstd countnoise countnoisemultiplier bitnoise "
+    "targetunclippedquantile targetquantile unclippedquantile targetunclippedfraction "
+    "clippinglearningrate cliplearningrate clipboundlearningrate quantilelr cliplr "
+    "minclipbound maxclipbound initialclipbound quantilelearningrate clippingquantile"
+)
+_GROUPS = name_set(
+    "groupsize dpgroupsize recordsperuser samplesperuser recordsperperson "
+    "examplesperuser maxrecordsperuser maxexamplesperuser maxcontributions "
+    "contributionbound maxcontributionsperuser"
+)
+_USER_LEVEL = name_set(
+    "userlevel userleveldp isuserlevel clientlevel clientleveldp grouplevel "
+    "patientlevel groupprivacy userlevelprivacy"
+)
+_UNITS = name_set("privacyunit unitofprivacy dpunit privacylevel dplevel privacygranularity")
+_RECORD_UNITS = name_set(
+    "record records example examples sample samples instance item row point "
+    "examplelevel recordlevel samplelevel instancelevel datapoint "
+    "itemlevel image images"
+)
+_RELATIONS = name_set(
+    "neighbours neighbors neighbouring neighboring adjacency relation dprelation "
+    "neighbouringrelation neighboringrelation adjacencyrelation "
+    "adjacencytype"
+)
+_REPLACED = re.compile(r"repl|subst|chang|swap|^bounded")
+_BATCHINGS = name_set(
+    "sampler sampling batchsampling batchsampler batching samplingmethod "
+    "samplingscheme samplingstrategy batchmode dataloader loader"
+)
+_SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
+_SCHEDULES = name_set("scheduler schedule scheduling decay anneal annealing")
+_CONSTANT = name_set("constant const fixed false no none off 0 0.0 1 1.0")
+_OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
+_OTHER_LENGTHS = name_set("eval save log logging test val validation print checkpoint")
 _MARGIN = 1.01
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """One cell with a statement about its run.
+
+    Attributes:
+        words: the words of the last part of its column's name.
+        cell: the cell.
+        roles: the roles that columns and settings have.
+        settings: what holds for all runs.
+        batch_column: the words of the column with the batch size; empty without one.
+    """
+
+    words: Sequence[str]
+    cell: object
+    roles: frozenset[str]
+    settings: RunSettings
+    batch_column: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the column without spaces, in lower case."""
+        return "".join(self.words)
+
+    @property
+    def text(self) -> str:
+        """The cell in lower case, without spaces and punctuation."""
+        return re.sub(r"[^a-z0-9.]", "", str(self.cell).lower())
+
+    @property
+    def number(self) -> float | None:
+        """The number in the cell; None if it has none."""
+        return _number(self.cell)
+
+    @property
+    def rate_from_batches(self) -> bool:
+        """Whether the sampling rate follows from a batch size and the number of records."""
+        return "sampling_rate" not in self.roles and "batch_size" in self.roles
+
+
+def _other_privacy(statement: _Statement) -> str:
+    private, cell = statement.name in _PRIVATE, statement.cell
+    if (private and is_false(cell)) or (statement.name in _NOT_PRIVATE and _is_true(cell)):
+        return "runs with differential privacy only, because no bound holds for the others"
+    return ""
+
+
+def _several_trainings(statement: _Statement) -> str:
+    several = statement.number is not None and statement.number > 1.0
+    return "one row for each training" if statement.name in _TRAININGS and several else ""
+
+
+def _varying_noise(statement: _Statement) -> str:
+    words = set(statement.words)
+    if not ({"noise", "sigma"} & words and _SCHEDULES & words):
+        return ""
+    constant = str(statement.cell).strip().lower() in _CONSTANT
+    return "" if constant else "runs with constant noise, or the smallest noise of each run"
+
+
+def _fewer_records(statement: _Statement) -> str:
+    number, records = statement.number, statement.settings.records
+    if statement.name not in _RECORDS or number is None or records is None:
+        return ""
+    fewer = 1.0 < number < records
+    return f"runs on all {records} records (--records)" if fewer else _part(statement)
+
+
+def _part_of_the_records(statement: _Statement) -> str:
+    words = set(statement.words)
+    training, held_out = words & _PARTS_OF_TRAINING, words & _PARTS_HELD_OUT
+    if not words & _PARTS or not (training or held_out) or words & _NO_PARTS:
+        return ""
+    return _part(statement)
+
+
+def _part(statement: _Statement) -> str:
+    """The problem of a share of the records, if the number of records gives the rate."""
+    text = str(statement.cell).strip()
+    percent = {"percent", "percentage", "pct"} & set(statement.words) or text.endswith("%")
+    number = _number(text.removesuffix("%"))
+    if number is None or not statement.rate_from_batches:
+        return ""
+    if not 0.0 < number < (100.0 if percent else 1.0):
+        return ""
+    return (
+        "as --records only the records that its runs trained on (if this holds, map the column to "
+        "ignore)"
+    )
+
+
+def _several_devices(statement: _Statement) -> str:
+    if not statement.rate_from_batches:
+        return ""
+    partial = {"per", "local", "device", "micro", "worker"} & set(statement.batch_column)
+    if statement.name in _DEVICES or (statement.name in _WORKERS and partial):
+        listed = re.fullmatch(r"\[?\s*\d+(?:\s*,\s*\d+)+\s*\]?", str(statement.cell).strip())
+        count = str(statement.cell).count(",") + 1 if listed else statement.number
+        if count is not None and count > 1.0:
+            return (
+                "as batch_size the records of one step on all devices together (if this holds, map "
+                "the column to ignore)"
+            )
+    return ""
+
+
+def _dropped_batches(statement: _Statement) -> str:
+    dropped = statement.name in ("droplast", "dataloaderdroplast") and _is_true(statement.cell)
+    if dropped and statement.rate_from_batches and not statement.settings.drop_last:
+        return "its loader as it is stated: pass --drop-last (in Python, drop_last=True)"
+    return ""
+
+
+def _adaptive_clipping(statement: _Statement) -> str:
+    name, words = statement.name, set(statement.words)
+    clips = any("clip" in word for word in words)
+    flagged = clips and (words & _ADAPTIVE or name in _ADAPTIVE)
+    named = clips and any(word in statement.text for word in ("adapt", "quantile", "adaclip"))
+    # With other names, the value is a flag, a fraction or a name; zero and false switch it off.
+    chosen = name in _ADAPTIVE_PARAMETERS or flagged
+    off = is_false(statement.cell) or statement.text in ("none", "off", "null")
+    if not (named or (chosen and not off)):
+        return ""
+    return (
+        "the noise multiplier that covers the gradients and the noisy count of clipped gradients "
+        "together, which adaptive clipping releases in every step"
+    )
+
+
+def _groups_of_records(statement: _Statement) -> str:
+    if statement.settings.group_size != 1:
+        return ""
+    several = statement.number is not None and statement.number > 1.0
+    unit = statement.text.replace("level", "").removesuffix("dp")
+    other_unit = statement.name in _UNITS and statement.number is None and not (
+        unit in _RECORD_UNITS or statement.text in _RECORD_UNITS
+    )  # fmt: skip
+    if (statement.name in _GROUPS and several) or other_unit or (
+        statement.name in _USER_LEVEL and _is_true(statement.cell)
+    ):  # fmt: skip
+        return (
+            "the records of one person protected one by one, or their number as --group-size (in "
+            "Python, group_size=)"
+        )
+    return ""
+
+
+def _replaced_records(statement: _Statement) -> str:
+    if statement.name not in _RELATIONS or not _REPLACED.search(statement.text):
+        return ""
+    stated = statement.settings.neighbours
+    return "" if stated == "replace-one" else "the neighbours that are stated: pass --neighbours"
+
+
+def _shuffled_batches(statement: _Statement) -> str:
+    shuffled = any(word in statement.text for word in _SHUFFLED)
+    if statement.name not in _BATCHINGS or not shuffled:
+        return ""
+    drawn = statement.settings.batches
+    return "" if drawn == "shuffled" else "batches as they are stated: pass --batches shuffled"
+
+
+def _other_accountant(statement: _Statement) -> str:
+    stated = statement.settings.accountant
+    named = statement.text if statement.text in ACCOUNTANTS else ""
+    if statement.name not in ("accountant", "accountanttype", "dpaccountant") or not named:
+        return ""
+    computed = "target_epsilon" in statement.roles and "noise_multiplier" not in statement.roles
+    if stated in (None, named) or not computed:
+        return ""
+    return f"its noise by the accountant that is stated: pass --accountant {named}"
+
+
+_RULES: tuple[Callable[[_Statement], str], ...] = (
+    _other_privacy,
+    _several_trainings,
+    _varying_noise,
+    _fewer_records,
+    _part_of_the_records,
+    _several_devices,
+    _dropped_batches,
+    _adaptive_clipping,
+    _groups_of_records,
+    _replaced_records,
+    _shuffled_batches,
+    _other_accountant,
+)
+"""What a table must have and has not, by one cell; empty if the cell says nothing."""
 
 
 def refuse_other_trainings(
     columns: Mapping[str, Sequence[Any]],
     mapping: Mapping[str, str],
+    used: Mapping[str, str],
     settings: RunSettings,
     where: str,
 ) -> None:
@@ -57,40 +296,33 @@ def refuse_other_trainings(
     Args:
         columns: the values of each column.
         mapping: roles of columns; a column that is mapped is not examined.
+        used: the role of each column that describes a run.
         settings: what holds for all runs.
         where: the table, in words.
 
     Raises:
         InvalidInput: a column states this.
     """
+    roles = frozenset((*used.values(), *settings.constants))
+    batch_columns = [column for column, role in used.items() if role == "batch_size"]
+    batch_words = _last_words(batch_columns[0]) if batch_columns else []
     for column, cells in columns.items():
-        if column in mapping or without_prefix(column) in mapping:
+        if column in mapping or without_prefix(column) in mapping or column in used:
             continue
-        for cell in cells:
-            if not is_missing(cell) and (problem := _problem(column, cell, settings)):
+        words = _last_words(column)
+        for cell in dict.fromkeys(str(cell) for cell in cells if not is_missing(cell)):
+            statement = _Statement(words, cell, roles, settings, batch_words)
+            problem = next(filter(None, (rule(statement) for rule in _RULES)), "")
+            if problem:
                 raise InvalidInput(
                     f"{where} must have {problem}, got {checks.one_line(cell)} in column "
                     f"{checks.one_line(column)}; {_or_ignore(column)}"
                 )
 
 
-def _problem(column: str, cell: object, settings: RunSettings) -> str:
-    """What a row must be and is not, by one cell; empty if the cell says nothing."""
-    words = words_of(without_prefix(column).replace("/", ".").rpartition(".")[2])
-    name = "".join(words)
-    if (name in _PRIVATE and is_false(cell)) or (name in _NOT_PRIVATE and _is_true(cell)):
-        return "runs with differential privacy only, because no bound holds for the others"
-    number = _number(cell)
-    if name in _TRAININGS and number is not None and number > 1.0:
-        return "one row for each training"
-    if {"noise", "sigma"} & set(words) and _SCHEDULES & set(words):
-        constant = str(cell).strip().lower() in _CONSTANT
-        return "" if constant else "runs with constant noise, or the smallest noise of each run"
-    if name in _RECORDS and number is not None and settings.records is not None:
-        # A number in (0, 1] is a fraction of an unknown number of records.
-        fewer = 1.0 < number < settings.records
-        return f"runs on all {settings.records} records (--records)" if fewer else ""
-    return ""
+def _last_words(column: str) -> list[str]:
+    """The words of a column's name without its groups, such as `data/` or `dp.`."""
+    return words_of(without_prefix(column).replace("/", ".").rpartition(".")[2])
 
 
 def refuse_less_private(

@@ -8,12 +8,14 @@ from audit.accounting import DpSgd, Mechanism
 from audit.errors import InvalidInput
 from audit.finished.columns import (
     IGNORE,
+    IN_CLIPPING_NORMS,
     PLAIN,
     ROLES,
     ColumnRoles,
     is_missing,
     listed,
     looks_like_a_number,
+    not_in_norms,
     refuse_doubtful,
     roles_of,
     without_prefix,
@@ -59,7 +61,7 @@ def interpret(
         where=material.name,
     )
     _check_batches(columns, settings)
-    refuse_other_trainings(columns, mapping, settings, material.name)
+    refuse_other_trainings(columns, mapping, roles.used, settings, material.name)
     if settings.base is not None:
         return _with_base(material, roles, settings)
     found = {*roles.used.values(), *settings.constants}
@@ -72,6 +74,14 @@ def interpret(
     runs = _mechanisms(material, roles, settings)
     refuse_less_private(material, doubtful, runs, settings)
     return runs, _without_unneeded(roles, found)
+
+
+def units_remark(roles: ColumnRoles) -> str:
+    """The units in which a column with a standard deviation in its name was read; else empty."""
+    noises = [column for column, role in roles.used.items() if role == "noise_multiplier"]
+    if not any(map(not_in_norms, noises)):
+        return ""
+    return f"column {checks.printable(noises[0])[:60]} was read in units of the clipping norm"
 
 
 def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSettings) -> str:
@@ -241,6 +251,10 @@ def _nothing_known(
     ]
     typed = checks.printable(",".join(hints[:3]))[:160]
     map_them = f"; or map a column, such as --columns '{typed}' (in Python, columns=)"
+    named = [hint.rpartition("=")[0] for hint in hints[:3]]
+    absolute = [column for column in named if not_in_norms(column)]
+    if absolute:
+        map_them += f"; {IN_CLIPPING_NORMS.format(column=checks.one_line(absolute[0]))}"
     return (
         f"{name} must have noise_multiplier (with steps or epochs), target_epsilon, gdp_mu or "
         f"zcdp_rho as columns or parameters, got {listed(columns) or 'none'}: {_TO_TYPE}"
