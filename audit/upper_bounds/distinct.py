@@ -1,6 +1,6 @@
 """The cost of a random number of distinct candidates, by the costs of grids.
 
-Given K = k, the tuning trains a uniformly random set of min(k, m) candidates. The set does not
+Proposition 28 of docs/theory.md. Given K = k, the tuning trains a uniformly random set of min(k, m) candidates. The set does not
 depend on the records, so given k and the set the tuning is a grid of min(k, m) candidates, whose
 profile is at most the grid bound delta_k(epsilon), whatever the score. Without k and the set, the
 output is a mixture of these with weights that are the same on both data sets. The hockey-stick

@@ -12,8 +12,8 @@ import pytest
 
 from audit import cost as command
 from audit import finished
-from audit.finished import readers
 from audit.accounting import DpSgd, GaussianMechanism
+from audit.finished import readers
 from audit.finished.readers import optuna as reader
 from audit.integrations import optuna as integration
 
