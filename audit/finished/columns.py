@@ -393,9 +393,18 @@ def _known_kinds(roles: Set[str]) -> set[str]:
     return kinds
 
 
+FUNCTIONS = name_set(
+    "log log2 log10 ln inv inverse reciprocal squared sq sqrt square percent percentage pct k "
+    "thousand thousands neg"
+)
+"""Words in names of columns whose values are not the quantity itself."""
+
+
 def _likely_role(name: str, kind: str) -> str:
     """The role to which a doubtful column may be mapped; empty if it needs a calculation first."""
     words = words_of(name)
+    if FUNCTIONS & set(words) or "%" in name:
+        return ""
     if "per" in words or "accum" in "".join(words):
         return ""  # such as the batch of one of several devices, or steps of one epoch
     if kind == _LENGTH and ("epoch" in "".join(words) or {"ep", "neps"} & set(words)):
@@ -420,8 +429,8 @@ def doubt(refused: Mapping[str, str], where: str) -> str:
     ways = [f"add --columns '{mapping}' (in Python, columns=)"] if mapping else []
     if not all(likely.values()):
         ways.append(
-            "give the rate and the steps of whole batches (--sampling-rate, --steps) and map sizes "
-            f"of parts of a batch to {IGNORE}"
+            "give the rate and the steps of whole batches (--sampling-rate, --steps) and "
+            f"map columns of parts of a batch or in other units to {IGNORE}"
         )
     ways += [IN_CLIPPING_NORMS.format(column=name) for name in likely if not_in_norms(name)][:1]
     return (

@@ -18,6 +18,7 @@ from audit.finished.columns import IGNORE, is_missing, name_set, without_prefix,
 from audit.finished.material import Material
 from audit.finished.runs import ACCOUNTANTS, RunSettings, is_false
 from audit.numbers_from_text import read_number
+from audit.numerics import memoize
 
 _PRIVATE = name_set(
     "dp private isdp isprivate usedp useprivacy enabledp enableprivacy withdp dpsgd "
@@ -31,7 +32,8 @@ _NOT_PRIVATE = name_set(
 _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
-    "numrestarts ensemblesize nmodels nummodels nensemble"
+    "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
+    "trialsperconfig runsperconfig nbags"
 )
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
@@ -88,6 +90,23 @@ _BATCHINGS = name_set(
     "samplingscheme samplingstrategy batchmode dataloader loader"
 )
 _SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
+_RESUMED = name_set(
+    "resumedfrom resumefrom resume resumed continuedfrom continuefrom resumecheckpoint "
+    "resumefromcheckpoint warmstartfrom parentcheckpoint"
+)
+_STARTS = name_set("startstep startepoch initialepoch initialstep stepoffset epochoffset")
+_MECHANISMS = name_set(
+    "mechanism noise algorithm algo method optimizer optimiser dp privacy trainer approach type"
+)
+_OTHER_MECHANISMS = (
+    *("laplace", "ftrl", "tree", "bandmf", "matrixfactor", "correlated", "skellam", "pate"),
+    *("nonprivate", "nondp", "nodp", "withoutdp", "withoutprivacy", "labeldp", "localdp"),
+)
+_CLIPPING_NORMS = name_set(
+    "maxgradnorm maxpersamplegradnorm l2normclip clipnorm clippingnorm clipping clippingthreshold "
+    "clippingbound clipbound persampleclipping l2clip dpclip"
+)
+_SCORED_ON = name_set("scoredon validationdata valdata evaldata scoredata selectiondata")
 _SCHEDULES = name_set("scheduler schedule scheduling decay anneal annealing")
 _CONSTANT = name_set("constant const fixed false no none off 0 0.0 1 1.0")
 _OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
@@ -105,6 +124,7 @@ class _Statement:
         roles: the roles that columns and settings have.
         settings: what holds for all runs.
         batch_column: the words of the column with the batch size; empty without one.
+        batch_size: the batch size of the run; None without one.
     """
 
     words: Sequence[str]
@@ -112,6 +132,7 @@ class _Statement:
     roles: frozenset[str]
     settings: RunSettings
     batch_column: Sequence[str] = ()
+    batch_size: object = None
 
     @property
     def name(self) -> str:
@@ -267,6 +288,82 @@ def _other_accountant(statement: _Statement) -> str:
     return f"its noise by the accountant that is stated: pass --accountant {named}"
 
 
+def _averaged_clipping(statement: _Statement) -> str:
+    """Microbatches of several records, of which only the mean gradient is clipped."""
+    number = statement.number
+    if number is None or "microbatch" not in statement.name:
+        return ""
+    several = number > 1.0
+    if "size" not in statement.words:
+        size = _number(statement.batch_size)
+        several = size is None or number < size
+    if not several:
+        return ""
+    return (
+        "the gradient of each record clipped, because the mean of a microbatch is more sensitive "
+        "(if each is clipped, map the column to ignore)"
+    )
+
+
+def _resumed(statement: _Statement) -> str:
+    number, words = statement.number, set(statement.words)
+    resumed = statement.name in _RESUMED and not (is_false(statement.cell) or number == -1.0)
+    started = statement.name in _STARTS and number is not None and number > 0.0
+    in_phases = any(word.startswith(("phase", "stage")) for word in words)
+    phase = in_phases and words & {"steps", "epochs"} and bool(number)
+    if not (resumed or started or phase):
+        return ""
+    return (
+        "the length of each whole run, with what was trained before it was resumed and in other "
+        "phases (if this holds, map the column to ignore)"
+    )
+
+
+def _other_mechanism(statement: _Statement) -> str:
+    named = set(statement.words) & _MECHANISMS and statement.number is None
+    other = any(part in statement.text for part in _OTHER_MECHANISMS)
+    local = statement.name in ("labeldp", "localdp", "ldp") and _is_true(statement.cell)
+    no_noise = statement.name in ("noisetype", "mechanism", "dpmechanism") and statement.text in (
+        "none", "no", "off"
+    )  # fmt: skip
+    if not ((named and other) or local or no_noise):
+        return ""
+    return "runs of DP-SGD with independent Gaussian noise only, or the curve of each other run"
+
+
+def _no_clipping(statement: _Statement) -> str:
+    number = statement.number
+    unlimited = number is not None and not 0.0 < number < float("inf")
+    off = is_false(statement.cell) or statement.text in ("off", "disabled", "nan")
+    if statement.name not in _CLIPPING_NORMS or not (unlimited or off):
+        return ""
+    return "clipped gradients, because the noise of others has no effect that a bound could use"
+
+
+def _private_scores(statement: _Statement) -> str:
+    if statement.name not in _SCORED_ON or "private" not in statement.text:
+        return ""
+    return "" if "nonprivate" in statement.text else (
+        "scores that depend on public records only, or that are private themselves"
+    )  # fmt: skip
+
+
+def _without_replacement(statement: _Statement) -> str:
+    named = statement.name in ("replacement", "withreplacement", "samplingwithreplacement")
+    poisson = statement.settings.batches == "poisson"
+    return (
+        "batches as they are stated: pass --batches shuffled"
+        if named and poisson and is_false(statement.cell)
+        else ""
+    )
+
+
+def _summary_row(statement: _Statement) -> str:
+    summary = statement.text in ("total", "mean", "average", "avg", "sum", "median", "std")
+    named = statement.name in ("name", "run", "runname", "id", "trial", "")
+    return "one row for each run and no row with a summary of others" if summary and named else ""
+
+
 _RULES: tuple[Callable[[_Statement], str], ...] = (
     _other_privacy,
     _several_trainings,
@@ -280,6 +377,13 @@ _RULES: tuple[Callable[[_Statement], str], ...] = (
     _replaced_records,
     _shuffled_batches,
     _other_accountant,
+    _averaged_clipping,
+    _resumed,
+    _other_mechanism,
+    _no_clipping,
+    _private_scores,
+    _without_replacement,
+    _summary_row,
 )
 """What a table must have and has not, by one cell; empty if the cell says nothing."""
 
@@ -306,12 +410,16 @@ def refuse_other_trainings(
     roles = frozenset((*used.values(), *settings.constants))
     batch_columns = [column for column, role in used.items() if role == "batch_size"]
     batch_words = _last_words(batch_columns[0]) if batch_columns else []
+    number_of_rows = max(map(len, columns.values()), default=0)
+    for_all = settings.constants.get("batch_size")
+    sizes = columns[batch_columns[0]] if batch_columns else [for_all] * number_of_rows
     for column, cells in columns.items():
         if column in mapping or without_prefix(column) in mapping or column in used:
             continue
         words = _last_words(column)
-        for cell in dict.fromkeys(str(cell) for cell in cells if not is_missing(cell)):
-            statement = _Statement(words, cell, roles, settings, batch_words)
+        rows = zip(map(str, cells), sizes, map(is_missing, cells), strict=True)
+        for cell, size in dict.fromkeys((cell, size) for cell, size, empty in rows if not empty):
+            statement = _Statement(words, cell, roles, settings, batch_words, size)
             problem = next(filter(None, (rule(statement) for rule in _RULES)), "")
             if problem:
                 raise InvalidInput(
@@ -367,6 +475,8 @@ def _exceeded(column: str, kind: str, number: float, run: DpSgd, shuffled: bool)
     if kind == "rate" and (words & {"q", "tau"} or ({"rate", "prob"} & words and len(words) > 1)):
         larger = run.sampling_rate * _MARGIN < number <= 1.0
         return f"sampling rate {run.sampling_rate:g}" if larger else ""
+    if kind == "epsilon" and number > _MARGIN_OF_EPSILONS * _largest_epsilon(run):
+        return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}"
     if kind == "length" and not words & _OTHER_LENGTHS and "per" not in words:
         # The tracker's own counter of logged rows begins with an underscore.
         if without_prefix(column).startswith("_"):
@@ -377,6 +487,17 @@ def _exceeded(column: str, kind: str, number: float, run: DpSgd, shuffled: bool)
         steps = number / run.sampling_rate if epochs else number
         return f"{run.steps} steps" if steps > run.steps * _MARGIN + 2.0 else ""
     return ""
+
+
+_SMALL_DELTA = 1e-7
+_MARGIN_OF_EPSILONS = 1.2
+"""Accountants that reported a larger epsilon for the run, at any delta in use, are refuted."""
+
+
+@memoize(64)
+def _largest_epsilon(run: DpSgd) -> float:
+    """An epsilon that no accountant in use exceeds by much, with Renyi divergences."""
+    return run.renyi_epsilon(_SMALL_DELTA)
 
 
 def _or_ignore(column: str) -> str:

@@ -7,6 +7,7 @@ from audit import checks
 from audit.accounting import DpSgd, Mechanism
 from audit.errors import InvalidInput
 from audit.finished.columns import (
+    FUNCTIONS,
     IGNORE,
     IN_CLIPPING_NORMS,
     PLAIN,
@@ -19,6 +20,7 @@ from audit.finished.columns import (
     refuse_doubtful,
     roles_of,
     without_prefix,
+    words_of,
 )
 from audit.finished.contradictions import refuse_less_private, refuse_other_trainings
 from audit.finished.material import Material
@@ -68,7 +70,10 @@ def interpret(
     if not found & _IDENTIFYING:
         raise InvalidInput(_nothing_known(material.name, columns, roles, mapping))
     varying = _varying(columns)
-    by_columns, doubtful = set(roles.used.values()), roles.doubtful
+    by_columns, doubtful = set(roles.used.values()), dict(roles.doubtful)
+    if "noise_multiplier" in found:  # a target epsilon is then a statement about the same run
+        targets = [column for column, role in roles.used.items() if role == "target_epsilon"]
+        doubtful |= dict.fromkeys(targets, "epsilon")
     roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
     _check_settings(roles, settings, varying, material.name)
     runs = _mechanisms(material, roles, settings)
@@ -247,7 +252,9 @@ def _nothing_known(
     hints += [
         f"{without_prefix(column)}=noise_multiplier"
         for column, kind in roles.doubtful.items()
-        if kind == "noise" and without_prefix(column) not in PLAIN
+        if kind == "noise"
+        and without_prefix(column) not in PLAIN
+        and not FUNCTIONS & set(words_of(without_prefix(column)))
     ]
     typed = checks.printable(",".join(hints[:3]))[:160]
     map_them = f"; or map a column, such as --columns '{typed}' (in Python, columns=)"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.columns import IGNORE, ROLES, name_set, without_prefix, words_of
+from audit.finished.columns import FUNCTIONS, IGNORE, ROLES, name_set, without_prefix, words_of
 
 _LENGTHS = ("steps", "epochs")
 _LOSSES = ("target_epsilon", "gdp_mu", "zcdp_rho")
@@ -55,6 +55,12 @@ def _quantity_named(name: str, role: str) -> tuple[str, str]:
     """The quantity that a name states if it is not the role's, and the right role; else empty."""
     last_words = words_of(name.replace("/", ".").rpartition(".")[2])
     words, joined = set(last_words), "".join(last_words)
+    if (
+        words & FUNCTIONS - {"log"}
+        or (last_words[:1] == ["log"] and role != "steps")
+        or "%" in name
+    ):
+        return ("a function of another quantity", "")
     if role in _LENGTHS:
         if words & _NO_LENGTHS and not {"per", "run"} <= words:
             return ("something else than the length of a run", "")

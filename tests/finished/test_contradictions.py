@@ -61,6 +61,23 @@ def right() -> float:
         ({"adjacency": "substitution"}, {}, "pass --neighbours"),
         ({"sampler": "shuffle"}, {}, "pass --batches shuffled"),
         ({"drop_last": True}, {}, "pass --drop-last"),
+        ({"num_microbatches": 50}, {}, "the mean of a microbatch is more sensitive"),
+        ({"microbatch_size": 2}, {}, "the mean of a microbatch is more sensitive"),
+        ({"resumed_from": "run-3"}, {}, "the length of each whole run"),
+        ({"start_step": 500}, {}, "the length of each whole run"),
+        ({"phase2_steps": 500}, {}, "the length of each whole run"),
+        ({"best_of": 5}, {}, "one row for each training"),
+        ({"mechanism": "laplace"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"algorithm": "DP-FTRL"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"optimizer": "non-private-adam"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"label_dp": True}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"max_grad_norm": "inf"}, {}, "clipped gradients"),
+        ({"clipping": "off"}, {}, "clipped gradients"),
+        ({"scored_on": "private"}, {}, "scores that depend on public records only"),
+        ({"replacement": False}, {}, "pass --batches shuffled"),
+        ({"name": "mean"}, {}, "no row with a summary"),
+        ({"epsilon_spent": 4.1}, {}, "less private than epsilon .* at delta 1e-07"),
+        ({"target_epsilon": 4.1, "delta": 1e-5}, {}, "less private than epsilon"),
     ],
 )
 def test_a_column_towards_less_privacy_is_refused(
@@ -77,6 +94,9 @@ def test_a_column_towards_less_privacy_is_refused(
         {"n_train": 10_000, "noise": 1.1, "num_epochs": 5, "max_steps": 500},
         {"n_gpus": 1, "gradient_accumulation_steps": 1, "train_fraction": 1.0, "group_size": 1},
         {"adaptive_clipping": False, "clipping": "flat", "privacy_unit": "example"},
+        {"num_microbatches": 100, "microbatch_size": 1, "resumed_from": "", "start_step": 0},
+        {"mechanism": "gaussian", "optimizer": "dp-sgd", "max_grad_norm": 1.0, "best_of": 1},
+        {"scored_on": "public", "name": "run", "epsilon_spent": 1.2, "adam_eps": 1e-8},
         {"adjacency": "add_remove", "sampler": "poisson", "drop_last": False, "num_workers": 4},
         {"label_fraction": 0.8, "label_noise": 0.1, "eval_steps": 1000, "warmup_steps": 900},
         {"max_per_sample_grad_norm": 1.0, "_step": 49_999, "test_batch_size": 1024},
@@ -123,6 +143,9 @@ def test_the_mapping_to_type_never_reads_epochs_as_steps(tmp_path: Path, right: 
         ("label_noise=noise_multiplier", "the noise of something else"),
         ("sigma=target_epsilon", "by its name a noise"),
         ("lr=sampling_rate", "a setting or a result of learning"),
+        ("log_noise_multiplier=noise_multiplier", "by its name a function of another quantity"),
+        ("inv_sigma=noise_multiplier", "by its name a function of another quantity"),
+        ("rate (%)=sampling_rate", "by its name a function of another quantity"),
     ],
 )
 def test_a_role_that_the_name_of_a_column_contradicts_is_refused(mapping: str, words: str) -> None:
@@ -138,10 +161,14 @@ def test_a_role_that_the_name_of_a_column_allows_is_used(name: str, right: float
     assert cost.epsilon == right
 
 
-@pytest.mark.parametrize("column", ["per_device_batch", "clients_per_round", "steps_per_epoch"])
+@pytest.mark.parametrize(
+    "column", ["per_device_batch", "clients_per_round", "steps_per_epoch", "sampling_percent"]
+)
 def test_a_part_of_a_batch_or_of_a_run_has_no_mapping_to_type(column: str) -> None:
     rows = [{"noise_multiplier": 1.1, column: 100}] * 10
-    with pytest.raises(ValueError, match=r"may change a .* give the rate and the steps") as caught:
+    with pytest.raises(
+        ValueError, match=r"may change a .* give the rate and the steps of whole batches"
+    ) as caught:
         cost_of_trials(rows, "grid", records=10_000)
     assert f"{column}=" not in str(caught.value)
 
