@@ -220,6 +220,9 @@ def report_error(error: object) -> int:
     """Prints an error in one line, and returns the exit code; a closed output is no error."""
     if isinstance(error, BrokenPipeError):
         raise error
+    if isinstance(error, OSError) and str(error).startswith("[Errno"):
+        # What reads or writes a file of the user names its option; this is what was printed.
+        error = f"output must be writable: {error}"
     # A mistyped option can contain the address of a database with its password.
     message = checks.printable(checks.without_password(" ".join(str(error).split())))
     if len(message) > _MAX_CHARACTERS:  # Keeps the problem and, at the end, its solution.

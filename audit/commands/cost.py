@@ -91,6 +91,7 @@ def make_parser() -> console.Parser:
         "an Optuna storage.",
         examples=_EXAMPLES,
     )
+    parser.add_imports()
     parser.add_argument(
         "source", nargs="+", metavar="SOURCE", help="the runs; several sources are one tuning"
     )
@@ -113,7 +114,7 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {
         name: value
         for name, value in vars(arguments).items()
-        if value is not None and name not in ("source", "json", "repetitions")
+        if value is not None and name not in ("source", "json", "repetitions", "imports")
     }
     if arguments.base is not None:
         options["base"] = accounting.parse_mechanism(arguments.base)

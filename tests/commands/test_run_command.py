@@ -509,6 +509,42 @@ def test_output_may_be_closed_full_or_unread(redirection: str, code: int) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--list-presets", "--help"])
+def test_output_that_cannot_be_written_is_named(option: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "audit.run", option],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: output must be writable: ")
+
+
+def test_numbers_whose_products_are_infinite_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--learning-rates", "--max-grad-norm"):
+        code, _, err = audit(capsys, option, "1e308", "--out", tmp_path / "refused")
+        name = option[2:].replace("-", "_")
+        assert (code, err) == (2, f"error: {name} must be in (0, 1e+100), got 1e+308\n")
+
+
+@pytest.mark.slow
+def test_runs_with_the_largest_numbers_diverge_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A warning is an error in tests.
+    largest = ["--learning-rates", "9e99", "--max-grad-norm", "9e99", "--trials", "20"]
+    code, _, err = audit(capsys, *largest, "--engine", "batched", "--out", tmp_path / "audit")
+    assert code == 2
+    assert "runs at eps_B = 1 diverged" in err
+    assert audit(capsys, *largest, "--out", tmp_path / "reduced")[0] == 0
+
+
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
 def test_an_error_is_one_line_even_if_the_output_is_full(words: str) -> None:
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
