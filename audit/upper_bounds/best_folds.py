@@ -321,7 +321,7 @@ class FoldCurve:
     def _enough(self, best: FloatArray) -> FloatArray:
         """Upper bounds [n] at which no square is cut further, from the best known folds [n].
 
-        P has mass 1, so a difference that is small relative to delta at every t changes delta little.
+        P has mass 1, so differences far below delta at every t hardly change delta.
         """
         return best + _TOLERANCE * np.maximum(best, self.least / self._factor)
 
