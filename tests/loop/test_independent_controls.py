@@ -55,6 +55,7 @@ def test_correct_loops_that_were_not_understood_are_tested_and_not_accused(name:
     assert 0.95 < found.measured["effective noise multiplier"] < 1.4
 
 
+@pytest.mark.slow
 def test_a_mistake_is_found_where_the_loop_sorts_its_records() -> None:
     found = report(INDEPENDENT["records sorted, and centered by their private mean"])
     assert any("one record changes" in each.message for each in found.findings), str(found)

@@ -80,13 +80,14 @@ def test_script_that_catches_everything(tmp_path: Path) -> None:
     assert run(tmp_path, FORGIVING, mode="fork").exit_code == 0
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
         ("print('no engine')", "must call PrivacyEngine.make_private"),
         ("import missing_package_xyz", "No module named"),
         (PLAIN.replace("batch_size=32", "batch_size=32, sampler=None, xyz=1"), "xyz"),
-        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
         (PLAIN.replace("for epoch in range(args.epochs)", "for epoch in []"), "take a step"),
     ],
 )
@@ -111,6 +112,7 @@ os.remove(folder / "train.py")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.txt", "train.py"]
 
 
+@pytest.mark.slow
 def test_network_is_cut_behind_make_private(tmp_path: Path) -> None:
     text = PLAIN.replace(
         "# after make_private",
