@@ -895,6 +895,7 @@ def answer(folder: Path, options: list[str]) -> Any:
 OF_DATA = ["--records", "broken_trainings.data", "--jobs", "1", "--trials", "40"]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     from audit import run
 

@@ -1265,6 +1265,7 @@ def test_detectable_noise_is_found_as_often_as_stated() -> None:
     assert sum(hits) >= 33
 
 
+@pytest.mark.slow
 def test_too_little_noise_on_sampled_batches_is_found_as_often_as_stated() -> None:
     from audit.loop.attack.attack import detectable_noise
 
@@ -1398,6 +1399,7 @@ def test_steps_that_the_accountant_records_for_some_records_only_are_found() -> 
     assert found.findings[0].cause.startswith("Whether a step is recorded depends on the records")
 
 
+@pytest.mark.slow
 def test_a_contribution_of_several_tensors_above_c_is_not_that_of_clipped_layers() -> None:
     def weighted(state: Any, each: list[Any]) -> list[Any]:
         """Gradients of one class count three times after they were clipped."""

@@ -42,6 +42,7 @@ def test_mistakes_that_were_missed_are_named(name: str) -> None:
     assert any(MISSED[name] in each.message for each in found), [str(each) for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 # Contributions were compared although other records changed their batches, or although fewer
 # random numbers were drawn without the record; models in bfloat16 raised an error.
@@ -66,6 +67,7 @@ def test_a_public_random_term_is_forced_where_it_is_declared() -> None:
 
 
 # A documented limit: if a loop is no longer accused, it belongs among the correct controls.
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("control", [*SECOND_TESTER_ACCUSED.values(), *UNSEEN_ACCUSED.values()])
 def test_correct_loops_that_change_the_noisy_gradient_are_still_accused(control: Control) -> None:

@@ -21,11 +21,7 @@ QUICK = (
 )
 
 
-QUICK_CORRECT = (
-    "missing values become zero",
-    "values out of range left out, random number of steps",
-    "make_private with one batch, at default settings",
-)
+QUICK_CORRECT = ("make_private with one batch, at default settings",)
 
 
 def cases(names: Any, quick: Any) -> list[Any]:
@@ -46,19 +42,21 @@ def test_a_correct_loop_is_not_accused(name: str) -> None:
         assert not found.inconclusive, str(found)
 
 
-@pytest.mark.parametrize("name", cases(CAUSES, list(CAUSES)[2:]))
+@pytest.mark.parametrize("name", cases(CAUSES, list(CAUSES)[2:3]))
 def test_the_first_cause_leads_to_the_mistake(name: str) -> None:
     control, words = CAUSES[name]
     found = report(control)
     assert words in found.findings[0].cause, str(found)
 
 
+@pytest.mark.slow
 def test_a_statistic_over_records_is_located() -> None:
     found = report(BROKEN["features centered by the batch mean"])
     cause = found.findings[0].cause
     assert re.search(r"mostly in `[\w.]+` of Linear, before the step in loops\.py:\d+\)", cause)
 
 
+@pytest.mark.slow
 def test_too_much_noise_is_a_sentence() -> None:
     found = report(Control(Loop(noise=fourth_turn.times(48.0))))
     assert not found.broken

@@ -27,6 +27,7 @@ def test_make_private_is_attacked_under_zero_out(size: int) -> None:
     assert str(found).count("the number of records is public") == 2  # the relation, and the note
 
 
+@pytest.mark.slow
 def test_add_remove_still_reports_the_dependence_on_n() -> None:
     found = check_premises(Private(batch_size=24), DATA, relation="add-remove").report
     assert [finding.premise for finding in found.findings] == ["number of records"]

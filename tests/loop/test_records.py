@@ -120,6 +120,6 @@ def test_a_function_that_ignores_its_records_is_told() -> None:
             optimizer.step()
         return model
 
-    result = audit.check(train, (FEATURES, LABELS))
+    result = audit.check(train, (FEATURES, LABELS), trials=20)
     assert result.exit_code == 2
     assert "use records.features and records.labels" in str(result)
