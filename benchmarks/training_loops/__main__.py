@@ -43,6 +43,7 @@ LISTS = (
     "fourth_turn",
     "arrays",
     "mechanisms",
+    "from_reports",
 )
 
 
