@@ -1,7 +1,9 @@
 """Functions that state nothing to compare with, and black boxes that an attack cannot refute."""
 
+import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,3 +60,28 @@ def test_a_black_box_states_no_power_that_random_weights_take_away() -> None:
     assert found.words.startswith("this attack proves nothing about the noise of a black box")
     assert "80 %" not in found.words
     assert str(found).startswith("this attack proves nothing")
+
+
+def reveals(records: Any, candidate: Any, seed: int, watch: Any, chance: float = 0.0) -> Any:
+    """Five noisy numbers, one of which reveals the canary with a probability."""
+    watch.claim(3.0)
+    random = np.random.default_rng(seed)
+    numbers = 10.0 * random.normal(size=5)
+    present = float(np.abs(records.features).max()) > 50
+    numbers[-1] += 6.5 * present  # a Gaussian mechanism of epsilon 3 adds 7.2
+    numbers[0] += 1000.0 * (present and random.random() < chance)
+    return numbers
+
+
+def test_a_black_box_of_several_numbers_has_the_power_that_it_states() -> None:
+    canary = np.full(8, 100.0), 1
+
+    def check(chance: float, seed: int) -> Any:
+        train = functools.partial(reveals, chance=chance)
+        options: dict[str, Any] = {"premises": False, "jobs": 1, "trials": 400, "seed": seed}
+        return audit.check(train, loops.dense(), canary, claim=1.0, **options)
+
+    stated = check(0.0, 0).detectable_chance
+    assert stated is not None
+    # At 80 % in truth, fewer than 11 of 20 have probability 3e-3; seeds are fixed.
+    assert sum(check(stated, seed).leaks for seed in range(1, 21)) >= 11
