@@ -20,6 +20,7 @@ from scripts_to_check import (
 
 from audit.commands import check_script
 from audit.errors import InvalidInput
+from audit.loop.findings import PremiseReport
 from audit.loop.sources.script import ScriptResult, script
 from audit.loop.sources.script_items import ItemForm
 
@@ -131,6 +132,14 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1
     assert check_script.main([str(tmp_path / "none.py")]) == 2
     assert "must name a script" in capsys.readouterr().err
+
+
+def test_a_verdict_names_what_it_does_not_cover() -> None:
+    facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True}
+    premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
+    shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
+    for words in ("before make_private", "printed numbers", "attack: none was run", "(mask)"):
+        assert words in shown
 
 
 def test_items_come_back() -> None:
