@@ -304,17 +304,20 @@ def test_noise_that_comes_back_elsewhere_is_named() -> None:
     assert "tensors" in kinds(overlapping)
 
 
+@pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("magnitude", [False, True])
-def test_noise_that_depends_on_the_batch_is_named(magnitude: bool) -> None:
+def test_noise_that_depends_on_the_batch_is_named(magnitude: bool, next_step: bool) -> None:
     rng = np.random.default_rng(7)
     part = slice(0, 40)
     for same_key in (True, False):
         drawn = rng.normal(size=(40, 6, 40))
         own = drawn[:, :, 5] if same_key else rng.normal(size=(40, 6))
         inside = np.abs(own) < 0.5 if magnitude else own < -0.5
+        if next_step:
+            inside = np.roll(inside, 1, axis=1)  # the first step's batch is that of no noise
         noise = estimate_noise(drawn, None, [part], 1e-12)
         tests = list(batches_in_noise(noise, (inside, inside[:20])))
-        assert len(tests) == 4
+        assert len(tests) == 8
         assert any(t.matters and t.p_value < 1e-9 for t in tests) is same_key
         assert same_key or min(t.p_value for t in tests) > 1e-3
 
