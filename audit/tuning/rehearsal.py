@@ -16,6 +16,7 @@ from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
+from audit.tuning.resume_test import check_resumption
 from audit.tuning.secret_draws import Draws
 
 _KEY_BITS = 256
@@ -63,19 +64,23 @@ class Rehearsal:
     ) -> tuple[list[Outcome], bool]:
         """Outcomes of two or three runs, and whether `train` called `trial.watch`.
 
-        Also calls `accept`, `save` and `load`, so that their errors are raised here.
+        If `train` saves its state, another run is killed and resumed (see `check_resumption`). Also
+        calls `accept`, `save` and `load`, so that their errors are raised here.
         """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
-        found, noises, watched = [], set[str](), False
+        found, noises, watched, saved = [], set[str](), False, 0
         for index in indices:
             trial = self.trial(key, index)
             outcome, noise = self.outcome(trial)
             watched |= trial.watch.called
+            saved += trial.checkpoints.saved
             if alike := sorted(noises & {*noise}):
                 raise ProtocolViolation(seeded_alike(alike[0]))
             noises.update(noise)
             found.append(outcome)
+        if saved:
+            check_resumption(self.outcome, self.trial())
         if accept is not None:
             for one in found:
                 is_yes(accept(one))
