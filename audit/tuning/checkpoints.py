@@ -37,8 +37,8 @@ class ResumeRules:
     Attributes:
         redrawn_steps: number of steps of one run that may be repeated with other noise. The cost of
             a run includes them.
-        checkpoint_every: a run whose noise cannot be continued saves its state at least after so
-            many steps; None if it need not.
+        checkpoint_every: a run whose noise cannot be continued saves its state at least once in
+            this many steps; None if it need not.
     """
 
     redrawn_steps: int = 0

@@ -18,13 +18,13 @@ from audit.repetitions import Repetitions
 CHANCE = 1e-3
 """The probability that a study trains more runs than the worst time assumes."""
 
-_MAX_COUNT = 1 << 24
+_MAX_COUNT = 1 << 21
 
 
 def worst_runs(runs: Repetitions, chance: float = CHANCE) -> int | None:
     """The smallest number that K exceeds with probability at most `chance`.
 
-    None if it is larger than 16 million.
+    None if it is larger than two million.
     """
     size, reached = 1024, 0.0
     begin = 0

@@ -16,6 +16,7 @@ from audit import checks
 from audit.errors import InvalidInput, ProtocolViolation
 from audit.protocols.base import Point
 from audit.tuning.devices import Devices
+from audit.tuning.interruptions import is_pending
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial
@@ -61,7 +62,7 @@ class Task:
         if self.trial.checkpoints.error:
             # The run has not lost: it continues when the study is resumed.
             raise InvalidInput(self.trial.checkpoints.error)
-        if found.interrupted:
+        if found.interrupted or is_pending():
             raise KeyboardInterrupt
         return found
 

@@ -18,7 +18,7 @@ _OutcomeOf = Callable[[Trial], tuple[Outcome, tuple[str, ...]]]
 
 
 class _Killed(BaseException):
-    """Stands for the end of the process; it is no `Exception`, so few functions catch it."""
+    """Represents the end of the process; a loop that catches `Exception` does not catch it."""
 
 
 def check_resumption(outcome_of: _OutcomeOf, trial: Trial) -> None:

@@ -81,7 +81,7 @@ def reason_to_redraw(objects: Mapping[str, Any]) -> str:
     """Why a run that is resumed with these objects would not take the same steps; "" if it would.
 
     The noise of Opacus' `secure_mode` cannot be continued, and sums on a GPU depend on the order in
-    which its threads end unless torch is told to fix it.
+    which its threads end unless torch fixes it.
     """
     if any(getattr(value, "secure_mode", False) is True for value in objects.values()):
         return _SECURE_MODE

@@ -1,11 +1,10 @@
 """A study that its owner stops before its end: the released run, and its cost.
 
 The owner may stop at a time that depends neither on the records nor on the results of the runs.
-The runs may take different times for different candidates. Whoever knows that the study was stopped
-then knows the number of runs, so a random K hides nothing, and given the run times, the runs are
-independent but not identically distributed. Given both, the release is the best of n independent
-runs of known mechanisms, each dominated by the base: a grid of n candidates (docs/theory.md,
-"Stopped studies").
+The runs may take different times for different candidates. Anyone who knows of the stop also knows
+the number of runs, so a random K hides nothing. Given the run times, the runs are independent but
+not identically distributed. Given both, the release is the best of n independent runs of known
+mechanisms, each dominated by the base: a grid of n candidates (docs/theory.md, "Stopped studies").
 """
 
 from dataclasses import dataclass

@@ -29,6 +29,7 @@ from audit.protocols import (
 from audit.tuning.checkpoints import ResumeRules
 from audit.tuning.devices import device_names, shared_devices
 from audit.tuning.elapsed_time import CHANCE, elapsed_time, worst_seconds
+from audit.tuning.interruptions import interruptions
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.loop_test import (
@@ -91,7 +92,7 @@ class Study:
         redrawn_steps: number of steps that one run may repeat with other noise after interruptions,
             because the state of its generator cannot be saved or a step is not reproducible. The
             cost counts them in every run; see `Trial.save_state`.
-        checkpoint_every: such a run saves its state at least after so many steps, so an
+        checkpoint_every: such a run saves its state at least once in this many steps, so an
             interruption repeats at most as many. Without it, an interruption is counted as
             repeating all steps after the checkpoint.
         base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
@@ -481,8 +482,8 @@ class Study:
         """Ends an interrupted study before its last run, and releases the best finished run.
 
         The decision to stop and its time must depend neither on private records nor on results of
-        the runs: for example, the money is spent. Whoever learns of the stop learns the number of
-        runs, so the cost is that of a known number, and `total_epsilon` does not hold. `Stopped`
+        the runs: for example, the money is spent. Anyone who learns of the stop learns the number
+        of runs, so the cost is that of a known number, and `total_epsilon` does not hold. `Stopped`
         has the cost. The study cannot be resumed afterwards.
 
         Args:
@@ -606,7 +607,11 @@ class Study:
             key = int(state["key"], 16)
             runs = state["runs"]
             try:
-                with watch_ray("run the same study again to resume"), silent_for_good():
+                with (
+                    watch_ray("run the same study again to resume"),
+                    interruptions(),
+                    silent_for_good(),
+                ):
                     self._played = play(
                         plan,
                         key,

@@ -31,7 +31,7 @@ RECORDS = (torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), torch
 
 
 class Kill(BaseException):
-    """Stands for the end of the process."""
+    """Represents the end of the process."""
 
 
 def opacus_run(
@@ -148,7 +148,7 @@ def test_the_rehearsal_finds_a_checkpoint_within_an_iteration_over_a_loader() ->
     # A new iteration draws a random number first, so the noise of the resumed run is another one.
     def train(trial: Any, records: Any) -> Any:
         torch.manual_seed(trial.seed)
-        loader = torch.utils.data.DataLoader(torch.arange(6.0))
+        loader: Any = torch.utils.data.DataLoader(torch.arange(6.0))  # type: ignore[arg-type]
         state = trial.load_state() or {"steps": 0, "weight": torch.zeros(1)}
         weight, step = state["weight"], state["steps"]
         while step < 6:
@@ -463,7 +463,7 @@ def test_an_interruption_that_depends_on_the_run_needs_the_steps_to_be_counted()
 
 def test_states_survive_a_file(tmp_path: Path) -> None:
     generator = np.random.Generator(np.random.SFC64(3))
-    content = {
+    content: dict[Any, Any] = {
         "numbers": [1, 2**130, -0.0, math.inf, True, None, "text", b"\x00bytes"],
         "pair": (1, (2.5,)),
         3: {"nested": np.arange(6, dtype=np.int16).reshape(2, 3), ("a", 1): np.float32(0.1)},
@@ -475,16 +475,15 @@ def test_states_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
     state_file.write_state(path, content)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = state_file.read_state(path)
-    assert found is not None
+    found: Any = state_file.read_state(path)
     assert found["numbers"] == content["numbers"]
     assert math.copysign(1.0, found["numbers"][2]) == -1.0
     assert found["pair"] == content["pair"]
-    np.testing.assert_array_equal(found[3]["nested"], content[3]["nested"])  # type: ignore[index]
+    np.testing.assert_array_equal(found[3]["nested"], content[3]["nested"])
     assert found[3]["nested"].dtype == np.int16
     assert type(found[3]["a", 1]) is np.float32
     assert found["empty"].shape == (0, 2)
-    assert torch.equal(found["half"], content["half"])  # type: ignore[arg-type]
+    assert torch.equal(found["half"], content["half"])
     assert found["half"].dtype == torch.bfloat16
     assert found["scalar"].shape == ()
     draws = generator.random(3)
