@@ -583,6 +583,7 @@ def test_the_command_solves_for_the_distribution(capsys: pytest.CaptureFixture[s
     assert best["affordable"][0]["repetitions"] == best["repetitions"]
 
 
+@pytest.mark.slow
 def test_the_recommended_distribution_has_at_most_the_given_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
