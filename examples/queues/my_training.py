@@ -28,8 +28,8 @@ def train(trial, records):
         rows = gradients(weights, x[batch], y[batch])
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
         noise = trial.noise_multiplier * generator.normal(size=rows.shape[1])
-        noisy = trial.watch.step(rows.sum(axis=0) + noise, weights)
-        weights = weights - trial.candidate["learning_rate"] * noisy.reshape(weights.shape)
+        noisy = (rows.sum(axis=0) + noise).reshape(weights.shape)
+        weights = weights - trial.candidate["learning_rate"] * noisy
         if (step + 1) % SAVE_EVERY == 0:
             trial.save_state(step + 1, generator=generator, weights=weights)
     is_correct = np.argmax(IMAGES[PUBLIC] / 16 @ weights, axis=1) == LABELS[PUBLIC]

@@ -9,7 +9,7 @@ import sys
 import joblib
 from my_training import load, load_records, make_study, save, train
 
-# Ray waits so many seconds for its own processes; a busy machine needs more than the default.
+# Seconds that Ray waits for its own processes; the default is too short on a busy machine.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 import ray
 from ray.util.joblib import register_ray
