@@ -7,18 +7,18 @@ import os
 import sys
 
 import joblib
-from my_training import load, load_records, make_study, save, train
-
-# Seconds that Ray waits for its own processes; the default is too short on a busy machine.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 import ray
+from my_training import load, load_records, make_study, save, train
 from ray.util.joblib import register_ray
 
 WORKERS = 2  # a constant: it reveals nothing about K
+START_SECONDS = "300"  # for Ray's own processes on a busy machine
 
 
 def main(address, folder, gpus_per_run=1, **settings):
     """Runs the study, or resumes it. In each run, the only visible GPU is `cuda:0`."""
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", START_SECONDS)
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", START_SECONDS)
     here = {"num_cpus": WORKERS, "num_gpus": WORKERS * gpus_per_run, "include_dashboard": False}
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
     quiet = {"log_to_driver": False, "runtime_env": environment}
