@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import secrets
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -367,10 +366,9 @@ class Study:
         cpu_seconds = checks.interval("cpu_seconds", cpu_seconds, 0.0)
         (name,) = device_names([device])
         rehearsal = Rehearsal(train, self._plan(name), records)
-        began = time.monotonic()
-        found, watched = rehearsal.run(accept, save, load)
+        found, watched, run_seconds = rehearsal.run(accept, save, load)
         if not private:
-            self._run_seconds = (time.monotonic() - began) / len(found)
+            self._run_seconds = run_seconds
         if test and watched and records is not None:
             self._test(rehearsal, "private" if private else "given", cpu_seconds)
         self._rehearsed = True
@@ -529,8 +527,14 @@ class Study:
             # A run that has begun and not finished counts: its interruption may depend on it.
             runs = max(self._memory.begun_or_finished(), 1)
             cost = stopped_cost(self.base, self.protocol, runs, self.delta)
-            with silent_for_good():
-                best = best_so_far(self._plan(), int(state["key"], 16), train, self._memory, load)
+            try:
+                with silent_for_good():
+                    key = int(state["key"], 16)
+                    best = best_so_far(self._plan(), key, train, self._memory, load)
+            except StudyAborted as error:
+                # Prevents retrying until the result is favourable.
+                self._memory.begin({**state, "void": str(error)})
+                raise
             self._stopped = Stopped(best, runs, cost, self.delta)
             self._memory.end()
         return self._stopped
@@ -598,9 +602,8 @@ class Study:
             raise InvalidInput("run must not be called after stop, which ended the study")
         if self._played is not None:
             return self._played.best
-        shown = self._progress(jobs) if progress else contextlib.nullcontext()
         plan = self._plan(*names[:1])
-        with self._memory.locked(), shared_devices(names) as shared, shown:
+        with self._memory.locked(), shared_devices(names) as shared:
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, plan, accept, save, load)
             state = self._initial_draws(train)
@@ -608,6 +611,7 @@ class Study:
             runs = state["runs"]
             try:
                 with (
+                    self._progress(progress, jobs),
                     watch_ray("run the same study again to resume"),
                     interruptions(),
                     silent_for_good(),
@@ -638,7 +642,9 @@ class Study:
             )
         return self._played.best
 
-    def _progress(self, jobs: int) -> contextlib.AbstractContextManager[None]:
+    def _progress(self, progress: bool, jobs: int) -> contextlib.AbstractContextManager[None]:
+        if not progress:
+            return contextlib.nullcontext()
         worst = None
         if self._run_seconds is not None and jobs > 0:
             worst = self.worst_seconds(max(self._run_seconds, 1e-3), jobs)
@@ -652,7 +658,7 @@ class Study:
             stand_ins = synthetic(records)
             rehearsal = Rehearsal(train, plan, stand_ins)
             try:
-                _, watched = rehearsal.run(accept, save, load)
+                _, watched, self._run_seconds = rehearsal.run(accept, save, load)
                 if watched and can_test(self._training_alone, stand_ins):
                     self._test(rehearsal, "synthetic")
             except Exception as error:

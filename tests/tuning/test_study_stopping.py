@@ -89,6 +89,13 @@ def test_protocols_of_which_a_stop_releases_nothing(protocol: str) -> None:
         study(protocol=protocol).stop()
 
 
+def test_a_winner_that_cannot_be_reproduced_is_not_released_by_a_stop(tmp_path: Path) -> None:
+    interrupted(study(folder=tmp_path / "s"), 2)
+    for _ in range(2):  # the second attempt is refused, too
+        with pytest.raises(tuning.StudyAborted, match="train must return the same result"):
+            study(folder=tmp_path / "s").stop(lambda trial: tuning.Outcome(1.0, object()))
+
+
 def test_an_aborted_study_cannot_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(tuning.StudyAborted):
         study(folder=tmp_path / "s").run(lambda trial: None)
@@ -217,10 +224,9 @@ def test_the_progress_is_the_same_whatever_the_runs_do(
         "audit.tuning.study.elapsed_time",
         lambda *numbers: shown.append(numbers) or contextlib.nullcontext(),
     )
-    monkeypatch.setattr("audit.tuning.study.time.monotonic", iter(range(100)).__next__)
+    monkeypatch.setattr("audit.tuning.rehearsal.time.monotonic", iter(range(100)).__next__)
     for key in (3, 4):
         monkeypatch.setattr(secrets, "randbits", lambda bits, key=key: key)
         one = study(protocol="geometric:0.3")
-        one.rehearse(lambda trial, records: noisy(trial), np.ones(2), test=False)
-        one.run(noisy, progress=True)
-    assert shown == [(pytest.approx(1 / 0.3), 0.5 * 20)] * 2  # two runs of the rehearsal took 1 s
+        one.run(lambda trial, *records: noisy(trial), records=np.ones(2), progress=True)
+    assert shown == [(pytest.approx(1 / 0.3), 20.0)] * 2  # a run of the rehearsal took 1 s
