@@ -37,21 +37,20 @@ def train(trial, records):
     adam = torch.optim.Adam(bert.parameters(), trial.candidate["learning_rate"])
     noise = {"noise_multiplier": trial.noise_multiplier, "noise_generator": rng}
     parts = {"module": bert, "optimizer": adam, "data_loader": data, "max_grad_norm": 1.0}
-    model, optimizer, loader = (engine := PrivacyEngine()).make_private(**parts, **noise)
-    trial.watch(optimizer, model)  # lets the study test this loop first
+    model, adam, loader = (engine := PrivacyEngine()).make_private(**parts, **noise)
+    trial.watch(adam, model)  # lets the study test this loop first
     off = {"save_strategy": "no", "max_grad_norm": 0, "lr_scheduler_type": "constant"}
     off |= {"use_cpu": True, "seed": trial.seed % 2**32, "output_dir": trial.folder}
-    args = transformers.TrainingArguments(**off)
-    trainer = PrivateTrainer(model, args, optimizers=(optimizer, None))
-    objects = {"model": model, "optimizer": optimizer, "loader": loader, "engine": engine}
+    trainer = PrivateTrainer(model, transformers.TrainingArguments(**off), optimizers=(adam, None))
+    objects = {"model": model, "optimizer": adam, "loader": loader, "engine": engine}
     done = (trial.load_state(**objects) or {"steps": 0})["steps"]  # Trainer has seeded torch
     trainer.trial, trainer.objects, trainer.steps_before = trial, objects, done
-    args.max_steps = trial.steps - done
+    trainer.args.max_steps = trial.steps - done
     trainer.add_callback(trainer)
     trainer.train()
-    trial.check(engine, loader, optimizer)
-    predicted = bert.eval()(inputs_embeds=PUBLIC[0]).logits.argmax(1)
-    return tuning.Outcome(float((predicted == PUBLIC[1]).float().mean()), bert)
+    trial.check(engine, loader, adam)
+    is_correct = bert.eval()(inputs_embeds=PUBLIC[0]).logits.argmax(1) == PUBLIC[1]
+    return tuning.Outcome(float(is_correct.float().mean()), bert)
 
 
 if __name__ == "__main__":

