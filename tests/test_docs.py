@@ -272,8 +272,8 @@ def test_lower_bounds_of_complete_studies_are_rounded_down() -> None:
 
 @pytest.mark.slow
 def test_the_page_on_bounds_names_every_row() -> None:
-    page = (DOCS / "which_bound.md").read_text()
-    upper = page[: page.index("## Lower bounds")]
+    page = (DOCS / "glossary.md").read_text()
+    upper = page[page.index("### Upper bounds") : page.index("### Lower bounds")]
     rows = re.findall(r"^\| (`.*?) \|", upper, re.M)
     protocols = ["tnb:0,0.1@20", "grid:2", "subset:0.1/fixed:2", "until:0.5", "schedule:2,1"]
     protocols += ["adaptive:0.5,2/fixed:2", "adaptive:1,2/fixed:2", "noisy-max:2"]
