@@ -79,4 +79,4 @@ def test_a_table_with_one_row_per_run_is_no_log(rows: list[dict[str, Any]], righ
 
 def test_lengths_that_differ_between_candidates_of_one_seed_are_no_log() -> None:
     rows = [{**_RUN, "seed": 1, "epochs": epochs} for epochs in (1, 3, 5)]
-    assert cost_of_trials(rows, "grid", records=10_000).trials == 3
+    assert cost_of_trials(rows, "sequential", records=10_000).trials == 3
