@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PLAIN := tests/test_checks.py tests/test_numerics.py tests/test_orders.py \
 	tests/repetitions/test_repetitions.py tests/upper_bounds/test_selection_bounds.py
 
-.PHONY: audit test suite test-slow test-lowest test-bare lint types docs clean
+.PHONY: audit test suite test-slow test-studies test-lowest test-bare lint types docs clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
@@ -24,6 +24,10 @@ test: $(VENV)/.installed
 # All tests and doctests but those of `make lint`.
 suite: $(VENV)/.installed
 	$(BIN)/python -m pytest --ignore tests/test_language.py
+
+# The tests of the studies behind the tables of the documentation.
+test-studies: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "studies and not slow" tests/studies studies
 
 # Runs the tests that `make test` skips because they take long.
 test-slow: $(VENV)/.installed

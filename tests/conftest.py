@@ -30,7 +30,7 @@ _FIRST = (
     "test_examples.py",
     "test_check.py",
     "test_run_command.py",
-    "test_table3.py",
+    "test_arrays.py",
 )
 
 
@@ -39,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in _FIRST)
     cases = collections.Counter[str]()
     for item in items:
+        if "studies" in item.path.relative_to(item.config.rootpath).parts[:-1]:
+            item.add_marker(pytest.mark.studies)
         thin = item.get_closest_marker("thin")
         if thin and not item.get_closest_marker("slow"):
             of = item.nodeid.split("[")[0]

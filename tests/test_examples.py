@@ -47,9 +47,8 @@ def test_the_guide_quotes_the_first_finding_of_its_example() -> None:
 
 
 @pytest.mark.usefixtures("cached_bounds", "region_alone")  # quick certificates
-@pytest.mark.parametrize(
-    "name", ["tune_privately.py", pytest.param("tune_with_optuna.py", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # test_pasted_code.py runs the quick start in `make test`
+@pytest.mark.parametrize("name", ["tune_privately.py", "tune_with_optuna.py"])
 def test_tuning_examples(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

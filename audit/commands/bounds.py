@@ -37,10 +37,7 @@ def _bound_named(name: str | None, protocol: Protocol) -> Bound | None:
         for entry in upper_bounds.entries(type(protocol))
         if entry.claim.kind is Kind.BOUND
     }
-    if name is None:
-        return None
-    name = checks.one_of("bound", name, usable)
-    return None if name == "region" and isinstance(protocol, RandomSearch) else usable[name]
+    return None if name is None else usable[checks.one_of("bound", name, usable)]
 
 
 def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
@@ -48,12 +45,13 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
     times = checks.integer("tunings", arguments.tunings, 1, _MAX_TUNINGS)
     if times == 1 and not arguments.final_run:
         return []
-    if not isinstance(protocol, RandomSearch):
+    repetitions = protocol.search_repetitions
+    if repetitions is None:
         raise InvalidInput(
             f"tunings and final-run must come with protocol search, got {protocol.spec}: add the "
             "epsilons and the deltas of its releases"
         )
-    tuned: Mechanism = TunedMechanism(base, protocol.repetitions)
+    tuned: Mechanism = TunedMechanism(base, repetitions)
     parts: tuple[Mechanism, ...] = (tuned,) * times
     if arguments.final_run:
         parts += (base,)
@@ -79,17 +77,17 @@ def _ends_of_search(
     if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
         if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
             return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
-    elif solved == "distribution" and isinstance(protocol, RandomSearch):
-        if protocol.repetitions.mean >= max_runs * (1.0 - 1e-5):
-            mean = f"{protocol.repetitions.mean:.4g}"
-            return [
-                f"the search stopped at {mean} runs on average: the budget allows more (--max-runs)"
-            ]
-    elif solved == "runs" and isinstance(protocol, RandomSearch):
-        distribution = protocol.repetitions
-        if distribution.mean >= inverse.most_runs(distribution) * (1.0 - 1e-5):
-            mean = f"{distribution.mean:.4g}"
-            return [f"the search for more runs stopped at {mean}: the budget allows more"]
+        return []
+    repetitions = protocol.search_repetitions
+    if solved is None or repetitions is None:
+        return []
+    mean = f"{repetitions.mean:.4g}"
+    if solved == "distribution" and repetitions.mean >= max_runs * (1.0 - 1e-5):
+        return [
+            f"the search stopped at {mean} runs on average: the budget allows more (--max-runs)"
+        ]
+    if solved == "runs" and repetitions.mean >= inverse.most_runs(repetitions) * (1.0 - 1e-5):
+        return [f"the search for more runs stopped at {mean}: the budget allows more"]
     return []
 
 
@@ -113,16 +111,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cost.main(finished)
     arguments = make_parser().parse_args(argv)
     try:
-        checked_options(arguments)
-        arguments.delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
-        return _bounds_of_tuning(arguments)
+        return print_checked(arguments)
     except ValueError as error:
         return console.report_error(error)
 
 
-def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
-    """Prints the bounds of a protocol and a base, or the solution for a budget."""
-    delta = arguments.delta
+def print_checked(arguments: argparse.Namespace) -> int:
+    """Checks the options and prints the bounds of a tuning, or the solution for a budget."""
+    checked_options(arguments)
+    arguments.delta = delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
     protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
     checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
     if arguments.plot is not None:
@@ -156,16 +153,21 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     compared: list[upper_bounds.ComparedProtocol] = []
     if arguments.compare is not None:
         compared = upper_bounds.compare_protocols(base, arguments.compare, delta)
-    statement = ""
+    statement = None
     if recommended is not None and not total:
         statement = statement_of_tuning(recommended.epsilon, delta, base, protocol)
+    solution = ""
+    if solved == "noise" and isinstance(base, DpSgd):
+        solution = f"noise multiplier = {base.noise_multiplier!r}"
+    elif solved is not None and protocol.mean_runs is not None:
+        solution = f"distribution of K = {protocol.spec}, {protocol.mean_runs:.4g} runs on average"
     answer = Answer(
-        report, protocol, delta, rows, recommended, notes, compared, affordable, statement
+        report, protocol, delta, rows, recommended, notes, compared, affordable, solution, statement
     )
     if arguments.json:
         print(json.dumps(answer.as_dict(), indent=2))
     else:
-        print("\n".join(answer.lines(arguments.compare)))
+        print("\n".join(answer.lines(console.columns(), arguments.all)))
     if arguments.plot is not None:
         # A plot takes up to a minute; with --json, only the json is printed.
         bar: dict[str, Any] = {}
@@ -179,7 +181,8 @@ def _affordable(
     base: Mechanism, protocol: Protocol, bound: Bound | None, arguments: argparse.Namespace
 ) -> tuple[Protocol, list[upper_bounds.AffordableRepetitions]]:
     """The random search that keeps the budget, and with `--solve distribution` all that keep it."""
-    if not isinstance(protocol, RandomSearch):
+    repetitions = protocol.search_repetitions
+    if repetitions is None:
         raise InvalidInput(
             f"solve {arguments.solve} must come with protocol search, got {protocol}"
         )
@@ -189,7 +192,7 @@ def _affordable(
         "bound": bound,
     }
     if arguments.solve == "runs":
-        most = upper_bounds.calibrate_runs(base, protocol.repetitions, **budget)
+        most = upper_bounds.calibrate_runs(base, repetitions, **budget)
         return RandomSearch(rounded_distribution(most)), []
     found = [
         replace(one, repetitions=rounded_distribution(one.repetitions))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,7 +124,13 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(cost.as_dict() | {"notes": notes}, indent=2))
     else:
-        print("\n".join([*map(checks.printable, cost.lines), *(f"note: {note}" for note in notes)]))
+        width = console.columns()
+        for line in [*cost.lines, *(f"note: {note}" for note in notes)]:
+            line = checks.printable(line)
+            if line.startswith("statement: ") and cost.cost_statement is not None:
+                print("\n".join(["", *map(checks.printable, cost.cost_statement.lines(width)), ""]))
+            else:
+                print("\n".join(textwrap.wrap(line, width, subsequent_indent="  ")))
     return console.OK
 
 

@@ -36,7 +36,7 @@ from audit.finished.prior import read_prior
 from audit.finished.runs import RunSettings
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import ProtocolLike
-from audit.upper_bounds.statement import SCORES, Premises, premises_of, sentence
+from audit.upper_bounds.statement import SCORES, CostStatement, Premises, premises_of, sentence
 
 WAYS = (GRID, RANDOM, SEQUENTIAL)
 """How candidates may have been chosen; `sequential` if they depend on earlier results."""
@@ -112,8 +112,13 @@ class TuningCost:
     @property
     def statement(self) -> str:
         """The cost as one sentence with all its premises; empty if no bound is valid."""
+        return "" if self.cost_statement is None else str(self.cost_statement)
+
+    @property
+    def cost_statement(self) -> CostStatement | None:
+        """The cost with its premises; None if no bound is valid."""
         if self.best_only is None:
-            return ""
+            return None
         conditions = [self.assumed, _RELEASE[self.best_only != self.all_released], SCORES]
         runs = "1 run" if self.trials == 1 else f"{self.trials} runs"
         return sentence(

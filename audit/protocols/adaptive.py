@@ -14,7 +14,7 @@ from audit.protocols.adaptive_density import MIN_RUNS, confidence_density, covar
 from audit.protocols.base import CandidateSpace, Case, FinishedRun, Point, SimulatedTunings
 from audit.protocols.random_search import RandomRuns
 from audit.protocols.statement import Statement
-from audit.repetitions import TruncatedNegativeBinomial
+from audit.repetitions import Repetitions, TruncatedNegativeBinomial
 
 _POOL = 512
 _DENSITY_RANGE = (0.75, 1.33)  # in comparisons, as in the figures of DP-HyPO
@@ -61,6 +61,10 @@ class Adaptive(RandomRuns):
     @property
     def spec(self) -> str:
         return f"adaptive:{self.low!r},{self.high!r}/{self.repetitions.spec}"
+
+    @property
+    def similar_search(self) -> Repetitions | None:
+        return self.repetitions
 
     @classmethod
     def cases(cls, runs: float) -> list[Case]:

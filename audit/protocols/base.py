@@ -236,6 +236,23 @@ class Protocol(ABC):
         return None
 
     @property
+    def similar_search(self) -> Repetitions | None:
+        """The distribution of K of a random search that costs about as much, or None.
+
+        A search for noise starts at the answer for it; no result depends on it.
+        """
+        return self.search_repetitions
+
+    @property
+    def part_of_records(self) -> tuple[float, str] | None:
+        """The random part of the records that the tuning reads; None if it reads all records.
+
+        The probability that a record belongs to the part, and whether the final run reads the
+        `rest` of the records or `all`.
+        """
+        return None
+
+    @property
     def list_length(self) -> int | None:
         """Number of candidates of the fixed list; None if the protocol has no list."""
         return None

@@ -65,6 +65,10 @@ class Subset(RandomRuns):
     def expected_work(self) -> float:
         return self.mean_runs + 1.0
 
+    @property
+    def part_of_records(self) -> tuple[float, str] | None:
+        return self.sampling_rate, self.final
+
     @cached_property
     def statement(self) -> Statement:
         rate = format_exact(self.sampling_rate)

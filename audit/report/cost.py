@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.errors import InvalidInput
-from audit.protocols import Adaptive, Protocol
+from audit.protocols import Protocol
 from audit.upper_bounds import costs_of
 from audit.upper_bounds.adaptive import adaptive
 from audit.upper_bounds.comparison import cases_with
@@ -80,7 +80,7 @@ def _curves(
     for mean in progress(runs):
         for case in cases_with(float(mean)):
             protocol = case.protocol
-            if isinstance(protocol, Adaptive):
+            if protocol.is_adaptive:
                 if mean in runs[1::2]:
                     continue
                 simple = adaptive(base, protocol, delta).epsilon

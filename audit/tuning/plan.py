@@ -6,7 +6,7 @@ from typing import Any
 
 from audit.accounting import Mechanism, scale_noise
 from audit.certificate.conditions import Private
-from audit.protocols import Protocol, Subset
+from audit.protocols import Protocol
 from audit.protocols.base import Point
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Part, Trial
@@ -45,10 +45,10 @@ class Plan:
         candidate = self.space.at(point)
         seed = secret_integer(64, key, _SEED, index) >> 1
         part = None
-        if isinstance(self.protocol, Subset):
+        if self.protocol.part_of_records is not None:
+            rate, final = self.protocol.part_of_records
             coins = secret_integer(256, key, _PART)
-            final = self.protocol.final if index == FINAL else None
-            part = Part(coins, self.protocol.sampling_rate, final)
+            part = Part(coins, rate, final if index == FINAL else None)
         base = scale_noise(self.base_of(candidate), self.protocol.noise_factor(index))
         constant = self.expected_batch_size
         return Trial(candidate, base, seed, part, constant, device=self.device)

@@ -23,10 +23,8 @@ from audit.errors import InvalidInput, PrivacyLeak, StudyAborted, imports_of_gam
 from audit.numerics import format_exact, format_rounded
 from audit.processes import watch_ray
 from audit.protocols import (
-    BudgetSchedule,
     Protocol,
 )
-from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.devices import device_names, shared_devices
 from audit.tuning.elapsed_time import elapsed_time
 from audit.tuning.isolation import silent_for_good
@@ -43,7 +41,7 @@ from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Choice, Space
 from audit.tuning.training import Training
-from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, schedule_ex_post
+from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, least_noise, schedule_ex_post
 from audit.version import __version__
 
 if TYPE_CHECKING:
@@ -186,11 +184,11 @@ class Study:
         if base is not None:
             return base.noise_multiplier if isinstance(base, DpSgd) else None
         assert self.epsilon is not None
-        return least_noise_multiplier(
+        return least_noise(
             lambda noise: self._mechanism(noise, self.private),
             self.protocol,
-            self.epsilon,
-            self.delta,
+            target_epsilon=self.epsilon,
+            target_delta=self.delta,
         )
 
     def _mechanism(self, noise_multiplier: float, score: Private | None) -> Mechanism:
@@ -241,13 +239,10 @@ class Study:
             InvalidInput: the protocol is not a schedule, the study has not been run to its end, or
                 no run was accepted.
         """
-        if not isinstance(self.protocol, BudgetSchedule):
-            raise InvalidInput(
-                f"protocol must be a schedule for an ex-post epsilon, got {self.protocol.spec}"
-            )
+        epsilons = schedule_ex_post(self.base, self.protocol, self.delta)
         if self._played is None or self._played.best.step is None:
             raise InvalidInput("ex_post_epsilon needs an accepted run: call run first")
-        return schedule_ex_post(self.base, self.protocol, self.delta)[self._played.best.step]
+        return epsilons[self._played.best.step]
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from audit.upper_bounds.inverse import (
     calibrate_mu_for_tuning,
     calibrate_noise,
     calibrate_runs,
+    least_noise,
 )
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
 from audit.upper_bounds.reduced import LikelihoodOrder, ReducedGame, reduced_exact
@@ -78,6 +79,7 @@ __all__ = [
     "grid_log_concave",
     "grid_mixture",
     "grid_tight",
+    "least_noise",
     "log_concave_pair",
     "pareto_front",
     "reduced_exact",

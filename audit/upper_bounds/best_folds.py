@@ -1,4 +1,4 @@
-"""The cost of releasing the best m of K runs, with the best runs in the event of the worst one.
+"""The cost of releasing the best m of K runs, using that the other runs are preferred to the m-th.
 
 The product bound (proposition 7 of docs/theory.md) forgets that the m - 1 best runs are preferred
 to the m-th, and so lie in its event. Among all events with the same probabilities s and s', the
@@ -321,7 +321,7 @@ class FoldCurve:
     def _enough(self, best: FloatArray) -> FloatArray:
         """Upper bounds [n] at which no square is cut further, from the best known folds [n].
 
-        P has mass 1, so a difference that is small beside delta at every t changes delta little.
+        P has mass 1, so differences far below delta at every t hardly change delta.
         """
         return best + _TOLERANCE * np.maximum(best, self.least / self._factor)
 
@@ -474,7 +474,7 @@ def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) 
 @bound(
     "best-folds",
     105,
-    "bound by folds: the best m - 1 runs lie in the event of the m-th",
+    "bound by folds: the best m - 1 runs are preferred to the m-th",
     about=("any base",),
     protocol=BestRuns,
     exceeds=_exceeds,

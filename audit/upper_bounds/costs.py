@@ -90,7 +90,7 @@ class TuningCosts:
         if best is None:
             raise self._unreachable()
         statement = statement_of_tuning(best.epsilon, self.delta, self.base, self.protocol)
-        return replace(best, statement=statement)
+        return replace(best, statement=str(statement))
 
     @cached_property
     def quick(self) -> UpperBound:

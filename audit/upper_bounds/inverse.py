@@ -12,9 +12,9 @@ from audit import checks
 from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
 from audit.errors import InvalidInput
 from audit.numerics import TINY, bracket_near, safe_root
-from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
+from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial, parse_repetitions
-from audit.upper_bounds.costs import tuning_cost
+from audit.upper_bounds.costs import costs_of, tuning_cost
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, find, row
 from audit.upper_bounds.result import UpperBound
@@ -26,6 +26,7 @@ DEFAULT_MAX_RUNS = 100.0
 """The largest expected number of runs that `best_repetitions` recommends by default."""
 
 _MIN_MU, _MAX_MU = 1e-4, 100.0
+_MAX_NOISE = 1e6  # the largest multiplier at which one run is tried
 _MAX_RUNS = 1e7
 _MIN_MAX_RUNS = 2.0
 _MAX_TARGET = 1e4
@@ -55,17 +56,17 @@ def excess(
     fast) or by the tight bound. For other bounds it is log(epsilon / target). For other protocols
     the default is their smallest bound.
     """
-    if bound in (None, tight) and isinstance(protocol, RandomSearch):
-        repetitions = protocol.repetitions
-        curves = (
-            region_curve(pair, repetitions)
-            if bound is None
-            else TightCurve.at(pair, repetitions, delta)
-            for pair in base.pairs
-        )
-        reached = max(curve.delta(target) for curve in curves)
-        return math.log(max(reached, TINY)) - math.log(delta) + _LOG_DELTA_MARGIN
+    repetitions = protocol.search_repetitions
     try:
+        if bound in (None, tight) and repetitions is not None:
+            curves = (
+                region_curve(pair, repetitions)
+                if bound is None
+                else TightCurve.at(pair, repetitions, delta)
+                for pair in base.pairs
+            )
+            reached = max(curve.delta(target) for curve in curves)
+            return math.log(max(reached, TINY)) - math.log(delta) + _LOG_DELTA_MARGIN
         answer = (bound or tuning_cost)(base, protocol, delta)
     except DeltaUnreachable:
         return math.inf
@@ -116,7 +117,7 @@ class _Search:
         bounds give a smaller x.
         """
         base, protocol = self.tuning(guess)
-        if isinstance(protocol, RandomSearch):
+        if protocol.search_repetitions is not None:
             x = self.by(tight, guess)
             reported = row(find("tight"), *self.tuning(x), self.delta)
             return x if reported.epsilon <= self.target else self.by(None, guess)
@@ -189,10 +190,10 @@ def _largest_mu(
 ) -> float:
     search = _search_of_mu(protocol, target, delta, base_of)
     guess = 0.0
-    if isinstance(protocol, RandomSearch | Adaptive):
+    if protocol.similar_search is not None:
         # The region bound's answer is near the others and costs little.
         with contextlib.suppress(ValueError):
-            guess = _search_of_mu(RandomSearch(protocol.repetitions), target, delta).by(None)
+            guess = _search_of_mu(RandomSearch(protocol.similar_search), target, delta).by(None)
     found = search.by_smallest(guess) if bound is None else search.by(bound, guess)
     if found == search.end:
         raise InvalidInput(f"target_epsilon must {search.refusal}, got {checks.one_line(target)}")
@@ -254,28 +255,68 @@ def calibrate_noise(
         >>> round(noise, 2)
         42.92
     """
+    rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
+    steps = checks.integer("steps", steps, 1)
+    DpSgd(1.0, steps, rate, neighbours, group_size)  # raises for invalid settings
+    return least_noise(
+        lambda noise: DpSgd(noise, steps, rate, neighbours, group_size),
+        protocol,
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        bound=bound,
+    )
+
+
+def least_noise(
+    base_of: Callable[[float], Mechanism],
+    protocol: ProtocolLike,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    bound: Bound | None = None,
+) -> float:
+    """The smallest noise multiplier for which tuning any mechanism meets the target.
+
+    Args:
+        base_of: one run as a function of its noise multiplier. More noise never costs more. It may
+            raise `InvalidInput` if the noise is too small for the accounting.
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
+        target_epsilon: epsilon allowed for the tuning, > 0.
+        target_delta: delta allowed for the tuning, in (0, 1).
+        bound: the bound that must meet the target; by default, the bound of `tuning_cost`.
+
+    Returns:
+        The noise multiplier, rounded up by less than a relative 1e-5.
+
+    Raises:
+        InvalidInput: the bound does not apply, or the target is out of reach.
+
+    Example:
+        >>> from audit.accounting import Composition, DpSgd, GaussianMechanism
+        >>> private_score = GaussianMechanism(0.1)
+        >>> noise = least_noise(
+        ...     lambda noise: Composition((DpSgd(noise, 300), private_score)),
+        ...     "tnb:0,0.1",
+        ...     target_epsilon=2.0,
+        ...     target_delta=1e-5,
+        ... )
+        >>> round(noise, 2)
+        44.31
+    """
     target, delta = _checked_target(target_epsilon, target_delta, bound)
     protocol = parse_protocol(protocol)
-    rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
-    # Full batches are a Gaussian base; sampled batches need no more noise.
-    distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
-    root = distance * math.sqrt(checks.integer("steps", steps, 1))
-    if rate == 1.0:
-        # The bounds of some protocols depend on the neighbours and the group, not only on mu.
-        def full_batch(mu: float) -> DpSgd:
-            return DpSgd(root / mu, steps, 1.0, neighbours, group_size)
-
-        return root / _largest_mu(protocol, target, delta, bound, full_batch)
-
-    # Many small steps resemble one Gaussian mechanism of mu = q sqrt(T (e^(1/sigma^2) - 1)).
-    alike = protocol
-    if isinstance(protocol, RandomSearch | Adaptive):
-        alike = RandomSearch(protocol.repetitions)
-    mu = math.exp(_search_of_mu(alike, target, delta).by(None, 0.0))
-    ratio = mu / (rate * root)
-    noise = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
+    run = base_of(1.0)
+    if isinstance(run, DpSgd) and run.sampling_rate == 1.0:
+        # Full batches are a Gaussian base, whose mu is inversely proportional to the noise. The
+        # bounds of some protocols depend on the neighbours and the group, not only on mu.
+        root = run.distance * math.sqrt(run.steps)
+        return root / _largest_mu(protocol, target, delta, bound, lambda mu: base_of(root / mu))
+    if isinstance(run, DpSgd):
+        noise = _noise_of_similar_gaussian(run, protocol, target, delta)
+    else:
+        noise = _noise_of_one_run(base_of, protocol, target, delta)
     search = _Search(
-        lambda x: (DpSgd(math.exp(-x), steps, rate, neighbours, group_size), protocol),
+        lambda x: (_base_at(base_of, math.exp(-x)), protocol),
         start=-math.log(1e3 * noise),
         end=-math.log(MIN_NOISE),
         target=target,
@@ -284,9 +325,52 @@ def calibrate_noise(
         refusal=f"be the cost at some noise multiplier at delta={delta:g} with {protocol}",
     )
     guess = -math.log(noise)
-    if isinstance(protocol, RandomSearch):
+    if protocol.search_repetitions is not None:
         guess = search.by(None, guess)
     return math.exp(-(search.by_smallest(guess) if bound is None else search.by(bound, guess)))
+
+
+def _base_at(base_of: Callable[[float], Mechanism], noise: float) -> Mechanism:
+    """One run with a noise multiplier; `DeltaUnreachable` if the noise is too small for it."""
+    try:
+        return base_of(noise)
+    except ValueError as error:
+        raise DeltaUnreachable(str(error)) from error
+
+
+def _noise_of_similar_gaussian(
+    run: DpSgd, protocol: Protocol, target: float, delta: float
+) -> float:
+    """The noise at which the tuning costs about the target, by a central limit theorem.
+
+    Many small steps resemble one Gaussian mechanism of mu = q sqrt(T (e^(1/sigma^2) - 1)).
+    """
+    alike = protocol
+    if protocol.similar_search is not None:
+        alike = RandomSearch(protocol.similar_search)
+    mu = math.exp(_search_of_mu(alike, target, delta).by(None, 0.0))
+    ratio = mu / (run.sampling_rate * run.distance * math.sqrt(run.steps))
+    return max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
+
+
+def _noise_of_one_run(
+    base_of: Callable[[float], Mechanism], protocol: Protocol, target: float, delta: float
+) -> float:
+    """A noise at which one run alone, which costs less than the tuning, meets the target.
+
+    It is at most eight times as large as needed for one run.
+    """
+    noise = 1.0
+    while noise < _MAX_NOISE:
+        with contextlib.suppress(ValueError):  # too little noise for the accounting
+            if base_of(noise).epsilon(delta) <= target:
+                return noise
+        noise *= 8.0
+    costs_of(base_of(noise), protocol, delta).smallest  # noqa: B018  # raises if no bound applies
+    raise InvalidInput(
+        f"target_epsilon must be reachable with {protocol.spec} at some noise, got "
+        f"{checks.one_line(target)}; a private score alone may cost more"
+    )
 
 
 def calibrate_runs(

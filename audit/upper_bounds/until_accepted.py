@@ -20,7 +20,7 @@ from audit.accounting.pairs import GaussianPair
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import PROFILE_ACCURACY
-from audit.protocols import BudgetSchedule
+from audit.protocols import BudgetSchedule, Protocol
 from audit.upper_bounds.composed import scheduled_runs, together
 from audit.upper_bounds.registry import BoundValue, bound
 
@@ -75,7 +75,7 @@ def first_accepted(base: Mechanism, protocol: BudgetSchedule, delta: float) -> B
     return BoundValue(until_accepted(budgets, delta))
 
 
-def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) -> tuple[float, ...]:
+def schedule_ex_post(base: Mechanism, protocol: Protocol, delta: float) -> tuple[float, ...]:
     """Ex-post cost of a schedule: one epsilon for each step at which it can end.
 
     With the results eps_1, ..., eps_k, every event E of released models (with their steps) has
@@ -90,6 +90,7 @@ def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) ->
         delta: in (0, 1).
 
     Raises:
+        InvalidInput: the protocol is not a schedule.
         NotApplicable: the noise of the base is not a parameter.
 
     Example:
@@ -98,6 +99,8 @@ def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) ->
         [0.99, 2.31, 5.12]
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
+    if not isinstance(protocol, BudgetSchedule):
+        raise InvalidInput(f"protocol must be a schedule for an ex-post epsilon, got {protocol}")
     runs = scheduled_runs(base, protocol)
     share = delta / len(runs)
     found = [together(runs[: last + 1]).epsilon(share) for last in range(len(runs))]

@@ -48,7 +48,7 @@ def test_subset_refuses_a_score_that_reads_its_own_records_in_every_run() -> Non
 
 
 def test_candidates_with_budgets_cost_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise", lambda *_, **__: 12.0)  # which takes seconds
     space = {"steps": [10, 40], "lr": [0.1, 1.0]}
     mixed = study(space=space, protocol="fixed:1", base=None, epsilon=9.0)
     parts = [accounting.DpSgd(12.0, steps, 1.0, "zero-out") for steps in (10, 40)]
@@ -62,7 +62,7 @@ def test_candidates_with_budgets_cost_their_mean(monkeypatch: pytest.MonkeyPatch
 def test_budgets_are_combined_with_the_noise_of_a_private_score(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise", lambda *_, **__: 12.0)  # which takes seconds
     monkeypatch.setattr(TuningCosts, "quick", None)  # which takes seconds
     private = tuning.Private(noise_std=4.0, sensitivity=1.0)
     mixed = study(
@@ -88,7 +88,7 @@ def test_each_candidate_of_a_grid_costs_its_own_budget() -> None:
 def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise", lambda *_, **__: 12.0)  # which takes seconds
     monkeypatch.setattr(TuningCosts, "quick", None)  # which takes seconds
     settings = {"base": None, "epsilon": 9.0, "protocol": "tnb:0,0.1"}
     many = study(space={"steps": range(1, 201)}, sampling_rate=0.1, **settings)
@@ -115,7 +115,7 @@ def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(
 def test_a_group_of_records_costs_the_mixture_over_their_number_in_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 4.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise", lambda *_, **__: 4.0)  # which takes seconds
     settings = {"base": None, "epsilon": 50.0, "protocol": "fixed:1", "steps": 1, "group_size": 3}
     full = study(**settings)
     assert full.base.gaussian_mu == pytest.approx(3 / 4)
