@@ -63,6 +63,9 @@ RARE = "rarely changed"
 MODULES = "python -m audit."
 """How help texts name commands; a parser replaces it where the program was started otherwise."""
 
+HIDDEN = argparse.SUPPRESS
+"""The meaning of an option that works but is not listed."""
+
 Option = tuple[type, str | tuple[str, ...], str]
 """Type of an option's value (bool: a flag without one), its placeholders, and its meaning."""
 
@@ -220,6 +223,9 @@ def report_error(error: object) -> int:
     """Prints an error in one line, and returns the exit code; a closed output is no error."""
     if isinstance(error, BrokenPipeError):
         raise error
+    if isinstance(error, OSError) and str(error).startswith("[Errno"):
+        # What reads or writes a file of the user names its option; this is what was printed.
+        error = f"output must be writable: {error}"
     # A mistyped option can contain the address of a database with its password.
     message = checks.printable(checks.without_password(" ".join(str(error).split())))
     if len(message) > _MAX_CHARACTERS:  # Keeps the problem and, at the end, its solution.

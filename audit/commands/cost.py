@@ -39,7 +39,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "columns": (
             str,
             "MAP",
-            "columns with other names, such as sigma=noise_multiplier,bs=batch_size,q=ignore",
+            "columns with other names, such as sigma=noise_multiplier,bs=batch_size,q=ignore; id=run "
+            "if several rows are one run",
         ),
         "records": (int, "N", "number of records, from which batch size and epochs give the rate"),
         "noise-multiplier": (float, "SIGMA", "of all runs, if no column has it"),
@@ -91,6 +92,7 @@ def make_parser() -> console.Parser:
         "an Optuna storage.",
         examples=_EXAMPLES,
     )
+    parser.add_imports()
     parser.add_argument(
         "source", nargs="+", metavar="SOURCE", help="the runs; several sources are one tuning"
     )
@@ -113,7 +115,7 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {
         name: value
         for name, value in vars(arguments).items()
-        if value is not None and name not in ("source", "json", "repetitions")
+        if value is not None and name not in ("source", "json", "repetitions", "imports")
     }
     if arguments.base is not None:
         options["base"] = accounting.parse_mechanism(arguments.base)

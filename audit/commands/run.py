@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _GROUPS = {
     "the attack": ("threat", "canary", "score", "dataset", "model"),
     "one run": ("epsilon", "delta", "steps", "sampling_rate"),
-    "how the best run is chosen": ("repetitions", "protocol"),
+    "how the best run is chosen": ("protocol", "repetitions"),
     "the candidates": ("learning_rates", "max_grad_norm", "momentum"),
     "size of the audit": ("trials", "repeats", "stop_at", "confidence", "seed"),
     "output and machine": ("out", "jobs", "devices"),
@@ -61,6 +61,9 @@ def make_parser() -> console.Parser:
     parser.add_argument(
         "--json", action="store_true", help="print everything as json instead of a table"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="print every bound with its conditions, not the answer"
+    )
     settings = {field.name: field for field in fields(AuditConfig)}
     named = [name for names in _GROUPS.values() for name in names]
     for title, names in _GROUPS.items():
@@ -79,14 +82,17 @@ def _add(group: Any, field: Any) -> None:
     kind = type(field.default[0]) if several else type(field.default)
     given = field.default if several else (field.default,)
     values = " ".join(f"{value:g}" if kind is float else str(value) for value in given)
-    default = f" (default: {values})" if values != "" else ""
+    default = f" (default: {values})" if values != "" and field.name != "protocol" else ""
     group.add_argument(
         "--" + field.name.replace("_", "-"),
         type=_number_or_text(kind),
         nargs="+" if several else None,
         default=argparse.SUPPRESS,
         metavar={int: "N", float: "X"}.get(kind, "NAME"),
-        help=field.metadata["meaning"].replace("%", "%%") + default,
+        # `--repetitions tnb:0,0.1` means `--protocol tnb:0,0.1`.
+        help=console.HIDDEN
+        if field.name == "repetitions"
+        else field.metadata["meaning"].replace("%", "%%") + default,
     )
 
 
@@ -105,7 +111,7 @@ def _number_or_text(kind: type) -> Callable[[str], Any]:
 def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
     """The audits of a command line: one, or one per preset."""
     options = vars(make_parser().parse_args(argv))
-    del options["json"], options["list_presets"]
+    del options["json"], options["all"], options["list_presets"]
     return _configs(options)
 
 
@@ -200,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_all(options: dict[str, Any]) -> int:
     del options["list_presets"]
-    as_json = options.pop("json")
+    as_json, show_all = options.pop("json"), options.pop("all")
     configs, reports, code = _configs(options), [], console.OK
     # With --json, only the json goes to stdout.
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
@@ -208,7 +214,7 @@ def _run_all(options: dict[str, Any]) -> int:
             found = run(config)
             reports += found
             if not as_json:
-                _print(config, found)
+                _print(config, found, show_all)
                 if len(configs) > 1:
                     print()
         if len(configs) > 1:
@@ -261,11 +267,11 @@ def _signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print(config: AuditConfig, reports: "Sequence[Report]") -> None:
+def _print(config: AuditConfig, reports: "Sequence[Report]", show_all: bool) -> None:
     from audit.report.text import to_text
 
     for view, report in zip(config.views, reports, strict=True):
-        print(to_text(report))
+        print(to_text(report, show_all))
         print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
     if len(reports) > 1:
         print(f"\n{config.threat}, canary {config.canary}: shared runs, so results are correlated.")

@@ -10,6 +10,7 @@ from audit.errors import ProtocolViolation, StudyAborted
 from audit.tuning.budget import Budget
 from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
+from audit.tuning.stopping import Stopped
 from audit.tuning.study import Study
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Private",
     "ProtocolViolation",
     "Space",
+    "Stopped",
     "Study",
     "StudyAborted",
     "Trial",

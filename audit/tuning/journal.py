@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import Any
 
 from audit import processes
 from audit.errors import InvalidInput
-from audit.files import create, open_same
+from audit.files import create, open_same, refuse_link
+from audit.tuning.checkpoints import RUNS
+from audit.tuning.state_file import sync_folder
 
 _FORMAT = 2
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
@@ -30,6 +31,7 @@ _NAMES = (
     "runs.jsonl",
     "end.json",
     _MODELS,
+    RUNS,
     "state.json",
     "READ_ME_PRIVATE.txt",
     ".gitignore",
@@ -92,6 +94,13 @@ class Memory:
         """Adds a finished run."""
         self._records.append(record)
 
+    def forget_runs(self) -> None:
+        """Deletes the folders of all runs."""
+
+    def begun_or_finished(self) -> int:
+        """Number of runs that have finished or begun."""
+        return len(self._records)
+
     def end(self) -> None:
         """Deletes the study."""
         self._state, self._records = None, []
@@ -120,7 +129,9 @@ class Journal(Memory):
     def locked(self) -> Iterator[None]:
         """Locks the folder against other processes."""
         try:
+            refuse_link(self.folder)
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_link(self.folder)
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
             # Files that belong to something else must be neither hidden nor deleted.
             if names and not (_LOCK in names and names <= {*_NAMES}):
@@ -175,6 +186,7 @@ class Journal(Memory):
             if self._state_path.exists() and self.state() is not None:
                 # an aborted study; a kill must not bring it back
                 write_durably(self._state_path, text)
+            self.forget_runs()
             shutil.rmtree(self.folder / _MODELS, ignore_errors=True)
             for path in (self._records_path, self._end_path):
                 path.unlink(missing_ok=True)
@@ -252,6 +264,15 @@ class Journal(Memory):
             "so far remains)"
         )
 
+    def forget_runs(self) -> None:
+        shutil.rmtree(self.folder / RUNS, ignore_errors=True)
+
+    def begun_or_finished(self) -> int:
+        runs = {str(record.index) for record in self.records()}
+        with contextlib.suppress(OSError):
+            runs |= {path.name for path in (self.folder / RUNS).iterdir()}
+        return len(runs)
+
     def end(self) -> None:
         """Deletes the files of the study, and the folder if nothing else is in it."""
         # If the disk is full, an interrupted deletion may leave a folder that is refused.
@@ -284,10 +305,4 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
-    if sys.platform == "win32":  # Folders cannot be opened there.
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,12 @@ def check_loop(rehearsal: Rehearsal, cpu_seconds: float = 1800.0) -> "PremiseRep
         return {"model": outcome.model, **score}
 
     # The rehearsal has already shown the function's output, and the test calls it many times.
-    with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+    # Some trainers write to these streams themselves, so None does not do.
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         return check_premises(
             train,
             TrainingSet(features, labels),

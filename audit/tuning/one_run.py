@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit.errors import ProtocolViolation
+from audit.errors import InvalidInput, ProtocolViolation
 from audit.protocols.base import Point
 from audit.tuning.devices import Devices
+from audit.tuning.interruptions import is_pending
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial
@@ -54,8 +55,14 @@ class Task:
         with _one_at_a_time, contextlib.ExitStack() as stack:
             if self.devices is not None:
                 self.trial.device = self.devices.claim(stack)
-            found = self._attempted()
-        if found.interrupted:
+            try:
+                found = self._attempted()
+            finally:
+                self.trial.checkpoints.discard()
+        if self.trial.checkpoints.error:
+            # The run has not lost: it continues when the study is resumed.
+            raise InvalidInput(self.trial.checkpoints.error)
+        if found.interrupted or is_pending():
             raise KeyboardInterrupt
         return found
 
@@ -63,6 +70,7 @@ class Task:
         lost = Record(self.index, self.point, None)
         try:
             with silence(), seeded(self.trial.seed) as noise:
+                self.trial.checkpoints.begin()
                 outcome = self.train(self.trial)
                 check_outcome(outcome, self.trial)
                 model, noises = without_gradients(outcome.model), noise()
@@ -82,7 +90,7 @@ class Task:
             return Attempt(replace(lost, noises=noises))
         checked = tuple(sorted(self.trial.checked))
         record = Record(
-            self.index, self.point, score, _digest(model), checked, accepted, noises=noises
+            self.index, self.point, score, digest(model), checked, accepted, noises=noises
         )
         return Attempt(record, model)
 
@@ -99,6 +107,7 @@ def check_outcome(outcome: Any, trial: Trial) -> None:
             "tuning trains on a part of them"
         )
     trial.check_again()
+    trial.checkpoints.end()
 
 
 def _is_accepted(accept: Accept, outcome: Outcome) -> bool:
@@ -132,7 +141,7 @@ def seeded_alike(noise: str) -> str:
     )
 
 
-def _digest(model: Any) -> str | None:
+def digest(model: Any) -> str | None:
     """A digest by which a model is recognised when it is trained again; None if it has none."""
     if model is None:
         return ""

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
-from audit.errors import ProtocolViolation
+from audit.errors import InvalidInput, ProtocolViolation
+from audit.tuning import snapshots
+from audit.tuning.checkpoints import Checkpoints
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
@@ -117,6 +120,11 @@ class Unwatched:
         """Returns the value."""
         return value
 
+    def step(self, noisy: Any, params: Any = None, **others: Any) -> Any:
+        """Returns the noisy value of a step of a loop of arrays."""
+        self.called = True
+        return noisy
+
 
 @dataclass
 class Trial:
@@ -133,6 +141,7 @@ class Trial:
             study itself, it does nothing.
         device: one of the `devices` of `Study.run`; "cpu" if it was called without devices.
         checked: names of the checks that this run has passed.
+        checkpoints: the saved states of this run, for `save_state`, `load_state` and `folder`.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -149,8 +158,10 @@ class Trial:
     watch: Any = field(default_factory=Unwatched, repr=False)
     device: str = "cpu"
     checked: set[str] = field(default_factory=set, init=False)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.checkpoints.steps = self.base.steps if isinstance(self.base, DpSgd) else None
         self._may_read = np.ones(0, dtype=np.bool_)
         # What `check` was given, by identity: it may be called several times.
         self._accountants: dict[int, Any] = {}
@@ -177,6 +188,85 @@ class Trial:
             np.ones(count, dtype=np.bool_) if self.part is None else self.part.mask(count)
         )
         return self._may_read.copy()
+
+    @property
+    def folder(self) -> Path:
+        """A folder for files of this run, such as the checkpoints of a trainer.
+
+        Only its owner can read it. A run that resumes has the same folder, with the same seed and
+        candidate. The folder is deleted when the run loses or the study ends. Its content is not
+        released, and no one else may see it. A study in memory, and a worker that does not see the
+        folder of the study, have a temporary folder, which is deleted with the run.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> trial = Trial({}, GaussianMechanism(0.5), seed=1)
+            >>> (trial.folder / "notes.txt").write_text("private")
+            7
+        """
+        return self.checkpoints.files()
+
+    def save_state(self, steps: int, **objects: Any) -> None:
+        """Saves the state of the run, from which `load_state` continues it after an interruption.
+
+        The state includes the generators of Python, numpy and torch. A generator of the run's own
+        must be among the objects: numpy's `Generator`, torch's `Generator`, a loader with a
+        generator, or a key of JAX. With Opacus, pass the model, the optimizer, the loader and the
+        engine. The former state remains until the new one is on disk.
+
+        A loader draws a random number when an iteration over it begins. So call this between two
+        iterations over a loader, not within one.
+
+        Args:
+            steps: number of steps that the run has taken so far, at most those of the base.
+            objects: everything that the remaining steps depend on, by name: objects with
+                `state_dict` and `load_state_dict`, generators, arrays, trees of JAX, numbers, and
+                lists, tuples and dictionaries of them.
+
+        Raises:
+            InvalidInput: an object has no state that can be stored, or `steps` is not what an
+                accountant among the objects has recorded. The study stops, and can be resumed.
+
+        Example:
+            >>> import numpy as np
+            >>> from audit.accounting import GaussianMechanism
+            >>> trial = Trial({}, GaussianMechanism(0.5), seed=1)
+            >>> generator, weights = np.random.default_rng(trial.seed), np.zeros(3)
+            >>> trial.save_state(10, generator=generator, weights=weights)
+            >>> following = generator.normal()
+            >>> trial.load_state(generator=generator)
+            {'weights': array([0., 0., 0.]), 'steps': 10}
+            >>> generator.normal() == following
+            True
+        """
+        if "steps" in objects:
+            raise InvalidInput("objects must not be named 'steps', which is the number of steps")
+        self.checkpoints.save(steps, objects, self.device)
+
+    def load_state(self, **objects: Any) -> dict[str, Any] | None:
+        """Restores the state that an interrupted attempt at this run saved; None if there is none.
+
+        Call it after everything that draws random numbers at the beginning of a run, and draw none
+        between it and the next step.
+
+        Args:
+            objects: the objects of `save_state` whose state is restored in place, by the same
+                names. Arrays, numbers and collections need not be given. For a tree of JAX with
+                nodes of its own, such as the state of optax, pass one of the same structure.
+
+        Returns:
+            The saved values that are not restored in place, by name, and `steps`.
+
+        Raises:
+            InvalidInput: the objects are not those of `save_state`, or the resumed run would repeat
+                more than `redrawn_steps` of the study with other noise. The study stops.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> Trial({}, GaussianMechanism(0.5), seed=1).load_state() is None
+            True
+        """
+        return self.checkpoints.load(objects, self.device)
 
     def _of_dp_sgd(self, name: str) -> Any:
         if not isinstance(self.base, DpSgd):
@@ -228,6 +318,8 @@ class Trial:
             self._loaders[id(data_loader)] = data_loader
         if optimizer is not None:
             self._optimizers[id(optimizer)] = optimizer
+        if reason := snapshots.reason_to_redraw({"engine": accountant, "optimizer": optimizer}):
+            self.checkpoints.redraws(reason, saves=self.checkpoints.saved > 0)
         self.check_again()
 
     def check_again(self) -> None:
@@ -254,7 +346,7 @@ class Trial:
             for part in (one.parts if isinstance(one, Composition) else (one,))
             if isinstance(part, DpSgd)
         ]
-        steps = sum(phase.steps for phase in phases)
+        steps = sum(phase.steps for phase in phases) + self.checkpoints.unrecorded_steps
         noise = min(phase.noise_multiplier for phase in phases)
         rate = max(phase.sampling_rate for phase in phases)
         for name, used, allowed, side in (

@@ -1,13 +1,14 @@
 """The plan of a study: every random draw, as a function of one secret key."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from audit.accounting import Mechanism, scale_noise
 from audit.certificate.conditions import Private
 from audit.protocols import Protocol
 from audit.protocols.base import Point
+from audit.tuning.checkpoints import ResumeRules
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Part, Trial
 from audit.tuning.secret_draws import Draws, secret_integer
@@ -30,6 +31,7 @@ class Plan:
     private: Private | None = None
     expected_batch_size: float | None = None
     device: str = "cpu"
+    resume_rules: ResumeRules = field(default_factory=ResumeRules)
 
     def runs(self, key: int) -> Sequence[int] | None:
         """The indices of all runs; None if the outputs of the runs decide how many there are."""
@@ -51,7 +53,9 @@ class Plan:
             part = Part(coins, rate, final if index == FINAL else None)
         base = scale_noise(self.base_of(candidate), self.protocol.noise_factor(index))
         constant = self.expected_batch_size
-        return Trial(candidate, base, seed, part, constant, device=self.device)
+        trial = Trial(candidate, base, seed, part, constant, device=self.device)
+        trial.checkpoints.rules = self.resume_rules
+        return trial
 
     def noise(self, key: int, index: int) -> float:
         """The noise that is added to the score of a run."""

@@ -13,10 +13,11 @@ from typing import Any
 from audit.errors import InvalidInput, StudyAborted
 from audit.files import make_folder
 from audit.protocols.base import Point
+from audit.tuning.checkpoints import RUNS, delete_run
 from audit.tuning.devices import Devices
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
-from audit.tuning.outcome import Best
+from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.parallel import attempts
 from audit.tuning.plan import FINAL, Plan
 
@@ -73,6 +74,31 @@ def play(
     return Played(replace(best, runners_up=tuple(runners_up), step=step), tuning.checked())
 
 
+def best_so_far(
+    plan: Plan,
+    key: int,
+    train: Train | None,
+    memory: Memory,
+    load: Callable[[Path], Any] | None = None,
+) -> Best:
+    """The best of the finished runs; its model is None without `load` and `train`."""
+    models = _Models(memory.folder, lambda *_: None, load)
+    tuning = _Tuning(plan, key, train or _no_training, None, memory, models, None)
+    bests = [
+        Best(
+            plan.space.at(record.point),
+            record.score,
+            None if load is None and train is None else tuning.model_of(record),
+        )
+        for record in tuning.leaders
+    ]
+    return replace(bests[0], runners_up=tuple(bests[1:])) if bests else Best()
+
+
+def _no_training(trial: Trial) -> Outcome:
+    raise InvalidInput("load must find the model of the best run, or train must be given")
+
+
 class _Tuning:
     """The runs of a study so far, and the leaders: the best of them, best first."""
 
@@ -93,6 +119,17 @@ class _Tuning:
         self._done = {record.index: record for record in memory.records()}
         self._noises = {noise for record in self._done.values() for noise in record.noises}
         self._leaders = self._best_of(self._done.values())
+        self._forget(record.index for record in self._done.values() if record not in self._leaders)
+
+    @property
+    def leaders(self) -> list[Record]:
+        """The best of the finished runs, best first."""
+        return self._leaders
+
+    def _forget(self, runs: Iterable[int]) -> None:
+        """Deletes the folders of runs that have lost."""
+        for index in runs:
+            delete_run(self._memory.folder, index)
 
     def run_until_accepted(self) -> None:
         """One run after the other, until one is accepted or the tuning gives up."""
@@ -166,6 +203,8 @@ class _Tuning:
 
     def _task(self, index: int, point: Point) -> Task:
         trial = self._plan.trial(self._key, index, point)
+        if self._memory.folder is not None:
+            trial.checkpoints.folder = self._memory.folder / RUNS / str(index)
         noise = self._plan.noise(self._key, index)
         return Task(self._train, trial, index, point, noise, self._accept, self._devices)
 
@@ -191,6 +230,7 @@ class _Tuning:
             # Older models are deleted only after the new one is recorded for a resumed study.
             self._models.keep(record.index, attempt.model, dropped)
         self._leaders = leaders
+        self._forget([*dropped, *([] if record in leaders else [record.index])])
 
     def _best_of(self, records: Iterable[Record]) -> list[Record]:
         return sorted(filter(self._can_win, records), key=self._rank, reverse=True)[: self._places]

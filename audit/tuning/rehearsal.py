@@ -3,10 +3,11 @@
 import dataclasses
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
+from audit.tuning.resume_test import check_resumption
 from audit.tuning.secret_draws import Draws
 
 _KEY_BITS = 256
@@ -60,22 +62,28 @@ class Rehearsal:
         accept: Callable[[Outcome], bool] | None = None,
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
-    ) -> tuple[list[Outcome], bool]:
-        """Outcomes of two or three runs, and whether `train` called `trial.watch`.
+    ) -> "Rehearsed":
+        """Trains two or three times.
 
-        Also calls `accept`, `save` and `load`, so that their errors are raised here.
+        If `train` saves its state, another run is killed and resumed (see `check_resumption`). Also
+        calls `accept`, `save` and `load`, so that their errors are raised here.
         """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
-        found, noises, watched = [], set[str](), False
+        found, noises, watched, saved, longest = [], set[str](), False, 0, 0.0
         for index in indices:
             trial = self.trial(key, index)
+            began = time.monotonic()
             outcome, noise = self.outcome(trial)
+            longest = max(longest, time.monotonic() - began)
             watched |= trial.watch.called
+            saved += trial.checkpoints.saved
             if alike := sorted(noises & {*noise}):
                 raise ProtocolViolation(seeded_alike(alike[0]))
             noises.update(noise)
             found.append(outcome)
+        if saved:
+            check_resumption(self.outcome, self.trial())
         if accept is not None:
             for one in found:
                 is_yes(accept(one))
@@ -83,7 +91,15 @@ class Rehearsal:
             with tempfile.TemporaryDirectory() as folder:
                 save(found[0].model, Path(folder) / "model")
                 load(Path(folder) / "model")
-        return found, watched
+        return Rehearsed(found, watched, longest)
+
+
+class Rehearsed(NamedTuple):
+    """The outcomes of a rehearsal, whether `train` called `trial.watch`, and its longest run."""
+
+    outcomes: list[Outcome]
+    watched: bool
+    run_seconds: float
 
 
 def synthetic(records: Any) -> Any:

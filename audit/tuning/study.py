@@ -25,8 +25,10 @@ from audit.processes import watch_ray
 from audit.protocols import (
     Protocol,
 )
+from audit.tuning.checkpoints import ResumeRules
 from audit.tuning.devices import device_names, shared_devices
-from audit.tuning.elapsed_time import elapsed_time
+from audit.tuning.elapsed_time import CHANCE, elapsed_time, worst_seconds
+from audit.tuning.interruptions import interruptions
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.loop_test import (
@@ -37,9 +39,10 @@ from audit.tuning.loop_test import (
 )
 from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.plan import Plan
-from audit.tuning.play import Played, play
+from audit.tuning.play import Played, best_so_far, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Choice, Space
+from audit.tuning.stopping import Stopped, stopped_cost
 from audit.tuning.training import Training
 from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, least_noise, schedule_ex_post
 from audit.version import __version__
@@ -85,6 +88,12 @@ class Study:
             `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
         group_size: k, the largest number of records of one person. The guarantee then holds for all
             of them together; the accounting uses their binomial number in each sampled batch.
+        redrawn_steps: number of steps that one run may repeat with other noise after interruptions,
+            because the state of its generator cannot be saved or a step is not reproducible. The
+            cost counts them in every run; see `Trial.save_state`.
+        checkpoint_every: such a run saves its state at least once in this many steps, so an
+            interruption repeats at most as many. Without it, an interruption is counted as
+            repeating all steps after the checkpoint.
         base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
         scored_on: `public`, or `Private` with the noise of the score.
         seed: replaces the entropy, to repeat a study. Anyone who knows it can compute all random
@@ -120,6 +129,8 @@ class Study:
         neighbours: str = _NEIGHBOURS,
         expected_batch_size: float | None = None,
         group_size: int = 1,
+        redrawn_steps: int = 0,
+        checkpoint_every: int | None = None,
         base: str | Mechanism | None = None,
         scored_on: str | Private = _PUBLIC,
         seed: int | None = None,
@@ -139,12 +150,14 @@ class Study:
             if expected_batch_size is None
             else checks.interval("expected_batch_size", expected_batch_size, 0.0)
         )
+        self._resume_rules = ResumeRules(redrawn_steps, checkpoint_every)
         self._training = Training(
             None if steps is None else checks.integer("steps", steps, 1),
             checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True),
             checks.one_of("neighbours", neighbours, NEIGHBOURS),
             None if base is None else parse_mechanism(base),
             checks.integer("group_size", group_size, 1),
+            self._resume_rules.redrawn_steps,
         )
         self._budgets = self._training.budgets(self.space)
         self._check_training()
@@ -153,7 +166,9 @@ class Study:
         self._check_cost()
         self._memory = self._memory_in(folder)
         self._played: Played | None = None
+        self._stopped: Stopped | None = None
         self._rehearsed = False
+        self._run_seconds: float | None = None  # of a run on synthetic or public records
         # The tested conditions, and the function and the kind of records of the test.
         self._tested: dict[str, Any] = {}
         self.premises: PremiseReport | None = None
@@ -176,7 +191,8 @@ class Study:
                 raise InvalidInput("epsilon and steps, or base, must be given, got neither")
         elif replace(training, base=None) != Training(None, 1.0, _NEIGHBOURS, None):
             raise InvalidInput(
-                "steps, sampling_rate, neighbours and group_size must not be given with base"
+                "steps, sampling_rate, redrawn_steps, neighbours and group_size must not be given "
+                "with base"
             )
 
     def _solved_noise(self) -> float | None:
@@ -261,6 +277,12 @@ class Study:
             "base": None if given is None else mechanism_to_dict(given),
             "scored_on": _PUBLIC if self.private is None else asdict(self.private),
             "seeded": self.seed is not None,
+            # Left out by default, so that studies of earlier versions can be resumed.
+            **{
+                name: value
+                for name, value in asdict(self._resume_rules).items()
+                if value != getattr(ResumeRules(), name)
+            },
         }
 
     @property
@@ -344,7 +366,9 @@ class Study:
         cpu_seconds = checks.interval("cpu_seconds", cpu_seconds, 0.0)
         (name,) = device_names([device])
         rehearsal = Rehearsal(train, self._plan(name), records)
-        found, watched = rehearsal.run(accept, save, load)
+        found, watched, run_seconds = rehearsal.run(accept, save, load)
+        if not private:
+            self._run_seconds = run_seconds
         if test and watched and records is not None:
             self._test(rehearsal, "private" if private else "given", cpu_seconds)
         self._rehearsed = True
@@ -378,7 +402,7 @@ class Study:
             raise InvalidInput("certificate needs a study that was run to its end: call run first")
         facts = StudyFacts(
             prior=self.space.prior,
-            checked=tuple(self._played.checked),
+            checked=self._checked_conditions(),
             seeded=self.seed is not None,
             key_kept=self.keep and self.folder is not None,
             settings=self.settings_hash,
@@ -396,6 +420,13 @@ class Study:
             _hash_of_models(self._played.best, self.protocol),
         )
 
+    def _checked_conditions(self) -> tuple[str, ...]:
+        assert self._played is not None
+        checked = set(self._played.checked)
+        if self._training.redrawn_steps:
+            checked.discard("constants")  # the stated number of steps includes repeated ones
+        return tuple(checked)
+
     @property
     def _training_alone(self) -> Mechanism:
         """One run without its score."""
@@ -404,7 +435,109 @@ class Study:
     def _plan(self, device: str = "cpu") -> Plan:
         base_of = partial(self._training.run, self.noise_multiplier or 0.0)
         size = self.expected_batch_size
-        return Plan(self.protocol, self.space, base_of, self.private, size, device)
+        rules = self._resume_rules
+        return Plan(self.protocol, self.space, base_of, self.private, size, device, rules)
+
+    def worst_seconds(
+        self, run_seconds: float, jobs: int = 1, chance: float = CHANCE
+    ) -> float | None:
+        """Time that the study exceeds with probability at most `chance`, in seconds.
+
+        It depends only on the distribution of K and on the arguments, so it reveals nothing about
+        the study. Measure the time of a run on synthetic or public records.
+
+        Args:
+            run_seconds: the longest time of one run, > 0.
+            jobs: number of runs at a time, >= 1.
+            chance: probability, in (0, 1).
+
+        Returns:
+            The time, or None if the results of the runs decide how many there are.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> base = GaussianMechanism(0.25)
+            >>> study = Study({"lr": [0.1]}, "tnb:0,0.02@100", base=base, folder=None)
+            >>> study.worst_seconds(3600.0, jobs=8) / 3600  # hours
+            13.0
+        """
+        run_seconds = checks.interval("run_seconds", run_seconds, 0.0)
+        jobs = checks.integer("jobs", jobs, 1)
+        chance = checks.interval("chance", chance, 0.0, 1.0)
+        runs = self.protocol.runs_distribution
+        total = worst_seconds(runs, run_seconds, jobs, chance)
+        if total is None:
+            return None
+        return total + run_seconds * self.protocol.trains_on_subset
+
+    def stop(
+        self,
+        train: Callable[..., Outcome] | None = None,
+        *,
+        records: Any = None,
+        load: Callable[[Path], Any] | None = None,
+    ) -> Stopped:
+        """Ends an interrupted study before its last run, and releases the best finished run.
+
+        The decision to stop and its time must depend neither on private records nor on results of
+        the runs: for example, the money is spent. Anyone who learns of the stop learns the number
+        of runs, so the cost is that of a known number, and `total_epsilon` does not hold. `Stopped`
+        has the cost. The study cannot be resumed afterwards.
+
+        Args:
+            train: as for `run`, to train the winner once more from its seed if no model was saved.
+                Without `train` and `load`, only the candidate and the score are released.
+            records: as for `run`.
+            load: as for `run`, if `run` was called with `save`.
+
+        Raises:
+            InvalidInput: the study has not begun, is running, or has a protocol of which nothing
+                may be released after a stop.
+            StudyAborted: the study was aborted, or the winner could not be reproduced.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> study = Study({"lr": [0.1, 1.0]}, "fixed:5", seed=1, folder=None,
+            ...               base=GaussianMechanism(0.5))
+            >>> trained = []
+            >>> def train(trial):
+            ...     if len(trained) == 2:
+            ...         raise KeyboardInterrupt  # the money is spent
+            ...     trained.append(trial)
+            ...     return Outcome(score=trial.candidate["lr"])
+            >>> try:
+            ...     best = study.run(train)
+            ... except KeyboardInterrupt:
+            ...     stopped = study.stop()
+            >>> stopped.runs, round(stopped.epsilon, 3), round(study.total_epsilon, 3)
+            (2, 2.943, 4.599)
+        """
+        if self._played is not None:
+            raise InvalidInput("stop must be called before the study has ended")
+        if self._stopped is not None:
+            return self._stopped
+        if train is not None:
+            _functions(train, records, None, None, load)
+            train = train if records is None else WithRecords(train, records)
+        stopped_cost(self.base, self.protocol, 1, self.delta)  # before the study is locked
+        with self._memory.locked():
+            if self._memory.state() is None:
+                raise InvalidInput("stop needs a study that has begun: call run first")
+            state = self._initial_draws(train)
+            # A run that has begun and not finished counts: its interruption may depend on it.
+            runs = max(self._memory.begun_or_finished(), 1)
+            cost = stopped_cost(self.base, self.protocol, runs, self.delta)
+            try:
+                with silent_for_good():
+                    key = int(state["key"], 16)
+                    best = best_so_far(self._plan(), key, train, self._memory, load)
+            except StudyAborted as error:
+                # Prevents retrying until the result is favourable.
+                self._memory.begin({**state, "void": str(error)})
+                raise
+            self._stopped = Stopped(best, runs, cost, self.delta)
+            self._memory.end()
+        return self._stopped
 
     def run(
         self,
@@ -465,18 +598,24 @@ class Study:
         _functions(train, records, accept, save, load)
         if (save is None) != (load is None):
             raise InvalidInput("save and load must be given together, got one of them")
+        if self._stopped is not None:
+            raise InvalidInput("run must not be called after stop, which ended the study")
         if self._played is not None:
             return self._played.best
-        shown = elapsed_time(self.protocol.mean_runs) if progress else contextlib.nullcontext()
         plan = self._plan(*names[:1])
-        with self._memory.locked(), shared_devices(names) as shared, shown:
+        with self._memory.locked(), shared_devices(names) as shared:
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, plan, accept, save, load)
             state = self._initial_draws(train)
             key = int(state["key"], 16)
             runs = state["runs"]
             try:
-                with watch_ray("run the same study again to resume"), silent_for_good():
+                with (
+                    self._progress(progress, jobs),
+                    watch_ray("run the same study again to resume"),
+                    interruptions(),
+                    silent_for_good(),
+                ):
                     self._played = play(
                         plan,
                         key,
@@ -493,6 +632,7 @@ class Study:
                 # Prevents retrying until the result is favourable.
                 self._memory.begin({**state, "void": str(error)})
                 raise
+            self._memory.forget_runs()
             if not self.keep:
                 self._memory.end()
         if self._played.best.candidate is None:
@@ -502,6 +642,14 @@ class Study:
             )
         return self._played.best
 
+    def _progress(self, progress: bool, jobs: int) -> contextlib.AbstractContextManager[None]:
+        if not progress:
+            return contextlib.nullcontext()
+        worst = None
+        if self._run_seconds is not None and jobs > 0:
+            worst = self.worst_seconds(max(self._run_seconds, 1e-3), jobs)
+        return elapsed_time(self.protocol.mean_runs, worst)
+
     def _rehearse_first(
         self, train: Callable[..., Outcome], records: Any, plan: Plan, *others: Any
     ) -> None:
@@ -510,7 +658,7 @@ class Study:
             stand_ins = synthetic(records)
             rehearsal = Rehearsal(train, plan, stand_ins)
             try:
-                _, watched = rehearsal.run(accept, save, load)
+                _, watched, self._run_seconds = rehearsal.run(accept, save, load)
                 if watched and can_test(self._training_alone, stand_ins):
                     self._test(rehearsal, "synthetic")
             except Exception as error:
@@ -527,7 +675,7 @@ class Study:
                 "on synthetic records first, or pass rehearse=False"
             )
 
-    def _initial_draws(self, train: Callable[..., Outcome]) -> dict[str, Any]:
+    def _initial_draws(self, train: Callable[..., Outcome] | None) -> dict[str, Any]:
         """The draws made before the first run, now or by an earlier process."""
         state = self._memory.state()
         if state is None:
@@ -552,7 +700,7 @@ class Study:
             )
         # The result of a test holds only for the function that was tested.
         self._tested = state.get("test", {})
-        if self._tested.get("function") != fingerprint(train):
+        if train is None or self._tested.get("function") != fingerprint(train):
             self._tested = {}
         return state
 

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf
@@ -29,6 +29,7 @@ class Training:
     neighbours: str
     base: Mechanism | None
     group_size: int = 1
+    redrawn_steps: int = 0
 
     def run(self, noise_multiplier: float, candidate: Mapping[str, Any]) -> Mechanism:
         """The mechanism of a run with a candidate."""
@@ -71,6 +72,12 @@ class Training:
             largest[top] = largest.get(top, 0.0) + sum(chance for _, chance in group)
         return [(dict(zip(given, top, strict=True)), chance) for top, chance in largest.items()]
 
+    def _counted(self, run: Mechanism) -> Mechanism:
+        """A run with the steps that it may repeat with other noise after an interruption."""
+        if not self.redrawn_steps or not isinstance(run, DpSgd):
+            return run
+        return replace(run, steps=run.steps + self.redrawn_steps)
+
     def mechanism(
         self,
         noise_multiplier: float,
@@ -79,7 +86,7 @@ class Training:
         score: Private | None = None,
     ) -> Mechanism:
         """One run with a candidate that the protocol chooses, and with the noise of its score."""
-        runs = [self.run(noise_multiplier, budget) for budget, _ in budgets]
+        runs = [self._counted(self.run(noise_multiplier, budget)) for budget, _ in budgets]
         if score is not None:
             runs = [score.with_training(run) for run in runs]
         if len(runs) == 1:

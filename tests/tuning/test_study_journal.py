@@ -40,6 +40,7 @@ def test_folder_is_private_and_deleted_at_the_end(tmp_path: Path) -> None:
         os.umask(before)
     assert seen.pop("folder") == 0o700
     assert "PRIVATE" in seen.pop("words")
+    assert seen.pop("runs") == 0o700
     assert {"state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", "lock"} <= set(seen)
     assert set(seen.values()) == {0o600}
     assert not folder.exists()

@@ -1,0 +1,293 @@
+"""The complete state of a training loop: its objects, and every generator of random numbers.
+
+A run that is resumed from such a state takes the same steps with the same noise as a run that was
+not interrupted.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from audit import checks
+from audit.errors import InvalidInput
+
+_SECURE_MODE = "the generator of Opacus' secure_mode has no state that can be saved"
+_NOT_DETERMINISTIC = (
+    "steps on a device other than the processor are not reproducible without "
+    "torch.use_deterministic_algorithms(True)"
+)
+# Numbers of Opacus' optimizers that some of its schedulers and subclasses change.
+_OPTIMIZER_NUMBERS = ("noise_multiplier", "max_grad_norm")
+
+
+def take(objects: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """The states of the given objects, by name, and those of the global generators.
+
+    Args:
+        objects: the objects of the run, by name.
+        device: the device of the run.
+
+    Raises:
+        InvalidInput: an object has no state that can be stored.
+    """
+    return {
+        "objects": {name: _state_of(name, value) for name, value in objects.items()},
+        "generators": _global_states(device),
+    }
+
+
+def restore(
+    saved: Mapping[str, Any], objects: Mapping[str, Any], device: str = "cpu"
+) -> dict[str, Any]:
+    """Restores objects and global generators in place; returns the values that have no object.
+
+    Args:
+        saved: the result of `take`.
+        objects: the objects of the resumed run, by the same names.
+        device: the device of the resumed run, for tensors that were not on the processor.
+
+    Raises:
+        InvalidInput: the names are not those of the saved objects, or an object has another kind.
+    """
+    states = saved["objects"]
+    if unknown := sorted(objects.keys() - states.keys()):
+        raise InvalidInput(f"load_state must name objects that save_state named, got {unknown[0]}")
+    values = {}
+    for name, (kind, state) in states.items():
+        if kind == "value":
+            values[name] = _on_device(state, device)
+        elif name not in objects:
+            raise InvalidInput(
+                f"load_state must be given {name}, which save_state was given, so that its state "
+                "is restored"
+            )
+        elif kind == "tree":
+            values[name] = _tree_like(name, objects[name], state)
+        elif kind != _kind_of(objects[name]):
+            raise InvalidInput(
+                f"{name} must be of the kind that save_state was given, got "
+                f"{checks.kind_of(objects[name])}"
+            )
+        else:
+            _set_state(kind, objects[name], state)
+    _set_global_states(saved["generators"], device)
+    return values
+
+
+def reason_to_redraw(objects: Mapping[str, Any]) -> str:
+    """Why a run that is resumed with these objects would not take the same steps; "" if it would.
+
+    The noise of Opacus' `secure_mode` cannot be continued, and sums on a GPU depend on the order in
+    which its threads end unless torch fixes it.
+    """
+    if any(getattr(value, "secure_mode", False) is True for value in objects.values()):
+        return _SECURE_MODE
+    torch = sys.modules.get("torch")
+    if torch is None or torch.are_deterministic_algorithms_enabled():
+        return ""
+    elsewhere = any(
+        tensor.device.type != "cpu" for value in objects.values() for tensor in _tensors(value)
+    )
+    return _NOT_DETERMINISTIC if elsewhere else ""
+
+
+def recorded_steps(objects: Mapping[str, Any]) -> int | None:
+    """Number of steps that the Opacus accountants among the objects have recorded; None without."""
+    accountants = {
+        id(accountant): accountant
+        for value in objects.values()
+        if hasattr(accountant := getattr(value, "accountant", value), "history")
+        and hasattr(accountant, "get_epsilon")
+    }
+    if not accountants:
+        return None
+    return sum(int(entry[2]) for one in accountants.values() for entry in one.history)
+
+
+def machine() -> dict[str, str]:
+    """Properties of this machine that change how numbers are rounded."""
+    found = {"numpy": np.__version__}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+        found["processor"] = str(torch.backends.cpu.get_cpu_capability())
+        if torch.cuda.is_initialized():
+            found["device"] = str(torch.cuda.get_device_name())
+    return found
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    torch: Any = sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif hasattr(value, "param_groups"):
+        yield from (tensor for group in value.param_groups for tensor in group["params"])
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
+def _kind_of(value: Any) -> str:
+    """How the state of an object is read and restored."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Generator):
+        return "torch generator"
+    if torch is not None and isinstance(value, torch.utils.data.DataLoader):
+        return "loader"
+    if isinstance(value, np.random.Generator):
+        return "numpy generator"
+    if isinstance(value, np.random.RandomState):
+        return "numpy state"
+    if isinstance(value, random.Random):
+        return "python generator"
+    if callable(getattr(value, "state_dict", None)):
+        return "optimizer" if hasattr(value, "original_optimizer") else "stateful"
+    if hasattr(getattr(value, "accountant", None), "state_dict"):
+        return "engine"
+    return "tree" if _is_tree(value) else "value"
+
+
+def _state_of(name: str, value: Any) -> tuple[str, Any]:
+    kind = _kind_of(value)
+    if kind == "torch generator":
+        return kind, value.get_state()
+    if kind == "loader":
+        return kind, [one.get_state() for one in _generators_of(value)]
+    if kind == "numpy generator":
+        return kind, value.bit_generator.state
+    if kind == "numpy state":
+        return kind, value.get_state(legacy=False)
+    if kind == "python generator":
+        return kind, value.getstate()
+    if kind == "engine":
+        return kind, value.accountant.state_dict()
+    if kind == "optimizer":
+        return kind, _optimizer_state(value)
+    if kind == "stateful":
+        return kind, value.state_dict()
+    if kind == "tree":
+        leaves, structure = sys.modules["jax"].tree_util.tree_flatten(value)
+        return kind, {"leaves": leaves, "structure": str(structure)}
+    return kind, value
+
+
+def _set_state(kind: str, target: Any, state: Any) -> None:
+    if kind == "torch generator":
+        target.set_state(state)
+    elif kind == "loader":
+        for generator, one in zip(_generators_of(target), state, strict=True):
+            generator.set_state(one)
+    elif kind == "numpy generator":
+        target.bit_generator.state = state
+    elif kind == "numpy state":
+        target.set_state(state)
+    elif kind == "python generator":
+        target.setstate(state)
+    elif kind == "engine":
+        target.accountant.load_state_dict(state)
+    elif kind == "optimizer":
+        _set_optimizer_state(target, state)
+    else:
+        target.load_state_dict(state)
+
+
+def _optimizer_state(optimizer: Any) -> dict[str, Any]:
+    """The state of Opacus' optimizer. Its own `state_dict` contains neither of the last two."""
+    generator = None if optimizer.secure_mode else optimizer.generator
+    return {
+        "state": optimizer.state_dict(),
+        "generator": None if generator is None else generator.get_state(),
+        "numbers": {name: getattr(optimizer, name) for name in _OPTIMIZER_NUMBERS},
+    }
+
+
+def _set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    optimizer.load_state_dict(state["state"])
+    if state["generator"] is not None:
+        if optimizer.generator is None:
+            raise InvalidInput(
+                "optimizer must have a noise_generator, as the one that save_state was given"
+            )
+        optimizer.generator.set_state(state["generator"])
+    for name, number in state["numbers"].items():
+        setattr(optimizer, name, number)
+
+
+def _generators_of(loader: Any) -> list[Any]:
+    """The generators of a loader and of its samplers, each once."""
+    holders = [loader]
+    for name in ("batch_sampler", "sampler"):
+        sampler = getattr(loader, name, None)
+        holders += [sampler, getattr(sampler, "sampler", None)]
+    generators = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in generators if hasattr(one, "get_state")}.values())
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether a value is a tree of JAX whose nodes are objects, such as the state of optax."""
+    jax: Any = sys.modules.get("jax")
+    if jax is None or isinstance(value, jax.Array) or jax.tree_util.all_leaves([value]):
+        return False
+    plain = (dict, list, tuple)
+    nodes = [value]
+    while nodes:
+        node = nodes.pop()
+        if type(node) in plain:
+            nodes += node.values() if isinstance(node, dict) else node
+        elif node is not None and not jax.tree_util.all_leaves([node]):
+            return True
+    return False
+
+
+def _tree_like(name: str, template: Any, state: Mapping[str, Any]) -> Any:
+    tree_util = sys.modules["jax"].tree_util if "jax" in sys.modules else None
+    structure = None if tree_util is None else tree_util.tree_structure(template)
+    if tree_util is None or str(structure) != state["structure"]:
+        raise InvalidInput(f"{name} must have the structure that save_state was given")
+    return tree_util.tree_unflatten(structure, state["leaves"])
+
+
+def _on_device(value: Any, device: str) -> Any:
+    torch: Any = sys.modules.get("torch")
+    if device == "cpu" or torch is None or not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device)
+
+
+def _global_states(device: str) -> dict[str, Any]:
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+            # "cuda" alone is the current device.
+            index = torch.device(device).index if device.startswith("cuda") else None
+            states["current"] = torch.cuda.current_device() if index is None else index
+    return states
+
+
+def _set_global_states(states: Mapping[str, Any], device: str) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    if "torch" not in states:
+        return
+    import torch
+
+    torch.set_rng_state(states["torch"])
+    devices = states.get("cuda", [])
+    for index, state in enumerate(devices):
+        if index < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, index)
+    # The run may have another device of the machine than before.
+    if devices and device.startswith("cuda"):
+        torch.cuda.set_rng_state(devices[states["current"]], device)
