@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from audit import checks
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DiscretePair, DominatingPair, LossPair, PrivacyLossPmf
 from audit.arrays import FloatArray
+from audit.numerics import memoize
 
 _LARGEST_PURE = 1.001e6  # a bound may round a value of 1e6 up
 
@@ -50,7 +52,7 @@ class DiscreteMechanism(Mechanism):
     def is_directed(self) -> bool:
         return self.directed
 
-    @property
+    @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
         return DiscretePair(self.p, self.q), DiscretePair(self.q, self.p)
 
@@ -108,9 +110,15 @@ class ApproximateDp(Mechanism):
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
-        loss = np.array([-self.epsilon_0, self.epsilon_0])
-        log_mass = special.log_expit(loss) + math.log1p(-self.delta_0)
-        return (LossPair(PrivacyLossPmf(loss, log_mass, self.delta_0, self.delta_0)),)
+        return (_pair(self.epsilon_0, self.delta_0),)
+
+
+@memoize(16)  # bounds remember their curves by the pair
+def _pair(epsilon_0: float, delta_0: float) -> LossPair:
+    """Randomised response that reveals the data set with probability delta_0."""
+    loss = np.array([-epsilon_0, epsilon_0])
+    log_mass = special.log_expit(loss) + math.log1p(-delta_0)
+    return LossPair(PrivacyLossPmf(loss, log_mass, delta_0, delta_0))
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class RandomisedResponse(Mechanism):
     def pure_epsilon(self) -> float:
         return self.epsilon_0
 
-    @property
+    @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
         log_lie = -float(np.logaddexp(self.epsilon_0, math.log(self.options - 1.0)))
         loss = [-self.epsilon_0, self.epsilon_0]

@@ -5,28 +5,38 @@ issued is still correct then: a tuning that is (epsilon, delta)-DP is so for eve
 """
 
 import math
-from dataclasses import replace
 
+from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism
-from audit.certificate.numbers import DELTAS, Numbers, derived
+from audit.certificate.numbers import DELTAS, Numbers, PrivacyPoint, derived
+from audit.errors import InvalidInput
 from audit.protocols import Protocol
 from audit.upper_bounds import costs_of
 
 SAFE = 1.0 - 1e-9
 """A stated cost may be smaller than the recomputed one by this factor, for other numpy versions."""
 
+# Relative difference up to which a stated cost counts as today's.
+_EQUAL = 1e-6
+
 
 def with_stated_costs(
-    stated: Numbers, today: Numbers, base: Mechanism, protocol: Protocol, delta: float
+    stated: Numbers, base: Mechanism, protocol: Protocol, delta: float
 ) -> Numbers | None:
     """The numbers that follow from the stated costs; None if one of these is below today's bounds.
 
+    At every delta the named bounds are computed, in their order, until one is at most the stated
+    cost, and all bounds only if none is. So a correct certificate is verified quickly.
+
     Args:
         stated: the numbers of the certificate.
-        today: the numbers that today's version computes with the bounds that the certificate names.
         base: the base mechanism.
         protocol: the protocol.
         delta: delta of the tuning.
+
+    Raises:
+        DeltaUnreachable: no named bound reaches delta.
+        InvalidInput: a named bound is unknown, named twice, or does not hold for every score.
 
     Example:
         >>> from dataclasses import replace
@@ -37,40 +47,62 @@ def with_stated_costs(
         >>> today = compute(*tuning, ["region"])
         >>> larger = tuple(replace(point, epsilon=point.epsilon + 1) for point in today.profile)
         >>> stated = replace(today, profile=larger, epsilon=today.epsilon + 1)
-        >>> with_stated_costs(stated, today, *tuning).epsilon == today.epsilon + 1
+        >>> with_stated_costs(stated, *tuning).epsilon == today.epsilon + 1
+        True
+        >>> smaller = tuple(replace(point, epsilon=point.epsilon - 0.1) for point in today.profile)
+        >>> stated = replace(today, profile=smaller, epsilon=today.epsilon - 0.1)
+        >>> with_stated_costs(stated, *tuning) is None
         True
     """
+    if len(set(stated.bounds)) != len(stated.bounds):
+        raise InvalidInput(f"bounds must be different ones, got {checks.one_line(stated.bounds)}")
     points = stated.profile
     deltas = [point.delta for point in points]
+    costs = costs_of(base, protocol, delta)
+    at_delta = costs.within(1.0, stated.bounds)
     if deltas != sorted({*deltas} & {*DELTAS, delta}, reverse=True) or delta not in deltas:
         return None
-    if stated.epsilon != points[deltas.index(delta)].epsilon:
+    if not math.isclose(stated.epsilon, points[deltas.index(delta)].epsilon, rel_tol=_EQUAL):
         return None
-    at_least = {point.delta: point.epsilon for point in today.profile}
-    for point in points:
-        if point.epsilon >= SAFE * at_least.get(point.delta, math.inf):
-            continue
-        # The bounds that the certificate names may be larger today, while others are smaller.
-        try:
-            smallest = costs_of(base, protocol, point.delta).smallest.epsilon
-        except DeltaUnreachable:
-            return None
-        if point.epsilon < SAFE * smallest:
-            return None
+    if not all(_is_proved(point, base, protocol, stated.bounds) for point in points):
+        return None
+    try:
+        run_today: float | None = base.epsilon(delta)
+    except DeltaUnreachable:
+        run_today = None
     run, attained = stated.run_epsilon, stated.attained
-    if run is None or today.run_epsilon is None or run < SAFE * today.run_epsilon:
-        run = today.run_epsilon
-    if attained is None or today.attained is None or attained > today.attained:
-        attained = today.attained  # an attack of an earlier version may attain less
-    # The names are the same, but their order may have changed.
-    names = stated.bounds if {*stated.bounds} == {*today.bounds} else today.bounds
-    named = costs_of(base, protocol, delta).within(1.0, [names[0]])[0]
-    return replace(
-        today,
+    if run is None or run_today is None or run < SAFE * run_today:
+        run = run_today
+    attained_today = max((bound.epsilon for bound in costs.attained), default=None)
+    if attained is None or attained_today is None or attained > attained_today:
+        attained = attained_today  # an attack of an earlier version may attain less
+    # The order of the names may have changed together with the bounds.
+    is_larger = stated.epsilon > (1.0 + _EQUAL) * at_delta[0].epsilon
+    names = stated.bounds if is_larger else tuple(bound.name for bound in at_delta)
+    named = next(bound for bound in at_delta if bound.name == names[0])
+    return Numbers(
         run_epsilon=run,
-        attained=attained,
         bounds=names,
         source=named.source,
         assumes=named.assumes,
+        attained=attained,
         **derived(points, delta),
     )
+
+
+def _is_proved(
+    point: PrivacyPoint, base: Mechanism, protocol: Protocol, names: tuple[str, ...]
+) -> bool:
+    """Whether one of today's bounds is at most a stated cost, the named bounds first."""
+    costs = costs_of(base, protocol, point.delta)
+    for name in names:
+        try:
+            (bound,) = costs.within(1.0, (name,))
+        except DeltaUnreachable:
+            continue
+        if SAFE * bound.epsilon <= point.epsilon:
+            return True
+    try:
+        return SAFE * costs.smallest.epsilon <= point.epsilon
+    except DeltaUnreachable:
+        return False

@@ -203,22 +203,18 @@ def _verdict(values: Any) -> Verdict:
     problem = _problem(values, certificate, but=_FROM_NUMBERS)
     if problem := problem or _problem_of_provenance(certificate.made):
         return _wrong(problem)
+    tuning = certificate.base, certificate.protocol, certificate.delta
     try:
-        numbers = compute(
-            certificate.base, certificate.protocol, certificate.delta, certificate.numbers.bounds
-        )
+        numbers = with_stated_costs(certificate.numbers, *tuning)
+        if numbers is None:  # the recomputed numbers name the field that is wrong
+            numbers = compute(*tuning, certificate.numbers.bounds)
+            right = replace(certificate, numbers=numbers)
+            return _wrong(_problem(values, right) or "the numbers are not those of the inputs")
     except DeltaUnreachable:
         return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
     right = replace(certificate, numbers=numbers)
     if problem := _problem(values, right):
-        # A later version may have smaller bounds, with which the certificate is still correct.
-        tuning = certificate.base, certificate.protocol, certificate.delta
-        larger = with_stated_costs(certificate.numbers, numbers, *tuning)
-        if larger is None:
-            return _wrong(problem)
-        right = replace(certificate, numbers=larger)
-        if problem := _problem(values, right):
-            return _wrong(problem)
+        return _wrong(problem)
     evidence = certificate.evidence
     if evidence is not None and evidence.epsilon_lower > right.numbers.epsilon:
         return _wrong(

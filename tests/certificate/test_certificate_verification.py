@@ -478,7 +478,7 @@ def test_an_error_while_numbers_are_computed_again_is_one_line(
     def compute(*given: Any) -> None:
         raise error("secret of the library")
 
-    monkeypatch.setattr(verification, "compute", compute)
+    monkeypatch.setattr(verification, "with_stated_costs", compute)
     assert verify.main(forged(plain, lambda values: None, tmp_path / "c.json")) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -550,7 +550,7 @@ def test_verification_has_a_time_limit(
             except Exception:  # no error handler catches the end
                 continue
 
-    monkeypatch.setattr("audit.certificate.verification.compute", forever)
+    monkeypatch.setattr("audit.certificate.verification.with_stated_costs", forever)
     for seconds in ("0.2", "1e-9"):  # the second passes while the alarm is set
         assert verify.main([*command, "--seconds", seconds]) == 2
         assert "--seconds raises the limit" in capsys.readouterr().err
