@@ -17,22 +17,29 @@ if __name__ == "__main__" or Path(sys.argv[0]).stem == "dp-tuning-audit":
 from audit import checks, console
 
 COMMANDS = {
-    "bounds": "upper bounds: the cost of a tuning, or the noise or runs that a budget allows",
+    "bounds": "upper bounds: the cost of a planned tuning",
+    "solve": "the noise, the number of runs or the distribution of K that a budget allows",
+    "protocols": "the costs of all protocols with as many runs",
     "cost": "the cost of a finished tuning, from the runs as a tracker recorded them",
     "run": "lower bounds: attack a tuning, or your own training loop",
     "check": "test an unmodified training script that uses Opacus",
     "report": "write a finished audit as one self-contained html page",
     "compare": "compare finished audits in one figure and one table",
     "app": "a calculator of the cost of a tuning, in the browser",
-    "reproduce": "compute the papers' tables and figures (source checkout only)",
+    "reproduce": "compute the papers' tables and figures",
     "verify": "check a certificate: recompute its numbers and conditions",
-    "coverage_study": "test the lower bounds at a known epsilon (source checkout only)",
+    "coverage_study": "test the lower bounds at a known epsilon",
 }
 """Each command and its purpose."""
+_OF_STUDIES = ("reproduce", "coverage_study")  # they run only in a source checkout
 
 
-# A module `audit.check` would hide the function `audit.check`.
-_HOMES = {"check": "audit.commands.check_script"}
+# Modules of these names would hide the function `audit.check` and the package `audit.protocols`.
+_HOMES = {
+    "check": "audit.commands.check_script",
+    "protocols": "audit.commands.protocols",
+    "solve": "audit.commands.solve",
+}
 
 
 def _module_of(command: str) -> ModuleType:
@@ -80,7 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return console.report_error(error)
         return main_of(name)(arguments[1:])
     width = max(map(len, COMMANDS))
-    listed = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
+    in_checkout = (Path(__file__).parents[1] / "studies").is_dir()
+    listed = [
+        f"  {name:{width}}  {what}"
+        for name, what in COMMANDS.items()
+        if in_checkout or name not in _OF_STUDIES
+    ]
     started = console.started_as().rstrip(" .")
     parser = console.Parser(
         prog=started,

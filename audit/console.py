@@ -49,7 +49,12 @@ if not os.environ.get("LOKY_MAX_CPU_COUNT", "1").strip().isdecimal():
 OK, INVALID = 0, 2
 
 WIDTH = 100
-"""Largest number of columns of a help text; with it, most options take one line."""
+"""Largest number of columns of a text; with it, most options take one line."""
+
+
+def columns() -> int:
+    """The number of columns for text: those of the terminal, at most `WIDTH`; 80 without one."""
+    return min(shutil.get_terminal_size(fallback=(80, 24)).columns, WIDTH)
 
 
 RARE = "rarely changed"
@@ -204,8 +209,7 @@ class _HelpAll(argparse.Action):
 
 
 def _layout(prog: str) -> argparse.HelpFormatter:
-    columns = min(shutil.get_terminal_size().columns, WIDTH)
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=columns)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=columns())
 
 
 _MAX_CHARACTERS = 1000
@@ -216,6 +220,9 @@ def report_error(error: object) -> int:
     """Prints an error in one line, and returns the exit code; a closed output is no error."""
     if isinstance(error, BrokenPipeError):
         raise error
+    if isinstance(error, OSError) and str(error).startswith("[Errno"):
+        # What reads or writes a file of the user names its option; this is what was printed.
+        error = f"output must be writable: {error}"
     # A mistyped option can contain the address of a database with its password.
     message = checks.printable(checks.without_password(" ".join(str(error).split())))
     if len(message) > _MAX_CHARACTERS:  # Keeps the problem and, at the end, its solution.

@@ -16,6 +16,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _POINT_AND_THREE_DIGITS = re.compile(r"[+-]?[0-9]+\.[0-9]{3}")
 _GROUPS = re.compile(r"[+-]?[0-9]{1,3}(?:[.,'\u2019\s_][0-9]{3})+(?:[.,][0-9]*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
+_FRACTION = re.compile(r"[+-]?[0-9.]+\s*/\s*[0-9.]+")
 _WITH_UNIT = re.compile(r"[+-]?[0-9][0-9.,]*(?:[eE][+-]?[0-9]+)?\s*[A-Za-z\u00b5\u03bc]+")
 
 
@@ -87,6 +88,8 @@ def why_not_a_number(text: str) -> str:
         return "write it without thousands separators, and decimals with a point"
     if _DECIMAL_COMMA.fullmatch(plain):
         return "write decimals with a point"
+    if _FRACTION.fullmatch(plain):
+        return "write a fraction as a decimal number"
     if _WITH_UNIT.fullmatch(plain):
         return "write it without a unit"
     return "it is not a number"

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from known import Unprintable
@@ -56,6 +57,7 @@ from audit.game import workers
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.report import __main__ as report
+from audit.tuning import devices
 from audit.upper_bounds.registry import find, row
 
 # numpy only warns, as in a user's program, when it reads masked and complex numbers; such numbers
@@ -322,6 +324,7 @@ SCORES = st.one_of(
     st.sampled_from([np.zeros(0), np.zeros((3, 2)), np.array(["a"]), np.array([1j]), np.array(3)]),
     st.sampled_from([[[]], [None], ["1", "2"], [10**400], np.ones(5, dtype=bool), {1.0}, "12"]),
     st.sampled_from([[b"1", b"2"], np.array([b"1"]), [1.0, "2"], np.array(["1", 2], dtype=object)]),
+    st.sampled_from([b"12", bytearray(b"12"), memoryview(b"12"), [memoryview(b"1")]]),
     THINGS,
 )
 
@@ -339,6 +342,7 @@ def test_a_lower_bound_is_a_number_or_refused(
         assert found.epsilon >= 0.0
         for scores in (out_scores, in_scores):
             assert len(scores) > 0
+            assert not isinstance(scores, str | bytes | bytearray | memoryview)
             assert not any(isinstance(one, str | bytes) for one in scores)
     for one in asked(lambda: lower_bounds.all_lower_bounds(**given)) or ():
         assert one.epsilon >= 0.0
@@ -831,6 +835,85 @@ def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, tim
     assert found.best_only <= found.all_released
 
 
+RUN = {"noise_multiplier": 1.1, "batch_size": 100, "epochs": 5}
+WORDS_OF_COLUMNS = st.sampled_from(
+    [
+        *("noise", "sigma", "std", "multiplier", "scale", "eps", "epsilon", "delta", "target"),
+        *("batch", "size", "bs", "micro", "physical", "logical", "per", "device", "accumulation"),
+        *("steps", "epochs", "max", "num", "n", "iterations", "gradient", "rate", "sample", "q"),
+        *("gpus", "world", "nodes", "processes", "replicas", "devices", "workers", "records"),
+        *("train", "fraction", "subset", "split", "samples", "folds", "runs", "seeds", "models"),
+        *("adaptive", "clip", "clipping", "quantile", "group", "user", "level", "dp", "private"),
+        *("lr", "loss", "accuracy", "seed", "name", "hidden", "dropout", "momentum", "val"),
+    ]
+)
+NAMES_OF_COLUMNS = st.lists(WORDS_OF_COLUMNS, min_size=1, max_size=3).map("_".join)
+CELLS_OF_COLUMNS = st.sampled_from(
+    [0, 1, 2, 4, 0.1, 0.5, 1.1, 5, 8, 50, 100, 500, 5000, 10_000, True, False, "yes", "50%", "1/4"]
+) | st.sampled_from(["adaptive", "user", "shuffle", "flat", "0,1", "a", None, 1e9, -1, "1e3"])
+
+# What a row says by itself about its privacy, in words of columns: the true cost is then larger
+# than that of the used columns.
+LESS_PRIVATE = [
+    ("world_size", [2, 4, "8"]),
+    ("n_gpus", [2, "4.0"]),
+    ("num_nodes", [2]),
+    ("gradient_accumulation_steps", [2, "16"]),
+    ("train_fraction", [0.1, "50%", 0.5]),
+    ("subset_size", [0.5, 1000]),
+    ("n_train", [100, "5000"]),
+    ("n_folds", [5]),
+    ("adaptive_clipping", [True, "yes", 1]),
+    ("target_unclipped_quantile", [0.5]),
+    ("sigma_b", [10, 0.5]),
+    ("user_level", [True, "1"]),
+    ("group_size", [2, 10]),
+    ("noise_sigma", [0.5, 0.1]),
+    ("max_steps", [5000, "1e4"]),
+    ("num_epochs", [50]),
+    ("dp", [False, "no", 0]),
+]
+
+
+def _cost_of(columns: Any) -> Any:
+    rows = [RUN | columns]
+    return asked(lambda: finished.cost_of_trials(rows, "grid", records=10_000))
+
+
+@functools.cache
+def _plain_cost() -> Any:
+    return _cost_of({}).epsilon
+
+
+@examples(30)
+@given(NAMES_OF_COLUMNS, CELLS_OF_COLUMNS, NAMES_OF_COLUMNS, CELLS_OF_COLUMNS)
+def test_another_column_never_lowers_a_cost(first: Any, one: Any, second: Any, two: Any) -> None:
+    found = _cost_of({first: one, second: two})
+    if found is not None and not {first, second} & {*RUN}:
+        assert found.epsilon is None or found.epsilon >= _plain_cost() * (1 - 1e-9)
+
+
+@examples(60)
+@given(st.sampled_from(LESS_PRIVATE), st.integers(0, 10), st.sampled_from(["", "config.", "dp/"]))
+def test_a_column_that_states_less_privacy_is_never_ignored(
+    column: Any, place: Any, prefix: Any
+) -> None:
+    name, cells = column
+    assert _cost_of({f"{prefix}{name}": cells[place % len(cells)]}) is None
+
+
+@examples(60)
+@given(st.lists(st.sampled_from(["tpu", "cuda:-1", "cuda:x", "gpu", "CUDA", "cuda:01"]) | THINGS))
+@example(["tpu"])
+@example(["cuda", "cuda:0"])
+@example(["cuda:0", "cpu"])
+def test_devices_are_places_that_torch_knows(names: Any) -> None:
+    found = asked(lambda: devices.device_names(names))
+    for name in found or ():
+        torch.device(name)
+    assert found is None or len({str(torch.device(name)) for name in found}) == len(names)
+
+
 def test_other_commands_refuse_random_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -844,6 +927,17 @@ def test_other_commands_refuse_random_arguments(
 
 
 CAUSES = {
+    "columns that make a run less private": "test_fuzz.py::"
+    "test_a_column_that_states_less_privacy_is_never_ignored",
+    "devices that do not exist": "test_fuzz.py::test_devices_are_places_that_torch_knows",
+    "overflow of learning rates": "commands/test_run_command.py::"
+    "test_numbers_whose_products_are_infinite_are_refused",
+    "storages of another schema": "finished/test_optuna.py::"
+    "test_a_storage_of_an_unknown_schema_is_refused",
+    "stored trials of two codes": "game/test_stored_audits.py::"
+    "test_a_stored_audit_is_that_of_one_version",
+    "full disks under tables of coverage": "studies/test_coverage_study.py::"
+    "test_a_full_disk_names_the_parameter",
     "two audits at once in one folder": "commands/test_run_command.py::"
     "test_a_second_audit_in_a_folder_that_is_in_use_is_refused",
     "a folder that another audit takes without locks": "commands/test_run_command.py::"

@@ -50,6 +50,10 @@ _LARGEST_TRANSFORM = 1 << 21
 _COARSEST = 8.0
 # Values of a sum of discrete losses up to which it is computed exactly.
 _MAX_EXACT = 1 << 11
+# Losses are narrow if others have a range of more than _NARROW of their standard deviations. They
+# get this many cells around each of the others, for at most _MOST_LOSSES losses in total.
+_NARROW, _NARROW_CELLS, _MOST_LOSSES = 1 << 12, 1 << 9, 1 << 18
+_ALMOST_ALL = 1.0 - 1e-15
 _MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one distribution
 
 
@@ -78,6 +82,8 @@ def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPai
     if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in parts):  # one run reveals everything
         return LossPair(PrivacyLossPmf(np.array([0.0]), np.array([-np.inf]), 1.0, 1.0))
     exact = _of_few_losses(parts)
+    if exact is None:
+        exact = _beside_narrow_losses(parts)
     if exact is not None:
         return exact
     while len(parts) > _MANY:
@@ -197,6 +203,37 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
         )
     )
     return LossPair(PrivacyLossPmf(loss, np.log(masses) + top, p_only, q_only))
+
+
+def _beside_narrow_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
+    """Composition of discrete losses, whose sum has few values, with losses in narrow ranges.
+
+    One grid for all would be too coarse for the narrow losses, such as those of a Gaussian
+    mechanism with a small mu: it would spread them over a whole cell. So these have a grid of their
+    own around every value of the others. None if the losses are not of this kind.
+    """
+    few = tuple((loss, count) for loss, count in parts if isinstance(loss, LossPair))
+    others = tuple((loss, count) for loss, count in parts if not isinstance(loss, LossPair))
+    if not few or not others:
+        return None
+    variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in others)
+    widths = (count * float(np.ptp(loss.pmf.loss)) for loss, count in few if len(loss.pmf.loss))
+    if not 0.0 < math.sqrt(variance) * _NARROW < sum(widths):
+        return None
+    discrete = few[0][0] if few[0][1] == 1 and len(few) == 1 else _of_few_losses(few)
+    if discrete is None or not 0 < len(discrete.pmf.loss) * _NARROW_CELLS <= _MOST_LOSSES:
+        return None
+    first, second = discrete.pmf, _on_one_grid(others, _NARROW_CELLS, _TILTS, _FEW).pmf
+    total = np.add.outer(first.loss, second.loss).ravel()
+    order = np.argsort(total, kind="stable")
+    log_mass = np.add.outer(first.log_mass, second.log_mass).ravel()
+    p_only, q_only = (
+        -math.expm1(math.log1p(-min(a, _ALMOST_ALL)) + math.log1p(-min(b, _ALMOST_ALL)))
+        if max(a, b) < _ALMOST_ALL
+        else 1.0
+        for a, b in ((first.p_only, second.p_only), (first.q_only, second.q_only))
+    )
+    return LossPair(PrivacyLossPmf(total[order], log_mass[order], p_only, q_only))
 
 
 def _with_mass(pmf: PrivacyLossPmf) -> PrivacyLossPmf:

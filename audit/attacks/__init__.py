@@ -8,15 +8,18 @@ from audit.attacks.adaptive import AdaptiveAttack, adaptive_attack
 from audit.attacks.orders import TunedOrder, attack_order, worst_case_order, worst_case_split_order
 from audit.attacks.subset import SubsetAttack, subset_attack
 from audit.attacks.tails import AcceptedTails, attack_tails
+from audit.attacks.three_labels import LabelAttack, label_attack
 
 __all__ = [
     "AcceptedTails",
     "AdaptiveAttack",
+    "LabelAttack",
     "SubsetAttack",
     "TunedOrder",
     "adaptive_attack",
     "attack_order",
     "attack_tails",
+    "label_attack",
     "subset_attack",
     "worst_case_order",
     "worst_case_split_order",

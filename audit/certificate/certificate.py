@@ -175,7 +175,7 @@ class Certificate(Content):
         return found
 
     def __str__(self) -> str:
-        return text.paragraph(self)
+        return text.document(self)
 
 
 def _current_provenance() -> Made:

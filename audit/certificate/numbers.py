@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -149,8 +150,7 @@ def compute(
     at_delta = costs.within(_NEAR, bounds)
     names = tuple(bound.name for bound in at_delta)
     smallest = at_delta[0]
-    epsilon = smallest.epsilon
-    points = [PrivacyPoint(delta, epsilon)]
+    points = [PrivacyPoint(delta, smallest.epsilon)]
     for one in DELTAS:
         if one == delta:
             continue
@@ -163,26 +163,33 @@ def compute(
         run: float | None = base.epsilon(delta)
     except DeltaUnreachable:
         run = None
-    curve = TradeOff(tuple(sorted(points, key=lambda one: -one.delta)))
-    mu = curve.mu(delta)
-    least = curve.false_negatives(FALSE_POSITIVES)
     return Numbers(
         run_epsilon=run,
-        epsilon=epsilon,
         bounds=names,
         source=smallest.source,
         assumes=smallest.assumes,
         attained=max((bound.epsilon for bound in costs.attained), default=None),
-        profile=curve.points,
-        trade_off=tuple(zip(FALSE_POSITIVES, least.tolist(), strict=True)),
-        advantage=curve.advantage,
-        true_positives=(
+        **derived(tuple(sorted(points, key=lambda one: -one.delta)), delta),
+    )
+
+
+def derived(profile: tuple[PrivacyPoint, ...], delta: float) -> dict[str, Any]:
+    """The numbers that follow from a privacy profile, which contains a point at delta, by name."""
+    curve = TradeOff(profile)
+    mu = curve.mu(delta)
+    least = curve.false_negatives(FALSE_POSITIVES)
+    return {
+        "epsilon": next(point.epsilon for point in profile if point.delta == delta),
+        "profile": profile,
+        "trade_off": tuple(zip(FALSE_POSITIVES, least.tolist(), strict=True)),
+        "advantage": curve.advantage,
+        "true_positives": (
             1.0 - float(curve.false_negatives(0.01)),
             1.0 - float(curve.false_negatives(0.001)),
         ),
-        mu=mu,
-        mu_regret=curve.regret(mu),
-    )
+        "mu": mu,
+        "mu_regret": curve.regret(mu),
+    }
 
 
 @dataclass(frozen=True)

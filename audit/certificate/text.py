@@ -1,4 +1,4 @@
-"""The content of a certificate as rows of titles and words, and as a paragraph of all rows."""
+"""The content of a certificate as rows of titles and words, a summary, and a paragraph of all."""
 
 import textwrap
 
@@ -13,6 +13,45 @@ _WIDTH = 88
 
 Rows = list[tuple[str, str]]
 """Titles and words."""
+
+
+def document(certificate: Content) -> str:
+    """The summary, then a paragraph of everything."""
+    return f"{summary(certificate)}\n\nEVERYTHING IN ONE PARAGRAPH\n{paragraph(certificate)}"
+
+
+def summary(certificate: Content) -> str:
+    """What a privacy officer needs, in about ten rows; the conditions on trust are named."""
+    numbers, delta = certificate.numbers, format_exact(certificate.delta)
+    run = "-" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
+    one_percent = rounded_up(100.0 * numbers.true_positives[0])
+    grounds = [condition.ground for condition in certificate.conditions]
+    rows = [
+        *(("VOID", reason) for reason in certificate.void),
+        ("Cost of the release", f"epsilon = {rounded_up(numbers.epsilon)} at delta = {delta}"),
+        ("One run alone", f"epsilon = {run}"),
+        ("What it means", f"an attack with 1 % false positives finds at most {one_percent} %"),
+        ("Protects", f"{checks.quoted(certificate.setting.unit)}; {certificate.setting.relation}"),
+        ("Released", "; ".join(certificate.setting.released)),
+        ("Withheld", "; ".join(certificate.setting.withheld)),
+        (
+            "Conditions",
+            ", ".join(
+                f"{grounds.count(ground)} {ground.value}" for ground in Ground if ground in grounds
+            ),
+        ),
+        ("On trust", "; ".join(condition.words for condition in certificate.on_trust)),
+        ("Check it", "python -m audit.verify certificate.json"),
+    ]
+    lines = []
+    for title, words in rows:
+        lines += textwrap.wrap(
+            checks.printable(f"{title + ':':21}{words}"),
+            _WIDTH,
+            subsequent_indent=" " * 21,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def paragraph(certificate: Content) -> str:

@@ -21,9 +21,11 @@ from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Ground, bases_of, checkable, most_steps, testable
 from audit.certificate.content import Made, hash_of
 from audit.certificate.declaration import NOT_STATED
+from audit.certificate.larger_numbers import with_stated_costs
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
+from audit.upper_bounds import costs_of
 
 _MAX_BYTES = 10**7
 _MAX_INTEGER = 2**53  # other json readers lose larger integers
@@ -209,9 +211,16 @@ def _verdict(values: Any) -> Verdict:
         return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
     right = replace(certificate, numbers=numbers)
     if problem := _problem(values, right):
-        return _wrong(problem)
+        # A later version may have smaller bounds, with which the certificate is still correct.
+        tuning = certificate.base, certificate.protocol, certificate.delta
+        larger = with_stated_costs(certificate.numbers, numbers, *tuning)
+        if larger is None:
+            return _wrong(problem)
+        right = replace(certificate, numbers=larger)
+        if problem := _problem(values, right):
+            return _wrong(problem)
     evidence = certificate.evidence
-    if evidence is not None and evidence.epsilon_lower > numbers.epsilon:
+    if evidence is not None and evidence.epsilon_lower > right.numbers.epsilon:
         return _wrong(
             f"an audit shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
             "more than the certified epsilon"
@@ -222,15 +231,24 @@ def _verdict(values: Any) -> Verdict:
 
 
 def _lines(right: Certificate) -> Iterator[str]:
+    today = costs_of(right.base, right.protocol, right.delta).smallest
+    stated = right.numbers.epsilon
+    is_larger = stated > today.epsilon * (1.0 + _TOLERANCE)
     claim = (
-        f"({rounded_up(right.numbers.epsilon)}, {format_exact(right.delta)})-DP by "
-        f"{right.numbers.bounds[0]}, if {right.required('on trust')} hold"
+        f"({rounded_up(stated)}, {format_exact(right.delta)})-DP by "
+        f"{today.name if is_larger else right.numbers.bounds[0]}, if "
+        f"{right.required('on trust')} hold"
     )
+    smaller = f"; today's bound is {rounded_up(today.epsilon)}" if is_larger else ""
     if right.void:
-        yield f"void: {'; '.join(right.void)}. Otherwise: {claim}"
+        yield f"void: {'; '.join(right.void)}. Otherwise: {claim}{smaller}"
     else:
-        yield f"correct: {claim}"
-    yield "numbers: recomputed and correct"
+        yield f"correct{smaller}: {claim}"
+    yield (
+        "numbers: recomputed; every stated cost is at least that of today's bounds"
+        if is_larger
+        else "numbers: recomputed and correct"
+    )
     grounds = [one.ground for one in right.conditions]
     counts = ", ".join(
         f"{grounds.count(ground)} {ground.value}" for ground in Ground if ground in grounds

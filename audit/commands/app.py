@@ -124,7 +124,7 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
     epsilon = _cost(run, spec, delta)
     sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
     # Only the epsilon, which a curve may have computed in its process, takes long.
-    sentence = statement_of_tuning(epsilon, delta, run, protocol)
+    sentence = str(statement_of_tuning(epsilon, delta, run, protocol))
     option = "protocol" if protocol.search_repetitions is None else "repetitions"
     command = (
         f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "

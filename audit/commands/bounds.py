@@ -111,16 +111,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cost.main(finished)
     arguments = make_parser().parse_args(argv)
     try:
-        checked_options(arguments)
-        arguments.delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
-        return _bounds_of_tuning(arguments)
+        return print_checked(arguments)
     except ValueError as error:
         return console.report_error(error)
 
 
-def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
-    """Prints the bounds of a protocol and a base, or the solution for a budget."""
-    delta = arguments.delta
+def print_checked(arguments: argparse.Namespace) -> int:
+    """Checks the options and prints the bounds of a tuning, or the solution for a budget."""
+    checked_options(arguments)
+    arguments.delta = delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
     protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
     checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
     if arguments.plot is not None:
@@ -154,16 +153,21 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     compared: list[upper_bounds.ComparedProtocol] = []
     if arguments.compare is not None:
         compared = upper_bounds.compare_protocols(base, arguments.compare, delta)
-    statement = ""
+    statement = None
     if recommended is not None and not total:
         statement = statement_of_tuning(recommended.epsilon, delta, base, protocol)
+    solution = ""
+    if solved == "noise" and isinstance(base, DpSgd):
+        solution = f"noise multiplier = {base.noise_multiplier!r}"
+    elif solved is not None and protocol.mean_runs is not None:
+        solution = f"distribution of K = {protocol.spec}, {protocol.mean_runs:.4g} runs on average"
     answer = Answer(
-        report, protocol, delta, rows, recommended, notes, compared, affordable, statement
+        report, protocol, delta, rows, recommended, notes, compared, affordable, solution, statement
     )
     if arguments.json:
         print(json.dumps(answer.as_dict(), indent=2))
     else:
-        print("\n".join(answer.lines(arguments.compare)))
+        print("\n".join(answer.lines(console.columns(), arguments.all)))
     if arguments.plot is not None:
         # A plot takes up to a minute; with --json, only the json is printed.
         bar: dict[str, Any] = {}

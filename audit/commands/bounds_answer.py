@@ -1,5 +1,7 @@
 """The answer of `audit.bounds` about a protocol, as text and as values for json."""
 
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Protocol
 from audit.upper_bounds import AffordableRepetitions, BaseReport, ComparedProtocol, UpperBound
+from audit.upper_bounds.statement import CostStatement
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Answer:
     notes: Sequence[str]
     compared: Sequence[ComparedProtocol]  # other protocols with the same mean number of runs
     affordable: Sequence[AffordableRepetitions]  # distributions of K that keep the budget
-    statement: str = ""  # the cost as one sentence; empty for several tunings
+    solution: str = ""  # what `--solve` found, in words
+    statement: CostStatement | None = None  # None for several tunings
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as values for json."""
@@ -37,7 +41,7 @@ class Answer:
             "base": asdict(self.base),
             "bounds": [row.as_dict() for row in self.bounds],
             "cost": None if self.cost is None else self.cost.as_dict(),
-            "statement": self.statement,
+            "statement": "" if self.statement is None else str(self.statement),
             "compared": [vars(one) | {"protocol": one.protocol.spec} for one in self.compared],
             "notes": self.notes,
             "affordable": [
@@ -50,61 +54,107 @@ class Answer:
             ],
         }
 
-    def lines(self, runs: float | None) -> Iterator[str]:
-        """The answer as lines of text; `runs` is the mean number of the compared protocols."""
-        yield from self._table()
-        if self.cost is not None:
-            cost = format_rounded(self.cost.epsilon, up=True)
-            yield f"\ncost: {cost} by {self.cost.name}, whatever the score"
-        if self.statement:
-            yield f"statement: {self.statement}"
+    def lines(self, width: int, show_all: bool = False) -> Iterator[str]:
+        """The answer as lines of text, the cost first.
+
+        Args:
+            width: number of columns.
+            show_all: whether to list the bounds that do not apply or need a special score, and the
+                sources of all bounds.
+        """
+        if self.solution:
+            yield self.solution
+        yield from self._cost(width)
         for note in self.notes:
-            yield f"note: {note}"
-        yield from self._comparison(runs)
-        for option in self.affordable:
-            mean = f"{option.repetitions.mean:.4g} runs on average"
-            yield (
-                f"{option.repetitions.spec:24} {mean:22}  expected quantile of the best run "
-                f"{option.expected_quantile:.5f}"
-            )
-
-    def _table(self) -> Iterator[str]:
-        """The bounds, those that do not apply at the end."""
-        protocol, base = self.protocol, self.base
-        name = "protocol" if protocol.search_repetitions is None else "repetitions"
-        runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
-        yield f"{name} {protocol.spec}{runs}, delta = {format_exact(self.delta)}"
-        mu = "" if base.mu is None else f"mu = {format_rounded(base.mu, up=True, digits=6)}; "
-        yield f"holds for: {protocol.assumption}"
-        yield f"base: {mu}{base.description}"
+            yield from textwrap.wrap(f"note: {note}", width, subsequent_indent="  ")
+        if self.compared:
+            yield ""
+            yield from comparison_lines(self.compared)
+        if self.affordable:
+            yield ""
+            yield from _affordable_lines(self.affordable)
         yield ""
-        width = max(len(row.name) for row in self.bounds)
-        yield f"{'bound':{width}}  {'epsilon':>9}  assumptions"
-        for row in self.bounds:
-            if not row.applies:
-                continue
-            way = "down" if row.attained else "up"
-            rounded = (
-                f" (rounded {way} by < {format_rounded(row.error, up=True, digits=1)})"
-                if row.error > 0
-                else ""
-            )
-            epsilon = format_rounded(row.epsilon, up=not row.attained)
-            yield f"{row.name:{width}}  {epsilon:>9}  {row.claim.words_without_protocol}{rounded}"
-            yield f"{'':{width}}  {'':>9}    {row.source}"
-        for row in self.bounds:
-            if not row.applies:
-                yield f"{row.name:{width}}  {'-':>9}  {row.assumes}"
+        yield from self._every_bound(width) if show_all else self._bounds_for_any_score(width)
 
-    def _comparison(self, runs: float | None) -> Iterator[str]:
-        """The costs of several protocols at the same mean number of runs."""
-        if not self.compared:
-            return
-        yield f"\n{runs:g} runs on average, by protocol:"
-        width = max(len(one.title) for one in self.compared)
-        for one in self.compared:
-            epsilon = "-" if one.epsilon is None else format_rounded(one.epsilon, up=True)
-            quantile = ""
-            if one.expected_quantile is not None:
-                quantile = f"  expected quantile of the best {one.expected_quantile:.4f}"
-            yield f"{one.title:{width}}  {epsilon:>9}  {one.bound}{quantile}"
+    def _cost(self, width: int) -> Iterator[str]:
+        """The smallest bound with its conditions, and the base."""
+        protocol = self.protocol
+        name = f"{protocol.spec}, " if protocol.search_repetitions is None else ""
+        runs = ""
+        if protocol.mean_runs is not None:
+            runs = f"{protocol.mean_runs:.4g} runs on average, "
+        base = self.base.description
+        if self.cost is None:
+            yield from textwrap.wrap(f"no bound on epsilon applies to {protocol.spec}", width)
+        else:
+            one_run = self.bounds[0]
+            alone = format_rounded(one_run.epsilon, up=True) if one_run.applies else "-"
+            cost = format_rounded(self.cost.epsilon, up=True)
+            yield f"epsilon = {cost} for the tuning; {alone} for one run alone"
+            about = f"{name}{runs}delta = {format_exact(self.delta)}; by {self.cost.name}"
+            yield from textwrap.wrap(f"{about}; {base}", width)
+        yield ""
+        yield from (
+            self.statement.lines(width)
+            if self.statement
+            else textwrap.wrap(f"holds for: {protocol.assumption}", width)
+        )
+
+    def _bounds_for_any_score(self, width: int) -> Iterator[str]:
+        """The cost of one run, and the bounds that hold for every score."""
+        one_run = self.bounds[0]
+        shown = [row for row in self.bounds if row.applies and row.claim.any_score]
+        names = max(len(row.name) for row in [one_run, *shown])
+        yield f"{'bounds':{names}}  epsilon  for any score"
+        for row in [one_run, *shown]:
+            words = "one run alone" if row is one_run else _title(row.source)
+            line = f"{row.name:{names}}  {format_rounded(row.epsilon, up=True):>7}  "
+            yield line + textwrap.shorten(words, max(width - len(line), 20), placeholder=" ...")
+        yield from textwrap.wrap(
+            "(--all: bounds for special scores, attained values, sources and rounding)", width
+        )
+
+    def _every_bound(self, width: int) -> Iterator[str]:
+        """Every bound with its assumptions and source, those that do not apply at the end."""
+        name_width = max(len(row.name) for row in self.bounds)
+        yield f"{'bound':{name_width}}  {'epsilon':>9}  assumptions"
+        for row in sorted(self.bounds, key=lambda row: not row.applies):
+            epsilon, text = "-", row.assumes
+            if row.applies:
+                epsilon = format_rounded(row.epsilon, up=not row.attained)
+                text = row.claim.words_without_protocol
+                if row.error > 0:
+                    way = "down" if row.attained else "up"
+                    text += f" (rounded {way} by < {format_rounded(row.error, True, digits=1)})"
+            first = f"{row.name:{name_width}}  {epsilon:>9}  "
+            later = " " * len(first)
+            yield from textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later)
+            if row.applies:
+                yield from textwrap.wrap(
+                    row.source, width, initial_indent=f"{later}  ", subsequent_indent=f"{later}  "
+                )
+
+
+def _title(source: str) -> str:
+    """The name of a theorem or a method, without its details."""
+    return re.split(r": | \(|; ", source)[0]
+
+
+def comparison_lines(compared: Sequence[ComparedProtocol]) -> Iterator[str]:
+    """The costs of several protocols at the same mean number of runs."""
+    width = max(len(one.title) for one in compared)
+    yield f"{'':{width}}  epsilon  quantile of the best run"
+    for one in compared:
+        epsilon = "-" if one.epsilon is None else format_rounded(one.epsilon, up=True)
+        quantile = one.expected_quantile
+        shown = "" if quantile is None else f"{quantile:.4f}"
+        yield f"{one.title:{width}}  {epsilon:>7}  {shown:6}  {one.bound}".rstrip()
+
+
+def _affordable_lines(affordable: Sequence[AffordableRepetitions]) -> Iterator[str]:
+    """The distributions of K within a budget."""
+    width = max(len(option.repetitions.spec) for option in affordable)
+    yield f"{'distribution of K':{width}}  mean K  expected quantile of the best run"
+    for option in affordable:
+        mean = f"{option.repetitions.mean:.4g}"
+        yield f"{option.repetitions.spec:{width}}  {mean:>6}  {option.expected_quantile:.5f}"

@@ -7,7 +7,8 @@ from audit import accounting, checks, console, protocols
 from audit.errors import InvalidInput
 from audit.upper_bounds import inverse
 
-_SOLVES = ("noise", "runs", "distribution")
+SOLVES = ("noise", "runs", "distribution")
+"""What can be solved for."""
 
 
 _EXAMPLES = {
@@ -86,6 +87,7 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
     "output": {
         "compare": (float, "RUNS", "also compare all protocols at this mean number of runs"),
         "plot": (str, "FILE", "plot epsilon over runs by protocol"),
+        "all": (bool, "", "also list bounds for special scores, sources and rounding"),
         "json": (bool, "", "json instead of a table"),
     },
     console.RARE: {
@@ -119,6 +121,18 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
 }
 """The options, in groups; see `console.Parser.add_options`."""
 
+
+def part(title: str) -> dict[str, dict[str, console.Option]]:
+    """One group of options, for a command that needs only a part of them."""
+    return {title: _OPTIONS[title]}
+
+
+def named(names: Iterable[str]) -> dict[str, console.Option]:
+    """Some options, by name."""
+    options = {name: option for group in _OPTIONS.values() for name, option in group.items()}
+    return {name: options[name] for name in names}
+
+
 _DEFAULTS = {
     "protocol": "search",
     "delta": 1e-5,
@@ -135,7 +149,7 @@ BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base",
 _PROTECTED = frozenset({"neighbours", "group_size"})
 _ONE_RUN = _SAMPLING | BASES | _PROTECTED | {"delta_base", "accounting"}
 _REPORT = frozenset(
-    {"imports", "protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"}
+    {"imports", "protocol", "repetitions", "delta", "compare", "plot", "all", "json", "accounting"}
 )
 _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
@@ -180,7 +194,7 @@ def checked_options(arguments: argparse.Namespace) -> str:
     if "solve" in given:
         if arguments.solve == "law":  # its name in version 2
             arguments.solve = "distribution"
-        arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
+        arguments.solve = checks.one_of("solve", arguments.solve, SOLVES)
     if "neighbours" in given:
         arguments.neighbours = checks.one_of(
             "neighbours", arguments.neighbours, accounting.NEIGHBOURS

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +91,7 @@ def make_parser() -> console.Parser:
         "an Optuna storage.",
         examples=_EXAMPLES,
     )
+    parser.add_imports()
     parser.add_argument(
         "source", nargs="+", metavar="SOURCE", help="the runs; several sources are one tuning"
     )
@@ -112,7 +114,7 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {
         name: value
         for name, value in vars(arguments).items()
-        if value is not None and name not in ("source", "json", "repetitions")
+        if value is not None and name not in ("source", "json", "repetitions", "imports")
     }
     if arguments.base is not None:
         options["base"] = accounting.parse_mechanism(arguments.base)
@@ -123,7 +125,13 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(cost.as_dict() | {"notes": notes}, indent=2))
     else:
-        print("\n".join([*map(checks.printable, cost.lines), *(f"note: {note}" for note in notes)]))
+        width = console.columns()
+        for line in [*cost.lines, *(f"note: {note}" for note in notes)]:
+            line = checks.printable(line)
+            if line.startswith("statement: ") and cost.cost_statement is not None:
+                print("\n".join(["", *map(checks.printable, cost.cost_statement.lines(width)), ""]))
+            else:
+                print("\n".join(textwrap.wrap(line, width, subsequent_indent="  ")))
     return console.OK
 
 

@@ -61,6 +61,9 @@ def make_parser() -> console.Parser:
     parser.add_argument(
         "--json", action="store_true", help="print everything as json instead of a table"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="print every bound with its conditions, not the answer"
+    )
     settings = {field.name: field for field in fields(AuditConfig)}
     named = [name for names in _GROUPS.values() for name in names]
     for title, names in _GROUPS.items():
@@ -105,7 +108,7 @@ def _number_or_text(kind: type) -> Callable[[str], Any]:
 def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
     """The audits of a command line: one, or one per preset."""
     options = vars(make_parser().parse_args(argv))
-    del options["json"], options["list_presets"]
+    del options["json"], options["all"], options["list_presets"]
     return _configs(options)
 
 
@@ -200,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_all(options: dict[str, Any]) -> int:
     del options["list_presets"]
-    as_json = options.pop("json")
+    as_json, show_all = options.pop("json"), options.pop("all")
     configs, reports, code = _configs(options), [], console.OK
     # With --json, only the json goes to stdout.
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
@@ -208,7 +211,7 @@ def _run_all(options: dict[str, Any]) -> int:
             found = run(config)
             reports += found
             if not as_json:
-                _print(config, found)
+                _print(config, found, show_all)
                 if len(configs) > 1:
                     print()
         if len(configs) > 1:
@@ -261,11 +264,11 @@ def _signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print(config: AuditConfig, reports: "Sequence[Report]") -> None:
+def _print(config: AuditConfig, reports: "Sequence[Report]", show_all: bool) -> None:
     from audit.report.text import to_text
 
     for view, report in zip(config.views, reports, strict=True):
-        print(to_text(report))
+        print(to_text(report, show_all))
         print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
     if len(reports) > 1:
         print(f"\n{config.threat}, canary {config.canary}: shared runs, so results are correlated.")

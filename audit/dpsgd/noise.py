@@ -56,7 +56,8 @@ def gaussian_steps(
     numbers = torch.empty(len(seeds), size)
     is_single = like.dtype == torch.float32
     exact = torch.from_numpy(scales)[:, None]
-    factors = scales.astype(np.float32) if is_single else np.ones(len(seeds), np.float32)
+    with np.errstate(over="ignore"):  # a run with infinite noise diverges, which is reported
+        factors = scales.astype(np.float32) if is_single else np.ones(len(seeds), np.float32)
     for step in range(steps):
         fill_normals(numbers, seeds, _NOISE, step, factors)
         yield numbers if is_single else numbers.to(like.dtype) * exact

@@ -33,6 +33,10 @@ class Candidate(NamedTuple):
     """Factor m of the earlier steps; 0 for none."""
 
 
+MAX_SCALE = 1e100
+"""Limit of learning rates and clipping norms: squares of their products with noise are floats."""
+
+
 def several_numbers(
     name: str, values: object, high: float = float("inf"), *, closed_low: bool = False
 ) -> tuple[float, ...]:
@@ -85,8 +89,8 @@ class DpSgdSettings:
         checks.validate(self, "noise_multiplier", checks.interval, 0)
         checks.validate(self, "sampling_rate", checks.interval, 0, 1, closed_high=True)
         checks.validate(self, "model", checks.one_of, MODELS, dotted=True)
-        checks.validate(self, "max_grad_norm", several_numbers)
-        checks.validate(self, "learning_rates", several_numbers)
+        checks.validate(self, "max_grad_norm", several_numbers, MAX_SCALE)
+        checks.validate(self, "learning_rates", several_numbers, MAX_SCALE)
         checks.validate(self, "momentum", several_numbers, 1.0, closed_low=True)
 
     @functools.cached_property

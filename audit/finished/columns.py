@@ -12,7 +12,7 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.numbers_from_text import is_ambiguous, read_number, why_not_a_number
+from audit.numbers_from_text import read_number, why_not_a_number
 
 ROLES = {
     "noise_multiplier": "standard deviation of the noise in clipping norms",
@@ -29,6 +29,12 @@ ROLES = {
 
 IGNORE = "ignore"
 """The role to map a column to that is not about privacy."""
+
+RUN = "run"
+"""The role of a column that identifies runs, if a table has several rows for each."""
+
+_SAME_MEANING = {"target_delta": "delta"}
+"""Names of options of this package that state the same as a role."""
 
 STATE_COLUMNS = ("state", "status")
 """Names of columns with the state of a run."""
@@ -78,6 +84,11 @@ _GREEK = {"\u03c3": "sigma", "\u03b5": "epsilon", "\u03f5": "epsilon", "\u03c4":
 _MISSING = frozenset({"", "nan", "none", "null", "na", "n/a", "<na>", "-"})
 _MAX_LISTED = 160
 """Characters of a list of columns in a message."""
+
+
+def name_set(text: str) -> frozenset[str]:
+    """Names that are separated by spaces, as a set."""
+    return frozenset(text.split())
 
 
 def is_missing(value: object) -> bool:
@@ -148,7 +159,7 @@ def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
             f"columns must be a mapping from columns to roles, got {checks.one_line(columns)}"
         )
     mapping = {
-        str(name): checks.one_of("the role of a column", role, (*ROLES, IGNORE))
+        str(name): checks.one_of("the role of a column", role, (*ROLES, RUN, IGNORE))
         for name, role in columns.items()
     }
     used = [role for role in mapping.values() if role != IGNORE]
@@ -237,10 +248,14 @@ def roles_of(
     for column, values in columns.items():
         name = without_prefix(column)
         role = roles.get(column)
-        if role is None and name in ROLES and name not in mapped and column not in own:
-            role = name
+        meaning = _SAME_MEANING.get(name, name)
+        if role is None and meaning in ROLES and meaning not in mapped and column not in own:
+            role = meaning
         has_numbers = any(map(looks_like_a_number, values))
-        if role == IGNORE or all(map(is_missing, values)) or (role is None and column in own):
+        no_role = role in (IGNORE, RUN) or (
+            role is None and (column in own or _is_one(name, values))
+        )
+        if no_role or all(map(is_missing, values)):
             other.append(column)
         elif role is not None:
             used[column] = role
@@ -250,6 +265,12 @@ def roles_of(
             other.append(column)
     _check_unique(used, columns, where)
     return ColumnRoles(used, tuple(other), doubtful)
+
+
+def _is_one(name: str, values: Iterable[object]) -> bool:
+    """Whether a column says that a step has one batch, without accumulation of gradients."""
+    one = all(is_missing(value) or str(value).strip() in ("1", "1.0") for value in values)
+    return one and "accum" in "".join(words_of(name))
 
 
 def _check_unique(
@@ -372,9 +393,18 @@ def _known_kinds(roles: Set[str]) -> set[str]:
     return kinds
 
 
+FUNCTIONS = name_set(
+    "log log2 log10 ln inv inverse reciprocal squared sq sqrt square percent percentage pct k "
+    "thousand thousands neg"
+)
+"""Words in names of columns whose values are not the quantity itself."""
+
+
 def _likely_role(name: str, kind: str) -> str:
     """The role to which a doubtful column may be mapped; empty if it needs a calculation first."""
     words = words_of(name)
+    if FUNCTIONS & set(words) or "%" in name:
+        return ""
     if "per" in words or "accum" in "".join(words):
         return ""  # such as the batch of one of several devices, or steps of one epoch
     if kind == _LENGTH and ("epoch" in "".join(words) or {"ep", "neps"} & set(words)):
@@ -399,15 +429,30 @@ def doubt(refused: Mapping[str, str], where: str) -> str:
     ways = [f"add --columns '{mapping}' (in Python, columns=)"] if mapping else []
     if not all(likely.values()):
         ways.append(
-            "give the rate and the steps of whole batches (--sampling-rate, --steps) and map sizes "
-            f"of parts of a batch to {IGNORE}"
+            "give the rate and the steps of whole batches (--sampling-rate, --steps) and "
+            f"map columns of parts of a batch or in other units to {IGNORE}"
         )
+    ways += [IN_CLIPPING_NORMS.format(column=name) for name in likely if not_in_norms(name)][:1]
     return (
         f"{where} must have only columns whose meaning is known, but {may_be[:300]}: "
         f"{' and '.join(ways)}, or ={IGNORE} for a column that is not about privacy"
     )
 
 
-def ambiguous(value: object) -> bool:
-    """Whether a cell is text such as 1.000."""
-    return isinstance(value, str) and is_ambiguous(value)
+IN_CLIPPING_NORMS = (
+    "do so for {column} only if it is in units of the clipping norm (a noise multiplier is the "
+    "standard deviation divided by the clipping norm)"
+)
+
+
+def not_in_norms(name: str) -> bool:
+    """Whether a noise may be a standard deviation in absolute units, by its name.
+
+    Example:
+        >>> not_in_norms("noise_std"), not_in_norms("noise_multiplier")
+        (True, False)
+    """
+    words = set(words_of(without_prefix(name)))
+    return (
+        bool(words & {"std", "stddev", "scale", "deviation", "sd"}) and "mult" not in name.lower()
+    )

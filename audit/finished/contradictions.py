@@ -2,53 +2,396 @@
 
 A column of a config is often not needed, such as `max_steps` next to `steps`. If it says that a run
 was less private than the mechanism that follows from the other columns, the bound could be too
-small, so the table is refused until the user says which column holds.
+small, so the table is refused until the user says which column holds. Each kind of such a column is
+one function in `_RULES`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from audit import checks
 from audit.accounting import DpSgd, Mechanism
 from audit.errors import InvalidInput
-from audit.finished.columns import IGNORE, is_missing, without_prefix, words_of
+from audit.finished.columns import IGNORE, is_missing, name_set, without_prefix, words_of
 from audit.finished.material import Material
-from audit.finished.runs import RunSettings, is_false
+from audit.finished.runs import ACCOUNTANTS, RunSettings, is_false
 from audit.numbers_from_text import read_number
+from audit.numerics import memoize
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_PRIVATE = _names(
+_PRIVATE = name_set(
     "dp private isdp isprivate usedp useprivacy enabledp enableprivacy withdp dpsgd "
     "usedpsgd differentialprivacy differentiallyprivate privacy"
 )
-_NOT_PRIVATE = _names(
+_NOT_PRIVATE = name_set(
     "disabledp nodp nonprivate notprivate withoutdp disableprivacy nonprivatebaseline"
 )
 """Names of flags, without spaces and in lower case."""
 
-_TRAININGS = _names(
+_TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
-    "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions"
+    "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
+    "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
+    "trialsperconfig runsperconfig nbags"
 )
-_RECORDS = _names(
+_RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
-    "numexamples"
+    "numexamples maxtrainsamples maxtrainexamples trainsamples trainexamples trainset trainlen "
+    "lentrain trainsubset subsetsize nsubset datasize samplesize nsamples numsamples "
+    "traindatasize trainingsize trainingsetsize ntraining numtraining maxsamples maxexamples "
+    "numtrainrecords ntrainrecords ndata numdata"
 )
-_SCHEDULES = _names("scheduler schedule scheduling decay anneal annealing")
-_CONSTANT = _names("constant const fixed false no off 0 0.0 1 1.0")
-_OTHER_NOISES = _names("label labels input image pixel aug augmentation exploration")
-_OTHER_LENGTHS = _names("eval save log logging test val validation print checkpoint")
+_PARTS = name_set("fraction frac ratio portion percent percentage pct proportion share split size")
+_PARTS_OF_TRAINING = name_set("train training subset data dataset samples records subsample")
+_PARTS_HELD_OUT = name_set("val valid validation test holdout heldout dev eval")
+_NO_PARTS = name_set("batch sampling noise lr learning label labels warmup clip gen synthetic")
+_DEVICES = name_set(
+    "ngpus ngpu numgpus numgpu gpus gpucount worldsize numprocesses nprocesses nprocs nproc "
+    "nprocpernode numdevices ndevices devices devicecount gpuspernode devicespernode numnodes "
+    "nnodes numreplicas nreplicas replicas numreplicasinsync dataparallelsize dpsize dpworldsize "
+    "numaccelerators tpucores numtpucores numshards cudavisibledevices localworldsize"
+)
+_WORKERS = name_set("numworkers nworkers workers")
+"""Numbers of data-parallel trainers in Ray, and of loading processes in torch."""
+
+_ADAPTIVE = name_set("adaptive quantile adaclip adaptiveclipping geometricadaptive")
+_ADAPTIVE_PARAMETERS = name_set(
+    "sigmab sigmau unclippednumstd unclippedcountstd unclippednumstddev clippedcountstddev "
+    "clippedcountstd clippingcountstd countstd countnoise countnoisemultiplier bitnoise "
+    "targetunclippedquantile targetquantile unclippedquantile targetunclippedfraction "
+    "clippinglearningrate cliplearningrate clipboundlearningrate quantilelr cliplr "
+    "minclipbound maxclipbound initialclipbound quantilelearningrate clippingquantile"
+)
+_GROUPS = name_set(
+    "groupsize dpgroupsize recordsperuser samplesperuser recordsperperson "
+    "examplesperuser maxrecordsperuser maxexamplesperuser maxcontributions "
+    "contributionbound maxcontributionsperuser"
+)
+_USER_LEVEL = name_set(
+    "userlevel userleveldp isuserlevel clientlevel clientleveldp grouplevel "
+    "patientlevel groupprivacy userlevelprivacy"
+)
+_UNITS = name_set("privacyunit unitofprivacy dpunit privacylevel dplevel privacygranularity")
+_RECORD_UNITS = name_set(
+    "record records example examples sample samples instance item row point "
+    "examplelevel recordlevel samplelevel instancelevel datapoint "
+    "itemlevel image images"
+)
+_RELATIONS = name_set(
+    "neighbours neighbors neighbouring neighboring adjacency relation dprelation "
+    "neighbouringrelation neighboringrelation adjacencyrelation "
+    "adjacencytype"
+)
+_REPLACED = re.compile(r"repl|subst|chang|swap|^bounded")
+_BATCHINGS = name_set(
+    "sampler sampling batchsampling batchsampler batching samplingmethod "
+    "samplingscheme samplingstrategy batchmode dataloader loader"
+)
+_SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
+_RESUMED = name_set(
+    "resumedfrom resumefrom resume resumed continuedfrom continuefrom resumecheckpoint "
+    "resumefromcheckpoint warmstartfrom parentcheckpoint"
+)
+_STARTS = name_set("startstep startepoch initialepoch initialstep stepoffset epochoffset")
+_MECHANISMS = name_set(
+    "mechanism noise algorithm algo method optimizer optimiser dp privacy trainer approach type"
+)
+_OTHER_MECHANISMS = (
+    *("laplace", "ftrl", "tree", "bandmf", "matrixfactor", "correlated", "skellam", "pate"),
+    *("nonprivate", "nondp", "nodp", "withoutdp", "withoutprivacy", "labeldp", "localdp"),
+)
+_CLIPPING_NORMS = name_set(
+    "maxgradnorm maxpersamplegradnorm l2normclip clipnorm clippingnorm clipping clippingthreshold "
+    "clippingbound clipbound persampleclipping l2clip dpclip"
+)
+_SCORED_ON = name_set("scoredon validationdata valdata evaldata scoredata selectiondata")
+_SCHEDULES = name_set("scheduler schedule scheduling decay anneal annealing")
+_CONSTANT = name_set("constant const fixed false no none off 0 0.0 1 1.0")
+_OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
+_OTHER_LENGTHS = name_set("eval save log logging test val validation print checkpoint")
 _MARGIN = 1.01
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """One cell with a statement about its run.
+
+    Attributes:
+        words: the words of the last part of its column's name.
+        cell: the cell.
+        roles: the roles that columns and settings have.
+        settings: what holds for all runs.
+        batch_column: the words of the column with the batch size; empty without one.
+        batch_size: the batch size of the run; None without one.
+    """
+
+    words: Sequence[str]
+    cell: object
+    roles: frozenset[str]
+    settings: RunSettings
+    batch_column: Sequence[str] = ()
+    batch_size: object = None
+
+    @property
+    def name(self) -> str:
+        """The name of the column without spaces, in lower case."""
+        return "".join(self.words)
+
+    @property
+    def text(self) -> str:
+        """The cell in lower case, without spaces and punctuation."""
+        return re.sub(r"[^a-z0-9.]", "", str(self.cell).lower())
+
+    @property
+    def number(self) -> float | None:
+        """The number in the cell; None if it has none."""
+        return _number(self.cell)
+
+    @property
+    def rate_from_batches(self) -> bool:
+        """Whether the sampling rate follows from a batch size and the number of records."""
+        return "sampling_rate" not in self.roles and "batch_size" in self.roles
+
+
+def _other_privacy(statement: _Statement) -> str:
+    private, cell = statement.name in _PRIVATE, statement.cell
+    if (private and is_false(cell)) or (statement.name in _NOT_PRIVATE and _is_true(cell)):
+        return "runs with differential privacy only, because no bound holds for the others"
+    return ""
+
+
+def _several_trainings(statement: _Statement) -> str:
+    several = statement.number is not None and statement.number > 1.0
+    return "one row for each training" if statement.name in _TRAININGS and several else ""
+
+
+def _varying_noise(statement: _Statement) -> str:
+    words = set(statement.words)
+    if not ({"noise", "sigma"} & words and _SCHEDULES & words):
+        return ""
+    constant = str(statement.cell).strip().lower() in _CONSTANT
+    return "" if constant else "runs with constant noise, or the smallest noise of each run"
+
+
+def _fewer_records(statement: _Statement) -> str:
+    number, records = statement.number, statement.settings.records
+    if statement.name not in _RECORDS or number is None or records is None:
+        return ""
+    fewer = 1.0 < number < records
+    return f"runs on all {records} records (--records)" if fewer else _part(statement)
+
+
+def _part_of_the_records(statement: _Statement) -> str:
+    words = set(statement.words)
+    training, held_out = words & _PARTS_OF_TRAINING, words & _PARTS_HELD_OUT
+    if not words & _PARTS or not (training or held_out) or words & _NO_PARTS:
+        return ""
+    return _part(statement)
+
+
+def _part(statement: _Statement) -> str:
+    """The problem of a share of the records, if the number of records gives the rate."""
+    text = str(statement.cell).strip()
+    percent = {"percent", "percentage", "pct"} & set(statement.words) or text.endswith("%")
+    number = _number(text.removesuffix("%"))
+    if number is None or not statement.rate_from_batches:
+        return ""
+    if not 0.0 < number < (100.0 if percent else 1.0):
+        return ""
+    return (
+        "as --records only the records that its runs trained on (if this holds, map the column to "
+        "ignore)"
+    )
+
+
+def _several_devices(statement: _Statement) -> str:
+    if not statement.rate_from_batches:
+        return ""
+    partial = {"per", "local", "device", "micro", "worker"} & set(statement.batch_column)
+    if statement.name in _DEVICES or (statement.name in _WORKERS and partial):
+        listed = re.fullmatch(r"\[?\s*\d+(?:\s*,\s*\d+)+\s*\]?", str(statement.cell).strip())
+        count = str(statement.cell).count(",") + 1 if listed else statement.number
+        if count is not None and count > 1.0:
+            return (
+                "as batch_size the records of one step on all devices together (if this holds, map "
+                "the column to ignore)"
+            )
+    return ""
+
+
+def _dropped_batches(statement: _Statement) -> str:
+    dropped = statement.name in ("droplast", "dataloaderdroplast") and _is_true(statement.cell)
+    if dropped and statement.rate_from_batches and not statement.settings.drop_last:
+        return "its loader as it is stated: pass --drop-last (in Python, drop_last=True)"
+    return ""
+
+
+def _adaptive_clipping(statement: _Statement) -> str:
+    name, words = statement.name, set(statement.words)
+    clips = any("clip" in word for word in words)
+    flagged = clips and (words & _ADAPTIVE or name in _ADAPTIVE)
+    named = clips and any(word in statement.text for word in ("adapt", "quantile", "adaclip"))
+    # With other names, the value is a flag, a fraction or a name; zero and false switch it off.
+    chosen = name in _ADAPTIVE_PARAMETERS or flagged
+    off = is_false(statement.cell) or statement.text in ("none", "off", "null")
+    if not (named or (chosen and not off)):
+        return ""
+    return (
+        "the noise multiplier that covers the gradients and the noisy count of clipped gradients "
+        "together, which adaptive clipping releases in every step"
+    )
+
+
+def _groups_of_records(statement: _Statement) -> str:
+    if statement.settings.group_size != 1:
+        return ""
+    several = statement.number is not None and statement.number > 1.0
+    unit = statement.text.replace("level", "").removesuffix("dp")
+    other_unit = statement.name in _UNITS and statement.number is None and not (
+        unit in _RECORD_UNITS or statement.text in _RECORD_UNITS
+    )  # fmt: skip
+    if (statement.name in _GROUPS and several) or other_unit or (
+        statement.name in _USER_LEVEL and _is_true(statement.cell)
+    ):  # fmt: skip
+        return (
+            "the records of one person protected one by one, or their number as --group-size (in "
+            "Python, group_size=)"
+        )
+    return ""
+
+
+def _replaced_records(statement: _Statement) -> str:
+    if statement.name not in _RELATIONS or not _REPLACED.search(statement.text):
+        return ""
+    stated = statement.settings.neighbours
+    return "" if stated == "replace-one" else "the neighbours that are stated: pass --neighbours"
+
+
+def _shuffled_batches(statement: _Statement) -> str:
+    shuffled = any(word in statement.text for word in _SHUFFLED)
+    if statement.name not in _BATCHINGS or not shuffled:
+        return ""
+    drawn = statement.settings.batches
+    return "" if drawn == "shuffled" else "batches as they are stated: pass --batches shuffled"
+
+
+def _other_accountant(statement: _Statement) -> str:
+    stated = statement.settings.accountant
+    named = statement.text if statement.text in ACCOUNTANTS else ""
+    if statement.name not in ("accountant", "accountanttype", "dpaccountant") or not named:
+        return ""
+    computed = "target_epsilon" in statement.roles and "noise_multiplier" not in statement.roles
+    if stated in (None, named) or not computed:
+        return ""
+    return f"its noise by the accountant that is stated: pass --accountant {named}"
+
+
+def _averaged_clipping(statement: _Statement) -> str:
+    """Microbatches of several records, of which only the mean gradient is clipped."""
+    number = statement.number
+    if number is None or "microbatch" not in statement.name:
+        return ""
+    several = number > 1.0
+    if "size" not in statement.words:
+        size = _number(statement.batch_size)
+        several = size is None or number < size
+    if not several:
+        return ""
+    return (
+        "the gradient of each record clipped, because the mean of a microbatch is more sensitive "
+        "(if each is clipped, map the column to ignore)"
+    )
+
+
+def _resumed(statement: _Statement) -> str:
+    number, words = statement.number, set(statement.words)
+    resumed = statement.name in _RESUMED and not (is_false(statement.cell) or number == -1.0)
+    started = statement.name in _STARTS and number is not None and number > 0.0
+    in_phases = any(word.startswith(("phase", "stage")) for word in words)
+    phase = in_phases and words & {"steps", "epochs"} and bool(number)
+    if not (resumed or started or phase):
+        return ""
+    return (
+        "the length of each whole run, with what was trained before it was resumed and in other "
+        "phases (if this holds, map the column to ignore)"
+    )
+
+
+def _other_mechanism(statement: _Statement) -> str:
+    named = set(statement.words) & _MECHANISMS and statement.number is None
+    other = any(part in statement.text for part in _OTHER_MECHANISMS)
+    local = statement.name in ("labeldp", "localdp", "ldp") and _is_true(statement.cell)
+    no_noise = statement.name in ("noisetype", "mechanism", "dpmechanism") and statement.text in (
+        "none", "no", "off"
+    )  # fmt: skip
+    if not ((named and other) or local or no_noise):
+        return ""
+    return "runs of DP-SGD with independent Gaussian noise only, or the curve of each other run"
+
+
+def _no_clipping(statement: _Statement) -> str:
+    number = statement.number
+    unlimited = number is not None and not 0.0 < number < float("inf")
+    off = is_false(statement.cell) or statement.text in ("off", "disabled", "nan")
+    if statement.name not in _CLIPPING_NORMS or not (unlimited or off):
+        return ""
+    return "clipped gradients, because the noise of others has no effect that a bound could use"
+
+
+def _private_scores(statement: _Statement) -> str:
+    if statement.name not in _SCORED_ON or "private" not in statement.text:
+        return ""
+    return "" if "nonprivate" in statement.text else (
+        "scores that depend on public records only, or that are private themselves"
+    )  # fmt: skip
+
+
+def _without_replacement(statement: _Statement) -> str:
+    named = statement.name in ("replacement", "withreplacement", "samplingwithreplacement")
+    poisson = statement.settings.batches == "poisson"
+    return (
+        "batches as they are stated: pass --batches shuffled"
+        if named and poisson and is_false(statement.cell)
+        else ""
+    )
+
+
+def _summary_row(statement: _Statement) -> str:
+    summary = statement.text in ("total", "mean", "average", "avg", "sum", "median", "std")
+    named = statement.name in ("name", "run", "runname", "id", "trial", "")
+    return "one row for each run and no row with a summary of others" if summary and named else ""
+
+
+_RULES: tuple[Callable[[_Statement], str], ...] = (
+    _other_privacy,
+    _several_trainings,
+    _varying_noise,
+    _fewer_records,
+    _part_of_the_records,
+    _several_devices,
+    _dropped_batches,
+    _adaptive_clipping,
+    _groups_of_records,
+    _replaced_records,
+    _shuffled_batches,
+    _other_accountant,
+    _averaged_clipping,
+    _resumed,
+    _other_mechanism,
+    _no_clipping,
+    _private_scores,
+    _without_replacement,
+    _summary_row,
+)
+"""What a table must have and has not, by one cell; empty if the cell says nothing."""
 
 
 def refuse_other_trainings(
     columns: Mapping[str, Sequence[Any]],
     mapping: Mapping[str, str],
+    used: Mapping[str, str],
     settings: RunSettings,
     where: str,
 ) -> None:
@@ -57,40 +400,37 @@ def refuse_other_trainings(
     Args:
         columns: the values of each column.
         mapping: roles of columns; a column that is mapped is not examined.
+        used: the role of each column that describes a run.
         settings: what holds for all runs.
         where: the table, in words.
 
     Raises:
         InvalidInput: a column states this.
     """
+    roles = frozenset((*used.values(), *settings.constants))
+    batch_columns = [column for column, role in used.items() if role == "batch_size"]
+    batch_words = _last_words(batch_columns[0]) if batch_columns else []
+    number_of_rows = max(map(len, columns.values()), default=0)
+    for_all = settings.constants.get("batch_size")
+    sizes = columns[batch_columns[0]] if batch_columns else [for_all] * number_of_rows
     for column, cells in columns.items():
-        if column in mapping or without_prefix(column) in mapping:
+        if column in mapping or without_prefix(column) in mapping or column in used:
             continue
-        for cell in cells:
-            if not is_missing(cell) and (problem := _problem(column, cell, settings)):
+        words = _last_words(column)
+        rows = zip(map(str, cells), sizes, map(is_missing, cells), strict=True)
+        for cell, size in dict.fromkeys((cell, size) for cell, size, empty in rows if not empty):
+            statement = _Statement(words, cell, roles, settings, batch_words, size)
+            problem = next(filter(None, (rule(statement) for rule in _RULES)), "")
+            if problem:
                 raise InvalidInput(
                     f"{where} must have {problem}, got {checks.one_line(cell)} in column "
                     f"{checks.one_line(column)}; {_or_ignore(column)}"
                 )
 
 
-def _problem(column: str, cell: object, settings: RunSettings) -> str:
-    """What a row must be and is not, by one cell; empty if the cell says nothing."""
-    words = words_of(without_prefix(column).replace("/", ".").rpartition(".")[2])
-    name = "".join(words)
-    if (name in _PRIVATE and is_false(cell)) or (name in _NOT_PRIVATE and _is_true(cell)):
-        return "runs with differential privacy only, because no bound holds for the others"
-    number = _number(cell)
-    if name in _TRAININGS and number is not None and number > 1.0:
-        return "one row for each training"
-    if {"noise", "sigma"} & set(words) and _SCHEDULES & set(words):
-        constant = str(cell).strip().lower() in _CONSTANT
-        return "" if constant else "runs with constant noise, or the smallest noise of each run"
-    if name in _RECORDS and number is not None and settings.records is not None:
-        # A number in (0, 1] is a fraction of an unknown number of records.
-        fewer = 1.0 < number < settings.records
-        return f"runs on all {settings.records} records (--records)" if fewer else ""
-    return ""
+def _last_words(column: str) -> list[str]:
+    """The words of a column's name without its groups, such as `data/` or `dp.`."""
+    return words_of(without_prefix(column).replace("/", ".").rpartition(".")[2])
 
 
 def refuse_less_private(
@@ -135,6 +475,8 @@ def _exceeded(column: str, kind: str, number: float, run: DpSgd, shuffled: bool)
     if kind == "rate" and (words & {"q", "tau"} or ({"rate", "prob"} & words and len(words) > 1)):
         larger = run.sampling_rate * _MARGIN < number <= 1.0
         return f"sampling rate {run.sampling_rate:g}" if larger else ""
+    if kind == "epsilon" and number > _MARGIN_OF_EPSILONS * _largest_epsilon(run):
+        return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}"
     if kind == "length" and not words & _OTHER_LENGTHS and "per" not in words:
         # The tracker's own counter of logged rows begins with an underscore.
         if without_prefix(column).startswith("_"):
@@ -145,6 +487,17 @@ def _exceeded(column: str, kind: str, number: float, run: DpSgd, shuffled: bool)
         steps = number / run.sampling_rate if epochs else number
         return f"{run.steps} steps" if steps > run.steps * _MARGIN + 2.0 else ""
     return ""
+
+
+_SMALL_DELTA = 1e-7
+_MARGIN_OF_EPSILONS = 1.2
+"""Accountants that reported a larger epsilon for the run, at any delta in use, are refuted."""
+
+
+@memoize(64)
+def _largest_epsilon(run: DpSgd) -> float:
+    """An epsilon that no accountant in use exceeds by much, with Renyi divergences."""
+    return run.renyi_epsilon(_SMALL_DELTA)
 
 
 def _or_ignore(column: str) -> str:

@@ -1,7 +1,10 @@
 """What the material of a finished tuning shows about how its candidates were chosen."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from audit.finished.columns import name_set
 
 GRID, RANDOM, SEQUENTIAL = "grid", "random", "sequential"
 
@@ -27,6 +30,11 @@ STATES = {
     "aborted": FAILED,
     "preempted": FAILED,
     "preempting": FAILED,
+    "oom": FAILED,
+    "out of memory": FAILED,
+    "timeout": FAILED,
+    "timed out": FAILED,
+    "cuda out of memory": FAILED,
     "pruned": PRUNED,
     "early_stopped": PRUNED,
     "early stopped": PRUNED,
@@ -86,8 +94,21 @@ def combined(parts: Sequence[Evidence]) -> Evidence:
 
 
 def state_of(word: object) -> str | None:
-    """The state of a run that a tracker names; None for an unknown word."""
-    return STATES.get(str(word).strip().lower().rpartition(".")[2])
+    """The state of a run that a tracker names; None for an unknown word.
+
+    Of several words, such as "killed by OOM", the first one counts, if it states a failure.
+
+    Example:
+        >>> state_of("TrialState.COMPLETE"), state_of("Failed: out of memory"), state_of("Ohio")
+        ('complete', 'failed', None)
+    """
+    text = str(word).strip().lower()
+    state = STATES.get(text.rpartition(".")[2])
+    if state is None:
+        first = re.match(r"[a-z]+", text)
+        state = STATES.get(first.group()) if first else None
+        return state if state == FAILED else None
+    return state
 
 
 def evidence_of_states(states: Iterable[str]) -> Evidence:
@@ -136,6 +157,41 @@ def evidence_of_repetitions(candidates: Sequence[tuple[object, ...]]) -> Evidenc
         reason = f"{words}, which independent draws of continuous numbers never do"
         return Evidence(None, (reason,), (words,))
     return Evidence(None, (), (words,))
+
+
+_RESULT_WORDS = name_set(
+    "acc accuracy loss score f1 auc auroc precision recall metric metrics error err val valid "
+    "validation test eval perplexity ppl bleu rouge mse mae rmse r2 reward objective value "
+    "best rank time runtime duration date start end seconds timestamp created id uuid name "
+    "run trial seed index number unnamed summary note notes tags path dir host hostname user "
+    "result"
+)
+"""Words in names of columns that differ between two trainings of one candidate."""
+
+
+def candidates_of_table(
+    columns: Mapping[str, Sequence[object]], words_of: Callable[[str], Sequence[str]]
+) -> list[tuple[object, ...]]:
+    """The candidate of each row of a plain table, which does not say what its columns are.
+
+    Columns of results and of names are left out. So are columns that do not vary, and noise that
+    may have been computed from an epsilon: its many digits are no sign of a draw.
+
+    Args:
+        columns: the cells of each column.
+        words_of: the words of a column's name.
+    """
+    words = {column: set(words_of(column)) for column in columns}
+    computed = any({"epsilon", "eps"} & name for name in words.values())
+    varying = [
+        cells
+        for column, cells in columns.items()
+        if words[column]
+        and not words[column] & _RESULT_WORDS
+        and not (computed and {"noise", "sigma"} & words[column])
+        and len(set(map(str, cells))) > 1
+    ]
+    return list(zip(*(map(str, cells) for cells in varying), strict=True))
 
 
 def _is_drawn(value: object) -> bool:

@@ -7,16 +7,20 @@ from audit import checks
 from audit.accounting import DpSgd, Mechanism
 from audit.errors import InvalidInput
 from audit.finished.columns import (
+    FUNCTIONS,
     IGNORE,
+    IN_CLIPPING_NORMS,
     PLAIN,
     ROLES,
     ColumnRoles,
     is_missing,
     listed,
     looks_like_a_number,
+    not_in_norms,
     refuse_doubtful,
     roles_of,
     without_prefix,
+    words_of,
 )
 from audit.finished.contradictions import refuse_less_private, refuse_other_trainings
 from audit.finished.material import Material
@@ -59,19 +63,30 @@ def interpret(
         where=material.name,
     )
     _check_batches(columns, settings)
-    refuse_other_trainings(columns, mapping, settings, material.name)
+    refuse_other_trainings(columns, mapping, roles.used, settings, material.name)
     if settings.base is not None:
         return _with_base(material, roles, settings)
     found = {*roles.used.values(), *settings.constants}
     if not found & _IDENTIFYING:
         raise InvalidInput(_nothing_known(material.name, columns, roles, mapping))
     varying = _varying(columns)
-    by_columns, doubtful = set(roles.used.values()), roles.doubtful
+    by_columns, doubtful = set(roles.used.values()), dict(roles.doubtful)
+    if "noise_multiplier" in found:  # a target epsilon is then a statement about the same run
+        targets = [column for column, role in roles.used.items() if role == "target_epsilon"]
+        doubtful |= dict.fromkeys(targets, "epsilon")
     roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
     _check_settings(roles, settings, varying, material.name)
     runs = _mechanisms(material, roles, settings)
     refuse_less_private(material, doubtful, runs, settings)
     return runs, _without_unneeded(roles, found)
+
+
+def units_remark(roles: ColumnRoles) -> str:
+    """The units in which a column with a standard deviation in its name was read; else empty."""
+    noises = [column for column, role in roles.used.items() if role == "noise_multiplier"]
+    if not any(map(not_in_norms, noises)):
+        return ""
+    return f"column {checks.printable(noises[0])[:60]} was read in units of the clipping norm"
 
 
 def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSettings) -> str:
@@ -237,10 +252,16 @@ def _nothing_known(
     hints += [
         f"{without_prefix(column)}=noise_multiplier"
         for column, kind in roles.doubtful.items()
-        if kind == "noise" and without_prefix(column) not in PLAIN
+        if kind == "noise"
+        and without_prefix(column) not in PLAIN
+        and not FUNCTIONS & set(words_of(without_prefix(column)))
     ]
     typed = checks.printable(",".join(hints[:3]))[:160]
     map_them = f"; or map a column, such as --columns '{typed}' (in Python, columns=)"
+    named = [hint.rpartition("=")[0] for hint in hints[:3]]
+    absolute = [column for column in named if not_in_norms(column)]
+    if absolute:
+        map_them += f"; {IN_CLIPPING_NORMS.format(column=checks.one_line(absolute[0]))}"
     return (
         f"{name} must have noise_multiplier (with steps or epochs), target_epsilon, gdp_mu or "
         f"zcdp_rho as columns or parameters, got {listed(columns) or 'none'}: {_TO_TYPE}"

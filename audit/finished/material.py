@@ -8,7 +8,15 @@ from audit import checks
 from audit.accounting import Mechanism
 from audit.errors import InvalidInput
 from audit.finished.columns import STATE_COLUMNS, is_missing, without_prefix
-from audit.finished.evidence import COMPLETE, Evidence, evidence_of_states, state_of
+from audit.finished.evidence import (
+    COMPLETE,
+    FAILED,
+    PRUNED,
+    RUNNING,
+    Evidence,
+    evidence_of_states,
+    state_of,
+)
 
 
 @dataclass(frozen=True)
@@ -65,14 +73,20 @@ class Material:
 
 
 def runs_of_rows(
-    rows: Sequence[Mapping[str, Any]], places: Iterable[str], name: str
+    rows: Sequence[Mapping[str, Any]],
+    places: Iterable[str],
+    name: str,
+    ignored: frozenset[str] = frozenset(),
 ) -> tuple[RecordedRun, ...]:
     """Runs from rows of a table; a column `state` or `status` is understood."""
     if not rows:
         raise InvalidInput(f"{name} must have at least one run, got none")
     columns = dict.fromkeys(column for row in rows for column in row)
     states = [
-        column for column in columns if without_prefix(column).strip().lower() in STATE_COLUMNS
+        column
+        for column in columns
+        if without_prefix(column).strip().lower() in STATE_COLUMNS
+        and not {column.strip(), without_prefix(column)} & ignored
     ]
     found = []
     for row, where in zip(rows, places, strict=True):
@@ -80,23 +94,33 @@ def runs_of_rows(
             RecordedRun(
                 {column: value for column, value in row.items() if column not in states},
                 where,
-                _state_of_row([row.get(column) for column in states], where),
+                _state_of_row({column: row.get(column) for column in states}, where),
             )
         )
     return tuple(found)
 
 
-def _state_of_row(words: Sequence[Any], where: str) -> str:
-    present = [word for word in words if not is_missing(word)]
-    if not present:
-        return COMPLETE
-    state = state_of(present[0])
-    if state is None:
-        raise InvalidInput(
-            f"{where}: state must be one that a tracker writes (finished, failed, pruned, ...), "
-            f"got {checks.one_line(present[0])}"
-        )
-    return state
+_REPORTED = (COMPLETE, RUNNING, FAILED, PRUNED)
+"""States, from the one with the least to report."""
+
+
+def _state_of_row(words: Mapping[str, Any], where: str) -> str:
+    """The state of a run, from the words of its columns with states."""
+    states = [COMPLETE]
+    for column, word in words.items():
+        if is_missing(word):
+            continue
+        state = state_of(word)
+        if state is None:
+            raise InvalidInput(
+                f"{where}: state must be one that a tracker writes (finished, failed, pruned, ...)"
+                f", got {checks.one_line(word)}: write one of these, or add --columns "
+                f"'{checks.printable(without_prefix(column))[:60]}=ignore' (in Python, columns=) "
+                "if the column is no state of a run"
+            )
+        states.append(state)
+    # Pruning is evidence about the choice of candidates, and failures are reported.
+    return max(states, key=_REPORTED.index)
 
 
 def flattened(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

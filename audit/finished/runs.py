@@ -116,7 +116,9 @@ def mechanism_of(values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     if "noise_multiplier" not in known and "target_epsilon" not in known:
         raise InvalidInput(
             "run must have a noise_multiplier (with steps or epochs), a target_epsilon, a gdp_mu "
-            "or a zcdp_rho, got none of them"
+            "or a zcdp_rho, got none of them (an empty cell or nan): write the noise of this run, "
+            "or give that of all runs, as --noise-multiplier 1.1 (in Python, noise_multiplier=); "
+            "no bound holds for a run without noise"
         )
     return _dp_sgd(known, settings)
 
@@ -250,6 +252,11 @@ def _target(known: Mapping[str, Any], settings: RunSettings) -> tuple[float, flo
     """Target epsilon and its delta."""
     epsilon = checks.interval("target_epsilon", known["target_epsilon"], 0.0)
     delta = known.get("delta", settings.target_delta)
+    if settings.target_delta is not None and not _equal(delta, settings.target_delta):
+        raise InvalidInput(
+            f"target_delta must be given once, got {settings.target_delta:g} for all runs and "
+            f"{checks.one_line(delta)} for this run"
+        )
     if delta is None:
         raise InvalidInput(
             "delta of the target epsilon must be given, as a column delta or as --target-delta D "

@@ -11,7 +11,14 @@ from audit.accounting.filters import check_protected
 from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.finished import readers
-from audit.finished.columns import ColumnRoles, listed, parse_columns, without_prefix
+from audit.finished.columns import (
+    IGNORE,
+    ColumnRoles,
+    listed,
+    parse_columns,
+    without_prefix,
+    words_of,
+)
 from audit.finished.combined_trials import all_of, dominating_few
 from audit.finished.cost import (
     NO_BOUND,
@@ -26,17 +33,20 @@ from audit.finished.evidence import (
     RANDOM,
     SEQUENTIAL,
     Evidence,
+    candidates_of_table,
     combined,
     evidence_of_columns,
 )
 from audit.finished.evidence import evidence_of_repetitions as of_repetitions
-from audit.finished.interpretation import interpret, rounding_remark
+from audit.finished.interpretation import interpret, rounding_remark, units_remark
+from audit.finished.long_tables import runs_of_log
+from audit.finished.mapped_names import check_mapped_names
 from audit.finished.material import Material, RecordedRun
 from audit.finished.prior import read_prior
 from audit.finished.runs import RunSettings
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import ProtocolLike
-from audit.upper_bounds.statement import SCORES, Premises, premises_of, sentence
+from audit.upper_bounds.statement import SCORES, CostStatement, Premises, premises_of, sentence
 
 WAYS = (GRID, RANDOM, SEQUENTIAL)
 """How candidates may have been chosen; `sequential` if they depend on earlier results."""
@@ -112,8 +122,13 @@ class TuningCost:
     @property
     def statement(self) -> str:
         """The cost as one sentence with all its premises; empty if no bound is valid."""
+        return "" if self.cost_statement is None else str(self.cost_statement)
+
+    @property
+    def cost_statement(self) -> CostStatement | None:
+        """The cost with its premises; None if no bound is valid."""
         if self.best_only is None:
-            return ""
+            return None
         conditions = [self.assumed, _RELEASE[self.best_only != self.all_released], SCORES]
         runs = "1 run" if self.trials == 1 else f"{self.trials} runs"
         return sentence(
@@ -201,7 +216,7 @@ def cost_of_trials(
             By default, what the material shows; if it shows nothing, sequential.
         columns: roles of columns, such as `{"sigma": "noise_multiplier"}` or
             `"sigma=noise_multiplier,bs=batch_size"`; the role `ignore` is for columns that are not
-            about privacy.
+            about privacy, and `run` for a column that identifies runs if each has several rows.
         records: number of records of the data set, from which batch size and epochs give the
             sampling rate and the steps, with the rounding of Opacus.
         base: the mechanism of every run, if the runs do not describe it.
@@ -275,17 +290,21 @@ def cost_of_trials(
         base,
     )
     mapping = parse_columns(columns)
-    materials = _materials(source, readers.ReadOptions(study))
+    ignored = frozenset(name for name, role in mapping.items() if role == IGNORE)
+    check_mapped_names(mapping)
+    materials = _materials(source, readers.ReadOptions(study, ignored))
     _check_mapping(mapping, materials)
+    materials = [runs_of_log(material, mapping) for material in materials]
     runs, roles = _interpreted(materials, mapping, settings)
-    rounding = [
-        rounding_remark(material, found, settings)
+    reading = [
+        remark
         for material, found in zip(materials, roles, strict=True)
+        for remark in (rounding_remark(material, found, settings), units_remark(found))
     ]
     if isinstance(prior, str | Path):
         prior = read_prior(prior, mapping, settings)
     cost = _cost(materials, runs, roles, chosen, delta, protocol, prior, cap, budgets)
-    remarks = dict.fromkeys([*cost.remarks, *filter(None, rounding)])
+    remarks = dict.fromkeys([*cost.remarks, *filter(None, reading)])
     return replace(cost, remarks=tuple(remarks))
 
 
@@ -316,8 +335,6 @@ def _of_mechanisms(mechanisms: Iterable[Mechanism]) -> Material:
 
 
 def _check_mapping(mapping: Mapping[str, str], materials: Sequence[Material]) -> None:
-    from audit.finished.columns import without_prefix
-
     names = {
         name
         for material in materials
@@ -420,17 +437,23 @@ def _evidence(materials: Sequence[Material], chosen: str | None) -> Evidence:
     """What all sources together show about how candidates were chosen."""
     parts = [combined_with_states(material) for material in materials]
     evidence = combined(parts)
-    candidates = [
-        tuple(str(run.values.get(name)) for name in sorted(material.parameters))
-        for material in materials
-        if material.parameters
-        for run in material.runs
-    ]
+    candidates = [candidate for material in materials for candidate in _candidates(material)]
     repetitions = of_repetitions(candidates)
     evidence = replace(evidence, remarks=(*evidence.remarks, *repetitions.remarks))
     if chosen == RANDOM and repetitions.reasons and evidence.method != SEQUENTIAL:
         return replace(evidence, method=SEQUENTIAL, reasons=repetitions.reasons)
     return evidence
+
+
+def _candidates(material: Material) -> list[tuple[object, ...]]:
+    """The candidates of one source, as far as its columns show them."""
+    if material.parameters:
+        names = sorted(material.parameters)
+        return [tuple(str(run.values.get(name)) for name in names) for run in material.runs]
+    settings = {
+        name: cells for name, cells in material.columns.items() if name not in material.bookkeeping
+    }
+    return candidates_of_table(settings, words_of)
 
 
 def combined_with_states(material: Material) -> Evidence:

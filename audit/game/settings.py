@@ -11,7 +11,7 @@ from typing import Any
 from audit import checks, plug_ins, protocols
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
-from audit.dpsgd.settings import several_numbers
+from audit.dpsgd.settings import MAX_SCALE, several_numbers
 from audit.errors import InvalidInput, NotApplicable
 from audit.game import validation
 from audit.game.groups import Evaluation, Place, Workload
@@ -105,10 +105,12 @@ class AuditConfig:
         partial(_RATE, closed_high=True),
     )
     learning_rates: tuple[float, ...] = _setting(
-        (0.001,), "learning rates, in a grid with C and momentum", several_numbers
+        (0.001,),
+        "learning rates, in a grid with C and momentum",
+        partial(several_numbers, high=MAX_SCALE),
     )
     max_grad_norm: tuple[float, ...] = _setting(
-        (1.0,), "C, clipping norms of the gradients", several_numbers
+        (1.0,), "C, clipping norms of the gradients", partial(several_numbers, high=MAX_SCALE)
     )
     momentum: tuple[float, ...] = _setting(
         (0.0,), "momentum, in [0, 1)", partial(several_numbers, high=1.0, closed_low=True)

@@ -138,7 +138,8 @@ class _Train:
         value = self.objective(asked) if records is None else self.objective(asked, records)
         if isinstance(value, tuple | list):
             raise ProtocolViolation(
-                f"objective must return one number, got a {type(value).__name__}: with several "
-                "objectives no run is the best"
+                "objective must return one number, got "
+                f"{checks.with_article(type(value).__name__)}: with several objectives no run is "
+                "the best"
             )
         return Outcome(self.sign * float(value), (asked.params, asked.user_attrs.get("model")))

@@ -461,8 +461,10 @@ def _with_power(
         noise = None
     else:
         noise = detectable_noise(claim, delta, len(runs), error, gaussian, history)
+    # One of several outputs is seen by the learned statistic, which is judged on fewer trials.
+    judged = min(len(zeros) + len(ones) for zeros, ones in statistics_of(runs).values())
     return replace(
         result,
         detectable=noise,
-        detectable_chance=detectable_chance(claim, delta, len(runs), error),
+        detectable_chance=detectable_chance(claim, delta, judged, error),
     )

@@ -282,7 +282,9 @@ _ALL = (
         "noise",
         "A coordinate of the noise and whether a record is in the batch have correlation "
         "{correlation:.3g}: the noise reveals the batch.",
-        "The batch and the noise are drawn with the same key or seed.",
+        "The batch and the noise are drawn with the same key or seed, or the state of the "
+        "generator is restored after the noise (fork_rng), so that the next batch is drawn from "
+        "its numbers.",
         "Split the key, or draw both one after the other from one generator.",
         test="noise.batches_in_noise",
     ),

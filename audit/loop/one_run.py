@@ -7,6 +7,7 @@ independent trial.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,20 +94,35 @@ def check_one_run(
         checks.function("loss", loss, "model", "features", "labels")
     dirac = checks.flag("dirac", dirac)
     training_set = TrainingSet.of(records)
-    inserted: TrainingSet | None
-    if isinstance(canaries, int):
-        count = checks.integer("canaries", canaries, 2, _MAX_CANARIES)
-        inserted = None if dirac else _crafted(training_set, count)
-    else:
-        inserted = TrainingSet.of(canaries, "canaries")
-        count = checks.integer("canaries", len(inserted), 2)
-        if dirac:
-            raise InvalidInput("canaries must be a number with dirac, got records")
+    inserted, count = _canaries_of(training_set, canaries, dirac)
     task = AuditTask(train, training_set, inserted, None, loss, delta)
     seed = checks.integer("seed", seed, 0)
     coins = np.random.default_rng([seed, 2]).integers(0, 2, count).astype(np.bool_)
     with undisturbed_generators():
         run = run_once(task, coins, candidate, run_seed(seed, 0))
+    return _verdict(
+        _Guesses(run, _statistics(run, count), coins, delta, dirac and len(training_set) == 0),
+        run.claim if claim is None else checks.interval("claim", claim, 0, closed_low=True),
+        confidence,
+    )
+
+
+def _canaries_of(
+    records: TrainingSet, canaries: int | Any, dirac: bool
+) -> tuple[TrainingSet | None, int]:
+    """The canaries, or None for worst-case gradients; and their number."""
+    if isinstance(canaries, int):
+        count = checks.integer("canaries", canaries, 2, _MAX_CANARIES)
+        return None if dirac else _crafted(records, count), count
+    inserted = TrainingSet.of(canaries, "canaries")
+    count = checks.integer("canaries", len(inserted), 2)
+    if dirac:
+        raise InvalidInput("canaries must be a number with dirac, got records")
+    return inserted, count
+
+
+def _statistics(run: Run, count: int) -> dict[str, FloatArray]:
+    """The statistics that have one value for each canary, by name."""
     statistics = {
         name: np.nan_to_num(values, nan=-np.inf)
         for name in ("score", "lambda_a", "lambda_c")
@@ -120,35 +136,66 @@ def check_one_run(
             or "train must return a model, an estimator or a score per canary, or call watch, "
             "got none of these"
         )
-    alone = dirac and len(training_set) == 0
-    readings = 4 if alone else 2
-    bounds, proven = (
-        {
+    return statistics
+
+
+@dataclass(frozen=True)
+class _Guesses:
+    """What a run shows about its canaries.
+
+    Attributes:
+        run: the run.
+        statistics: a value for each canary, by statistic.
+        coins: whether each canary was included.
+        delta: delta of the bounds.
+        alone: whether the canaries are the only records, each in a coordinate of its own.
+    """
+
+    run: Run
+    statistics: dict[str, FloatArray]
+    coins: NDArray[np.bool_]
+    delta: float
+    alone: bool
+
+    def bounds(self, error: float) -> dict[str, LowerBound]:
+        """Bounds of all statistics, which fail with probability at most `error` in total."""
+        confidence = 1.0 - self._share(error)
+        return {
             f"{name}, {reading}": bound
-            for name, values in statistics.items()
+            for name, values in self.statistics.items()
             for reading, bound in _readings(
-                values, coins, delta, 1.0 - error / (readings * len(statistics)), alone, name
+                values, self.coins, self.delta, confidence, self.alone, name
             ).items()
         }
-        for error in (1.0 - confidence, ATTACK_ERROR)
-    )
-    valid = [key for key in bounds if _counts(run, bounds[key])]
+
+    def ceiling(self) -> float:
+        """The largest epsilon that a statistic which separates all canaries would prove."""
+        separated, confidence = np.where(self.coins, 1.0, 0.0), 1.0 - self._share(ATTACK_ERROR)
+        bounds = _readings(separated, self.coins, self.delta, confidence, self.alone)
+        return max(bound.epsilon for bound in bounds.values() if _counts(self.run, bound))
+
+    def _share(self, error: float) -> float:
+        readings = 4 if self.alone else 2
+        return error / (readings * len(self.statistics))
+
+
+def _verdict(guesses: _Guesses, claim: float | None, confidence: float) -> CheckResult:
+    """The verdict of one run, by the largest bound that holds for it."""
+    bounds, proven = (guesses.bounds(error) for error in (1.0 - confidence, ATTACK_ERROR))
+    valid = [key for key in bounds if _counts(guesses.run, bounds[key])]
     best = max(valid, key=lambda key: bounds[key].epsilon)
-    separated = np.where(coins, 1.0, 0.0)
-    error = ATTACK_ERROR / (readings * len(statistics))
-    ceiling = _readings(separated, coins, delta, 1.0 - error, alone)
     return CheckResult(
-        claim=run.claim if claim is None else checks.interval("claim", claim, 0, closed_low=True),
-        delta=delta,
+        claim=claim,
+        delta=guesses.delta,
         confidence=confidence,
         epsilon=bounds[best].epsilon,
         proven=max(proven[key].epsilon for key in valid),
         shown_by=best,
         bounds=bounds,
-        ceiling=max(bound.epsilon for bound in ceiling.values() if _counts(run, bound)),
-        trials=count,
+        ceiling=guesses.ceiling(),
+        trials=len(guesses.coins),
         unit="canaries",
-        unread=run.unread,
+        unread=guesses.run.unread,
     )
 
 

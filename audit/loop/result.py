@@ -207,7 +207,9 @@ class CheckResult:
             found.append(f"noise of at most {share:g} times the claimed scale{condition}")
         if self.detectable_chance is not None:
             chance = math.ceil(1000 * self.detectable_chance) / 10
-            found.append(f"an output that reveals the record in at least {chance:g} % of the runs")
+            found.append(
+                f"an output that clearly reveals the record in at least {chance:g} % of the runs"
+            )
         if found:
             ceiling += f" and, with 80 % probability, find {' or '.join(found)}"
         if self.ceiling <= self.claim:

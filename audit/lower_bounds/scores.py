@@ -43,6 +43,8 @@ def checked_nonempty(name: str, scores: ArrayLike) -> FloatArray:
 
 def _is_text(scores: ArrayLike) -> bool:
     """Whether scores are text or bytes, of which numpy would make numbers."""
+    if isinstance(scores, bytes | bytearray | memoryview):
+        return True
     array = np.asarray(scores)
     if array.dtype.kind in "SUV":
         return True

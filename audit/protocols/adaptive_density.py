@@ -4,6 +4,8 @@ A `Study` and the simulated tunings of an audit draw from this one density: the 
 confidence bounds of a Gaussian process, projected into [low, high] times the prior.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial import distance
@@ -15,7 +17,7 @@ SHARPNESS = 2.0  # inverse temperature of the softmax, per standard deviation of
 NOISE = 0.1  # variance of a score around its candidate's mean
 MIN_RUNS = 3  # with fewer runs the density is the prior
 _LENGTH = 0.3  # length scale of the covariance, for features in [0, 1]
-_BISECTION_STEPS = 60
+_BISECTION_STEPS, _USUAL_RANGE = 60, 1e6
 
 
 def covariance(first: ArrayLike, second: ArrayLike) -> FloatArray:
@@ -58,17 +60,30 @@ def confidence_density(
     return project(density, low, high)
 
 
-def project(densities: FloatArray, low: float, high: float) -> FloatArray:
+def project(
+    densities: FloatArray, low: float, high: float, prior: FloatArray | None = None
+) -> FloatArray:
     """The densities [R, n] with mean 1 within [low, high] that are closest to the given ones.
 
     Every row is clip(density + t, low, high) with the t at which its mean is 1, which solves the
-    projection in the Euclidean norm exactly. The bisection ends below this t, so no row has a mean
-    above 1.
+    projection in the norm of the prior exactly. The bisection ends below this t, so no row has a
+    mean above 1.
+
+    Args:
+        densities: densities [R, n] relative to the prior.
+        low: the smallest density.
+        high: the largest density.
+        prior: probabilities [n]; uniform if not given.
     """
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)
-    for _ in range(_BISECTION_STEPS):
+    # Very large densities take more steps.
+    further = math.frexp(float((above - below).max(initial=1.0)) / _USUAL_RANGE)[1]
+    for _ in range(_BISECTION_STEPS + max(further, 0)):
         middle = 0.5 * (below + above)
-        mean = np.clip(densities + middle, low, high).mean(axis=1, keepdims=True)
+        clipped = np.clip(densities + middle, low, high)
+        mean = (clipped if prior is None else clipped * prior * len(prior)).mean(
+            axis=1, keepdims=True
+        )
         below, above = np.where(mean <= 1.0, middle, below), np.where(mean <= 1.0, above, middle)
     return np.asarray(np.clip(densities + below, low, high))

@@ -15,24 +15,29 @@ from audit.report.results import (
     way_of_tuning,
 )
 
-WIDTH = 100
+WIDTH = 80
 """Largest number of columns of the text."""
-_COLUMN = 9
+_COLUMN = 8
+_ANSWER_COLUMN = 13
 _ANY_SCORE = "any score"
 _NAMES = {"base": "one run", "base-renyi": "one run, by Renyi divergences"}
 
 
-def to_text(report: Report) -> str:
-    """The answer, the table of bounds, and its footnotes."""
-    notes = _Footnotes()
-    blocks = [
-        _attacked(report),
-        list(_contradictions(report)),
-        list(_answer(report)),
-        list(_bounds(report, notes)),
-        notes.lines,
-        list(_remarks(report)),
-    ]
+def to_text(report: Report, show_all: bool = True) -> str:
+    """The answer with its conditions, or with the table of all bounds and its footnotes.
+
+    Args:
+        report: a finished audit.
+        show_all: whether to list every bound; otherwise only what the answer requires.
+    """
+    blocks = [_attacked(report), list(_contradictions(report)), list(_answer(report))]
+    if show_all:
+        notes = _Footnotes()
+        blocks += [list(_bounds(report, notes)), notes.lines, list(_chance(report))]
+        blocks.append(list(_remarks(report)))
+    else:
+        blocks += [list(_conditions(report)), list(_chance(report)), list(_records(report))]
+        blocks.append(["(--all: every bound with its conditions, and how the audit was run)"])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -74,12 +79,12 @@ def _attacked(report: Report) -> list[str]:
 def _answer(report: Report) -> Iterator[str]:
     """One line per budget: eps_L, eps_U, one run, and the largest detectable epsilon."""
     heads = [
-        ("budget of", "one run,", "eps_B"),
+        ("one run", "leaks at", "most"),
         ("the tuning", "leaks at", "least eps_L"),
         ("the tuning", "leaks at", "most eps_U"),
-        ("one run", "leaks at", "most"),
-        ("largest eps_L", "that trials", "could show"),
+        ("eps_L that", "the trials", "could show"),
         ("trials to", "show eps_U,", "at least"),
+        ("eps_B: one", "run by Renyi", "divergences"),
     ]
     rows = []
     for budget, result in enumerate(report.results):
@@ -87,18 +92,18 @@ def _answer(report: Report) -> Iterator[str]:
         needed = result.games_needed
         rows.append(
             [
-                format_exact(result.epsilon_base),
+                _epsilon(one_run),
                 rounded_down(report.reported(budget).epsilon),
                 _epsilon(upper),
-                _epsilon(one_run),
                 rounded_up(result.ceiling),
                 "-" if needed is None else f"{needed:,}",
+                format_exact(result.epsilon_base),
             ]
         )
     for line in zip(*heads, strict=True):
-        yield _columns(line, 16)
+        yield _columns(line, _ANSWER_COLUMN)
     for row in rows:
-        yield _columns(row, 16)
+        yield _columns(row, _ANSWER_COLUMN)
     bound = report.reported(0)
     confidence = f"{100 * bound.confidence:g} % confidence"
     recommended = report.recommended
@@ -113,14 +118,31 @@ def _answer(report: Report) -> Iterator[str]:
         yield from _wrapped(
             f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
         )
+
+
+def _chance(report: Report) -> Iterator[str]:
+    """The lower bounds that are above the upper bound, but not beyond chance."""
+    confidence = report.config.confidence
     for result in report.results:
         for one in result.contradictions if result.contradiction is None else ():
             yield from _wrapped(
                 f"At eps_B = {format_exact(result.epsilon_base)}, {one.key} from {one.proxy} is "
                 f"above eps_U. For each lower bound, this happens by chance in up to "
-                f"{100 * (1 - bound.confidence):.3g} % of audits. It is below eps_U when the "
+                f"{100 * (1 - confidence):.3g} % of audits. It is below eps_U when the "
                 f"{one.compared} compared bounds share the error, so this is no sign of a mistake."
             )
+
+
+def _conditions(report: Report) -> Iterator[str]:
+    """What the reported lower bound and the smallest upper bounds require."""
+    lower = _parts(report.reported(budget).assumes for budget in range(len(report.results)))
+    smallest = [result.smallest_upper for result in report.results]
+    upper = _parts(bound.assumes for bound in smallest if bound is not None)
+    for title, conditions in (("eps_L requires:", lower), ("eps_U requires:", upper)):
+        if conditions:
+            yield title
+            for condition in conditions:
+                yield from _wrapped(condition, "-")
 
 
 def _epsilon(bound: UpperResult | None) -> str:
@@ -140,16 +162,13 @@ class _Footnotes:
     conditions: dict[str, str] = field(default_factory=dict)
 
     def marks(self, conditions: Sequence[str]) -> str:
-        """The letters of conditions, sorted."""
-        return " ".join(
-            sorted(
-                (
-                    self.conditions.setdefault(one, _letters(len(self.conditions)))
-                    for one in conditions
-                ),
-                key=lambda mark: (len(mark), mark),
-            )
-        )
+        """The letters of conditions, sorted; commas separate those of two letters."""
+        marks = [
+            self.conditions.setdefault(condition, _letters(len(self.conditions)))
+            for condition in conditions
+        ]
+        separator = "," if any(len(mark) > 1 for mark in marks) else ""
+        return separator.join(sorted(marks, key=lambda mark: (len(mark), mark)))
 
     @property
     def lines(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Devices of a machine that several processes share: each serves one of them at a time."""
 
 import contextlib
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,16 +37,27 @@ class Devices:
             time.sleep(_POLL_SECONDS)
 
 
+KINDS = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
+"""Kinds of devices, by the names that torch gives them."""
+
+_DEVICE = re.compile(rf"(?:{'|'.join(KINDS)})(?::(?:0|[1-9][0-9]*))?")
+
+
 def device_names(devices: Any) -> tuple[str, ...]:
     """The checked names of the devices; none if they are not given."""
     if devices is None:
         return ()
     names = tuple(devices) if isinstance(devices, list | tuple) else ()
-    texts = {name for name in names if isinstance(name, str) and name}
-    if not names or len(texts) < len(names):
+    # Without a number, a name means the first device of its kind.
+    places = {
+        name.removesuffix(":0")
+        for name in names
+        if isinstance(name, str) and _DEVICE.fullmatch(name)
+    }
+    if not names or len(places) < len(names):
         raise InvalidInput(
-            "devices must be a list of different names such as ['cuda:0', 'cuda:1'], got "
-            f"{checks.one_line(devices)}"
+            "devices must be a list of different names such as ['cuda:0', 'cuda:1'] (of the kinds "
+            f"{', '.join(KINDS)}), got {checks.one_line(devices)}"
         )
     return names
 

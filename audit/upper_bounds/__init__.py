@@ -9,6 +9,7 @@ from audit.errors import NotApplicable
 from audit.upper_bounds import propose_test_release as propose_test_release
 from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
+from audit.upper_bounds.best_folds import FoldCurve, best_folds
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
 from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns
@@ -46,6 +47,7 @@ __all__ = [
     "BestRunsCurve",
     "Bound",
     "ComparedProtocol",
+    "FoldCurve",
     "FoldedGame",
     "GridCurve",
     "HistoryCurve",
@@ -62,6 +64,7 @@ __all__ = [
     "TwoEvents",
     "UpperBound",
     "all_upper_bounds",
+    "best_folds",
     "best_repetitions",
     "best_runs",
     "calibrate_mu_for_tuning",

@@ -5,6 +5,7 @@ x^(K-m)], and the profile of the composition of m runs (propositions 7 and 19 of
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,6 +120,19 @@ def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]
     ]
 
 
+def fewer_runs(base: Mechanism, protocol: BestRuns) -> Callable[[float], float]:
+    """The part of delta with fewer than m runs, all of which are released."""
+    m = protocol.released
+    chances = protocol.repetitions.pmf(np.arange(m))
+    few = [(float(chances[k]), composed(base, k)) for k in range(1, m) if float(chances[k]) > 0.0]
+
+    def delta(epsilon: float) -> float:
+        total = sum(chance * float(runs.delta(epsilon)) for chance, runs in few)
+        return total * (1.0 + numerics.PROFILE_ACCURACY)
+
+    return delta
+
+
 @bound(
     "best-runs",
     100,
@@ -136,15 +150,11 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         >>> round(best_runs(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 3)
         2.464
     """
-    m = protocol.released
-    chances = protocol.repetitions.pmf(np.arange(m))
-    few = [(float(chances[k]), composed(base, k)) for k in range(1, m) if float(chances[k]) > 0.0]
-    curves = best_runs_curves(base, protocol)
+    fewer, curves = fewer_runs(base, protocol), best_runs_curves(base, protocol)
 
     def reached(epsilon: float, rounded: bool) -> float:
-        fewer = sum(chance * float(one.delta(epsilon)) for chance, one in few)
         more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
-        return fewer * (1.0 + numerics.PROFILE_ACCURACY) + max(more, default=0.0)
+        return fewer(epsilon) + max(more, default=0.0)
 
     return between(lambda one: reached(one, True), lambda one: reached(one, False), delta)
 

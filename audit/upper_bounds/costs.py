@@ -90,7 +90,7 @@ class TuningCosts:
         if best is None:
             raise self._unreachable()
         statement = statement_of_tuning(best.epsilon, self.delta, self.base, self.protocol)
-        return replace(best, statement=statement)
+        return replace(best, statement=str(statement))
 
     @cached_property
     def quick(self) -> UpperBound:
@@ -157,6 +157,13 @@ class TuningCosts:
             for entry in self._entries
             if entry.claim.any_score and not entry.is_special
         ]
+        if not general:
+            return DeltaUnreachable(
+                f"protocol must have a bound that holds for every score, got "
+                f"{type(self.protocol).__name__} ({checks.one_line(self.protocol.spec)}), which "
+                "has none: register one with audit.upper_bounds.bound and protocol="
+                f"{type(self.protocol).__name__}"
+            )
         # A bound that applies says which deltas it reaches; the others only why they do not apply.
         about_delta = {row.reason: row for row in general if row.reason.startswith("delta must")}
         reasons = [f"{row.name}: {row.reason}" for row in about_delta.values() or general[-1:]]

@@ -1,10 +1,10 @@
 """The cost of a random number of distinct candidates, by the costs of grids.
 
-Given K = k, the tuning trains a uniformly random set of min(k, m) candidates. The set does not
-depend on the records, so given k and the set the tuning is a grid of min(k, m) candidates, whose
-profile is at most the grid bound delta_k(epsilon), whatever the score. Without k and the set, the
-output is a mixture of these with weights that are the same on both data sets. The hockey-stick
-divergence is jointly convex, so
+This is proposition 28 of docs/theory.md. Given K = k, the tuning trains a uniformly random set of
+min(k, m) candidates. The set does not depend on the records, so given k and the set the tuning is a
+grid of min(k, m) candidates, whose profile is at most the grid bound delta_k(epsilon), whatever the
+score. Without k and the set, the output is a mixture of these with weights that are the same on
+both data sets. The hockey-stick divergence is jointly convex, so
 
     delta(epsilon) <= sum_k P[min(K, m) = k] delta_k(epsilon).
 

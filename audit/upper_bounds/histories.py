@@ -20,11 +20,11 @@ from scipy import fft
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, Mixture, solve_epsilon
-from audit.accounting.composition import on_lattice
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
-from audit.upper_bounds.region import ShiftedProfiles, mixture
+from audit.upper_bounds.ratio_lattice import RatioLattice, chords
+from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.two_densities import TwoDensities
 
@@ -37,14 +37,10 @@ _BUDGET, _MOST_VALUES = 4e7, 1.2e8
 _BEYOND, _MOST_POINTS = 5.0, 2048
 # Beyond this epsilon only the simple bound is computed.
 _LARGEST_EPSILON = 200.0
-# Masses of a run's loss below this are moved to its ends.
-_SMALLEST = 1e-18
 # The share of E[K] in later runs that may be left out, and the largest number of runs considered.
 _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
 # Expected number of winners among later runs, below which these count by the simple bound.
 _NOTHING = 1e-14
-# Share of Psi(0) below which the chords begin, so that they keep their digits.
-_FIRST = 1.0 - 1e-6
 # The number of cells that are computed again by proposition 26, the number of runs in all their
 # parts relative to those of all cells, the largest number of parts of a cell, and the largest
 # number of outputs on the lattice for which this is done.
@@ -77,47 +73,6 @@ class _Cells:
         k = np.arange(len(chances))
         left = chances * k * self.most[:, None] ** np.maximum(k - 1, 0)
         return np.asarray((np.cumsum(left[:, ::-1], axis=1) > _NOTHING).sum(axis=1))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One run on a lattice of likelihood ratios r = dP'/dP."""
-
-    first: int  # the smallest log r, in units of the spacing
-    masses: FloatArray  # P-probabilities [k] from there on
-    never: float  # P-probability of r = 0
-
-    @staticmethod
-    def of(pair: DominatingPair, spacing: float, reach: int) -> "_Run":
-        """A run on a lattice within [-reach, reach] that dominates the run of the pair.
-
-        The lattice includes 0. A smaller r is less private, so outputs with far r are moved down,
-        those with the smallest r to r = 0.
-        """
-        atoms = pair.atoms(spacing)
-        if not len(atoms.loss):
-            return _Run(0, np.zeros(1), 1.0)
-        start, log_mass = on_lattice(atoms, spacing)
-        masses = np.exp(log_mass)[::-1]
-        places = np.arange(len(masses)) - (start + len(masses) - 1)
-        below, above = np.cumsum(masses), np.cumsum(masses[::-1])[::-1]
-        kept = (below >= _SMALLEST) & (places >= -reach)
-        most = min(places[above >= _SMALLEST].max(initial=-reach), reach)
-        moved = np.minimum(places[kept], most)
-        first = int(moved.min(initial=0))
-        on_places = np.zeros(max(int(moved.max(initial=0)), 0) - first + 1)
-        np.add.at(on_places, moved - first, masses[kept])
-        return _Run(first, on_places, float(atoms.p_only + masses[~kept].sum()))
-
-    @property
-    def last(self) -> int:
-        """The largest log r, in units of the spacing."""
-        return self.first + len(self.masses) - 1
-
-    def least(self, mass: FloatArray) -> FloatArray:
-        """Masses [n, k] of the outputs with the smallest r, with these total probabilities [n]."""
-        before = self.never + np.append(0.0, np.cumsum(self.masses)[:-1])
-        return np.clip(mass[:, None] - before, 0.0, self.masses)
 
 
 @dataclass(frozen=True)
@@ -158,18 +113,9 @@ class HistoryCurve:
         """Shifted profiles of the chords over the largest Psi [m, n] of all cells."""
         most = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
         most *= 1.0 + numerics.SUM_ROUNDING
-        t, psi = self._plan[2], np.clip(by_cell.max(axis=0), 0.0, most)
-        keep = psi < _FIRST * most
-        keep[-1] = True
-        t, psi = t[keep], psi[keep]
-        # (1/t, Psi/t) is also convex and ends in the origin, and lines remain lines.
-        hull = numerics.lower_hull(1.0 / t, numerics.safe_log(psi / t))
-        inverse, height = 1.0 / t[hull], (psi / t)[hull]
-        slopes = np.diff(height, prepend=0.0) / np.diff(inverse, prepend=0.0)
-        # The chords as lines a - b t, the last of them to Psi(0).
-        a = np.append(np.minimum(slopes, most), most)
-        b = np.append(slopes * inverse - height, most * inverse[-1] - height[-1])
-        return mixture(self.adaptive.pair, a, numerics.safe_log(np.maximum(b, 0.0)))
+        return chords(
+            self.adaptive.pair, self._plan[2], np.clip(by_cell.max(axis=0), 0.0, most), most
+        )
 
     @cached_property
     def _plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
@@ -211,7 +157,7 @@ class HistoryCurve:
         """
         adaptive = self.adaptive
         parameters, _, t, runs = self._plan
-        run = _Run.of(self.run, np.log(t[1] / t[0]), len(t))
+        run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t))
         if not adaptive.low < 1.0 < adaptive.high or not 1 < len(run.masses) <= _MAX_OUTPUTS:
             return psi
         decisive = self._decisive(psi, run)
@@ -245,7 +191,7 @@ class HistoryCurve:
             psi[index, inner] = np.minimum(psi[index, inner], part)
         return psi
 
-    def _decisive(self, psi: FloatArray, run: _Run) -> NDArray[np.int64]:
+    def _decisive(self, psi: FloatArray, run: RatioLattice) -> NDArray[np.int64]:
         """The cells, without the first and the last, with the largest share in the bound."""
         t, total = self._plan[2], np.maximum(psi.max(axis=0), 0.0)
         delta = self.adaptive.delta(self.reach)
@@ -313,7 +259,7 @@ class _Worse:
 
     def __init__(self, pair: DominatingPair, t: FloatArray, cells: _Cells) -> None:
         ratio = t[1] / t[0]
-        run = _Run.of(pair, np.log(ratio), len(t))
+        run = RatioLattice.of(pair, np.log(ratio), len(t))
         below, above = -run.first, run.last
         self._lower = t[0] * ratio ** np.arange(-below, 0)
         self._upper = t[-1] * ratio ** np.arange(1, above + 1)

@@ -1,5 +1,6 @@
 """The cost of a tuning as one sentence, with the premises of a run and of the protocol."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -118,10 +119,37 @@ def _described(run: Mechanism) -> str:
     return f"the mechanism {run.description.partition('; neighbours are')[0]}"
 
 
+@dataclass(frozen=True)
+class CostStatement:
+    """The cost of a tuning with everything that it requires.
+
+    Attributes:
+        claim: what holds.
+        conditions: what the claim requires.
+
+    Example:
+        >>> print(CostStatement("This tuning is (1, 0)-DP", ("only the best run is released",)))
+        This tuning is (1, 0)-DP, if: only the best run is released.
+    """
+
+    claim: str
+    conditions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.claim}, if: {'; '.join(self.conditions)}."
+
+    def lines(self, width: int) -> list[str]:
+        """The claim and a list of its conditions, for a terminal of some columns."""
+        found = textwrap.wrap(f"{self.claim}, if", width)
+        for condition in self.conditions:
+            found += textwrap.wrap(condition, width, initial_indent="- ", subsequent_indent="  ")
+        return found
+
+
 def sentence(
     epsilon: float, delta: float, subject: str, premises: Premises, conditions: Sequence[str]
-) -> str:
-    """The sentence that states a cost with all its premises.
+) -> CostStatement:
+    """The statement of a cost with all its premises.
 
     Args:
         epsilon: the cost, which is rounded up.
@@ -138,15 +166,17 @@ def sentence(
 which the parameters of one run hold, if: 2 runs of the mechanism Gaussian, mu = 0.1; only the \
 best run is released.
     """
-    listed = "; ".join([*premises.of_runs, *conditions])
-    return (
+    return CostStatement(
         f"{subject} is ({format_rounded(epsilon, up=True)}, {format_exact(delta)})-differentially "
-        f"private for {premises.neighbours}, if: {listed}."
+        f"private for {premises.neighbours}",
+        (*premises.of_runs, *conditions),
     )
 
 
-def statement_of_tuning(epsilon: float, delta: float, base: Mechanism, protocol: Protocol) -> str:
-    """The sentence about a tuning by a protocol, all of whose runs have one base mechanism."""
+def statement_of_tuning(
+    epsilon: float, delta: float, base: Mechanism, protocol: Protocol
+) -> CostStatement:
+    """The statement about a tuning by a protocol, all of whose runs have one base mechanism."""
     distribution = getattr(protocol, "repetitions", None)
     if distribution is None:
         runs = f"the protocol is {protocol.spec}"

@@ -1,7 +1,11 @@
 """The controls of the differential test as a table, and a study of false findings.
 
 python -m benchmarks.training_loops                                # the table of broken loops
+python -m benchmarks.training_loops --lists arrays mechanisms      # loops of arrays, mechanisms
 python -m benchmarks.training_loops --correct 1000 --out FILE      # 1,000 checks of correct loops
+
+Loops of arrays need JAX, optax and jax_privacy, and mechanisms diffprivlib. A list whose packages
+are not installed is left out with a note.
 
 Limits count steps, so that the results do not depend on what else the machine does.
 With `--out`, every finished check is one line of JSON in FILE. A run that was interrupted continues
@@ -9,6 +13,7 @@ with the checks that are not in FILE yet.
 """
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -23,16 +28,23 @@ from scipy.stats import binomtest
 import audit
 from audit.loop.premises.check_premises import FAMILY_ERROR, check_premises
 from audit.loop.runs.records import TrainingSet
-from benchmarks.training_loops.broken import BROKEN
-from benchmarks.training_loops.correct import CORRECT, Control
-from benchmarks.training_loops.fourth_turn import FOURTH_TURN, FOURTH_TURN_CORRECT
-from benchmarks.training_loops.further import FURTHER, FURTHER_CORRECT
-from benchmarks.training_loops.independent import INDEPENDENT, INDEPENDENT_CORRECT
-from benchmarks.training_loops.reported import REPORTED
-from benchmarks.training_loops.second_tester import SECOND_TESTER, SECOND_TESTER_CORRECT
-from benchmarks.training_loops.unseen import UNSEEN, UNSEEN_CORRECT
+from benchmarks.training_loops.correct import Control
 
 CONFIDENCE = 0.95
+# Lists of controls: a module with the tables LIST and LIST_CORRECT, of which one may be missing.
+LISTS = (
+    "broken",
+    "correct",
+    "reported",
+    "further",
+    "independent",
+    "second_tester",
+    "unseen",
+    "fourth_turn",
+    "arrays",
+    "mechanisms",
+    "from_reports",
+)
 
 
 def earlier_controls() -> dict[str, Control]:
@@ -44,6 +56,20 @@ def earlier_controls() -> dict[str, Control]:
         return Control(earlier.BROKEN[name].train, lambda: earlier.data(21))
 
     return {name: with_data(name) for name in earlier.BROKEN}
+
+
+def controls(lists: Sequence[str], correct: bool) -> dict[str, Control]:
+    """The broken or the correct loops of some lists, by name."""
+    loops = earlier_controls() if "broken" in lists and not correct else {}
+    for name in lists:
+        try:
+            module = importlib.import_module(f"benchmarks.training_loops.{name}")
+        except ModuleNotFoundError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        table = "CORRECT" if name == "correct" else name.upper() + "_CORRECT" * correct
+        loops |= getattr(module, table, {}) if correct or name != "correct" else {}
+    return loops
 
 
 def find(control: Control) -> dict[str, Any]:
@@ -142,7 +168,11 @@ def print_table(loops: dict[str, Control], out: Path | None) -> None:
         how = row["how"].split(":")[0] if row["found"] else "**not found**"
         print(f"| {label} | {how} | {row['cpu seconds']} |", flush=True)
         rows.append(row)
-    print(f"\n{sum(row['found'] for row in rows)} of {len(rows)} found")
+    seconds = sorted(row["cpu seconds"] for row in rows) or [0.0]
+    print(
+        f"\n{sum(row['found'] for row in rows)} of {len(rows)} found; CPU seconds: median "
+        f"{seconds[len(seconds) // 2]}, largest {seconds[-1]}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,6 +180,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training_loops")
     parser.add_argument("--correct", type=int, default=0, metavar="N", help="number of checks")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--lists", nargs="+", choices=LISTS, default=LISTS, metavar="LIST", help="lists of loops"
+    )
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="WORD", help="loops whose name contains a WORD"
     )
@@ -164,20 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = options.only
         return {n: c for n, c in table.items() if not words or any(w in n for w in words)}
 
+    loops = chosen(controls(options.lists, bool(options.correct)))
     if options.correct:
-        tables = (
-            CORRECT,
-            FURTHER_CORRECT,
-            INDEPENDENT_CORRECT,
-            SECOND_TESTER_CORRECT,
-            UNSEEN_CORRECT,
-            FOURTH_TURN_CORRECT,
-        )
-        loops = chosen({k: v for table in tables for k, v in table.items()})
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
-    tables = (earlier_controls(), BROKEN, REPORTED, FURTHER, INDEPENDENT, SECOND_TESTER, UNSEEN)
-    tables = (*tables, FOURTH_TURN)
-    print_table(chosen({k: v for table in tables for k, v in table.items()}), options.out)
+    print_table(loops, options.out)
     return 0
 
 

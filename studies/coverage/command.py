@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         study.to_csv(options.out / "coverage.csv", index=False, float_format="%.6g")
         (options.out / "coverage.md").write_text(coverage_page(study, command))
     except OSError as error:
-        return console.report_error(error)
+        return console.report_error(
+            f"out must be a writable folder with free space, got {str(options.out)!r}: {error}"
+        )
     failed, failed_together = failures(study), failures(merge_mechanisms(study))
     for rows in (failed, failed_together):
         if len(rows):

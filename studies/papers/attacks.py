@@ -25,6 +25,7 @@ from audit.attacks import (
     adaptive_attack,
     attack_order,
     attack_tails,
+    label_attack,
     subset_attack,
     worst_case_order,
 )
@@ -209,7 +210,10 @@ def play_attack(
             common = adaptive_attack(mu, protocol, delta, trials)
             # A release of the label "back" is evidence against the record.
             sides = [-common.play(rng, trials, mean).astype(np.float64) for mean in means]
-            return PlayedAttack(max(best.epsilon(delta), common.epsilon(delta)), sides[0], sides[1])
+            attained = [best.epsilon(delta), common.epsilon(delta)]
+            if protocol.low < 1.0 < protocol.high:
+                attained.append(label_attack(mu, protocol, delta).epsilon(delta))
+            return PlayedAttack(max(attained), sides[0], sides[1])
         case Subset():
             attack = subset_attack(mu, protocol, delta)
             sides = [attack.play(rng, trials, mean) for mean in means]

@@ -22,6 +22,7 @@ from audit.certificate import (
     schema,
 )
 from audit.certificate.conditions import Private, bases_of, conditions
+from audit.certificate.numbers import rounded_up
 from audit.tuning.outcome import Outcome, Trial
 
 SCORE = Private(1.0, 0.2, disjoint=False)
@@ -202,12 +203,19 @@ def test_html_is_self_contained(certificate: Certificate, tmp_path: Path) -> Non
     assert "drawn from the geometric distribution with stopping probability 0.5" in text
 
 
-def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
+def test_text_is_a_summary_and_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
     certificate.save(tmp_path / "c.txt")
     text = (tmp_path / "c.txt").read_text()
     assert text == f"{certificate}\n"
-    assert text.startswith(certificate.statement[:60])
-    assert "\n\n" not in text
+    summary, paragraph = text.split("\n\n")
+    rows = [line for line in summary.splitlines() if not line.startswith(" ")]
+    assert len(rows) == 9
+    epsilon = rounded_up(certificate.numbers.epsilon)
+    assert rows[0] == f"Cost of the release: epsilon = {epsilon} at delta = 1e-05"
+    assert all(one.words in " ".join(summary.split()) for one in certificate.on_trust)
+    title, statement = paragraph.split("\n", 1)
+    assert title == "EVERYTHING IN ONE PARAGRAPH"
+    assert statement.startswith(certificate.statement[:60])
     assert max(map(len, text.splitlines())) <= 88
     words = " ".join(text.split())
     for one in ("Read by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):

@@ -19,9 +19,11 @@ from audit.certificate import (
     Spending,
     verification,
 )
+from audit.certificate.numbers import derived, rounded_up
 from audit.certificate.verification import _differences
 from audit.commands import verify as commands_verify
 from audit.errors import InvalidInput
+from audit.upper_bounds import costs_of
 
 
 def test_a_certificate_round_trips_through_json(certificate: Certificate, tmp_path: Path) -> None:
@@ -204,6 +206,117 @@ def test_slightly_smaller_costs_are_wrong_and_slightly_larger_ones_are_not(
     assert verify.main(times(1.0 - 1e-8)) == 1
     assert verify.main(times(1.0 + 1e-8)) == 0
     assert verify.main(times(1.0 + 1e-5)) == 1
+
+
+def larger_costs(
+    certificate: Certificate, factor: float, run: float = 1.0, attained: float = 1.0
+) -> dict[str, Any]:
+    """The certificate that a version with larger bounds would have issued, as plain values."""
+    numbers = certificate.numbers
+    assert numbers.run_epsilon is not None
+    assert numbers.attained is not None
+    profile = tuple(
+        replace(point, epsilon=point.epsilon * factor + 1e-3 * (factor - 1.0))
+        for point in numbers.profile
+    )
+    old = replace(
+        numbers,
+        run_epsilon=run * numbers.run_epsilon,
+        attained=attained * numbers.attained,
+        **derived(profile, certificate.delta),
+    )
+    return replace(certificate, numbers=old).as_dict()
+
+
+@pytest.mark.parametrize(("run", "attained"), [(1.0, 1.0), (1.001, 0.99)])
+def test_a_certificate_of_larger_bounds_stays_correct(
+    certificate: Certificate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    run: float,
+    attained: float,
+) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(larger_costs(certificate, 1.2, run, attained)))
+    assert verify.main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    today = costs_of(certificate.base, certificate.protocol, certificate.delta).smallest
+    bound = re.escape(rounded_up(today.epsilon))
+    words = rf"correct; today's bound is {bound}: \([\d.]+, 1e-05\)-DP by {today.name}"
+    assert re.match(words, lines[0])
+    assert float(lines[0].split("(")[1].split(",")[0]) > 1.19 * certificate.numbers.epsilon
+    assert lines[1] == "numbers: recomputed; every stated cost is at least that of today's bounds"
+    # The rendered page has the stated cost.
+    assert verify.main([str(path), "--render", str(tmp_path / "page.txt")]) == 0
+    assert (
+        rounded_up(1.2 * certificate.numbers.epsilon, 3)[:3] in (tmp_path / "page.txt").read_text()
+    )
+
+
+def test_a_cost_between_the_smallest_bound_and_the_named_one_is_correct(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The named bound is the region bound, and `tight` is smaller at every delta.
+    tuning = certificate.base, certificate.protocol
+    profile = tuple(
+        replace(point, epsilon=costs_of(*tuning, point.delta).smallest.epsilon * (1.0 + 1e-12))
+        for point in certificate.numbers.profile
+    )
+    assert any(
+        new.epsilon < old.epsilon * (1.0 - 1e-5)
+        for new, old in zip(profile, certificate.numbers.profile, strict=True)
+    )
+    numbers = replace(certificate.numbers, **derived(profile, certificate.delta))
+    values = replace(certificate, numbers=numbers).as_dict()
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    assert verify.main([str(tmp_path / "c.json")]) == 0
+    assert capsys.readouterr().out.startswith("correct: ")
+    smaller = tuple(replace(point, epsilon=point.epsilon * (1.0 - 1e-6)) for point in profile)
+    numbers = replace(certificate.numbers, **derived(smaller, certificate.delta))
+    values = replace(certificate, numbers=numbers).as_dict()
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    assert verify.main([str(tmp_path / "c.json")]) == 1
+    assert re.match(r"wrong: (statement|numbers\.epsilon) is ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # A smaller cost, at the certificate's delta or at another one.
+        set_at(["numbers", "epsilon"], 0.5),
+        set_at(["numbers", "profile", 3, "epsilon"], 0.1),
+        # Limits that do not follow from the stated costs.
+        set_at(["numbers", "advantage"], 0.01),
+        set_at(["numbers", "trade_off", 2, 1], 1.0),
+        set_at(["numbers", "true_positives", 0], 0.01),
+        set_at(["numbers", "mu"], 0.1),
+        set_at(["groups", 0, "epsilon"], 0.1),
+        set_at(["numbers", "run_epsilon"], 0.1),
+        set_at(["numbers", "attained"], 9.0),
+        # Words of another bound.
+        set_at(["numbers", "assumes"], "nothing"),
+        set_at(["numbers", "source"], "a theorem"),
+        lambda values: values["numbers"]["profile"].insert(4, {"delta": 0.07, "epsilon": 9.0}),
+    ],
+)
+def test_a_certificate_of_larger_bounds_cannot_be_forged(
+    certificate: Certificate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[..., Any],
+) -> None:
+    values = larger_costs(certificate, 1.2)
+    assert verify.main(forged(values, change, tmp_path / "c.json")) == 1
+    assert capsys.readouterr().out.startswith("wrong: ")
+
+
+def test_a_certificate_with_smaller_numbers_throughout_is_wrong(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = larger_costs(certificate, 0.9)
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    assert verify.main([str(tmp_path / "c.json")]) == 1
+    assert re.match(r"wrong: (statement|numbers\.epsilon) is ", capsys.readouterr().out)
 
 
 def test_forged_terminal_sequences_are_printed_as_escapes(

@@ -39,8 +39,8 @@ def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[
     program, command, *options = answer.command.split()
     assert (program, command) == ("dp-tuning-audit", "bounds")
     assert bounds(options) == 0
-    shown = f"cost: {format_rounded(answer.epsilon, up=True)} by"
-    assert shown in capsys.readouterr().out
+    shown = f"epsilon = {format_rounded(answer.epsilon, up=True)} for the tuning"
+    assert capsys.readouterr().out.startswith(shown)
     assert f"({format_rounded(answer.epsilon, up=True)}, 1e-05)" in answer.sentence
     assert answer.one_run == RUN.epsilon(1e-5) < answer.epsilon
 

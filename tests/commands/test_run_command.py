@@ -53,7 +53,8 @@ def test_the_folder_contains_all_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "audit"
-    code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
+    options = ["--threat", "ETCV", "--canary", "dirac", "--all", "--out", out]
+    code, text, _ = audit(capsys, *QUICK, *options)
     assert code == 0
     assert f"{out}/figure.png" in text
     assert "Engine reduced" in text
@@ -508,6 +509,42 @@ def test_output_may_be_closed_full_or_unread(redirection: str, code: int) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--list-presets", "--help"])
+def test_output_that_cannot_be_written_is_named(option: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "audit.run", option],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: output must be writable: ")
+
+
+def test_numbers_whose_products_are_infinite_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--learning-rates", "--max-grad-norm"):
+        code, _, err = audit(capsys, option, "1e308", "--out", tmp_path / "refused")
+        name = option[2:].replace("-", "_")
+        assert (code, err) == (2, f"error: {name} must be in (0, 1e+100), got 1e+308\n")
+
+
+@pytest.mark.slow
+def test_runs_with_the_largest_numbers_diverge_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A warning is an error in tests.
+    largest = ["--learning-rates", "9e99", "--max-grad-norm", "9e99", "--trials", "20"]
+    code, _, err = audit(capsys, *largest, "--engine", "batched", "--out", tmp_path / "audit")
+    assert code == 2
+    assert "runs at eps_B = 1 diverged" in err
+    assert audit(capsys, *largest, "--out", tmp_path / "reduced")[0] == 0
+
+
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
 def test_an_error_is_one_line_even_if_the_output_is_full(words: str) -> None:
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
@@ -732,7 +769,7 @@ def test_candidates_are_the_grid_of_the_hyperparameters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--learning-rates", "0.01", "0.1", "--max-grad-norm", "0.5", "2"]
-    code, text, _ = audit(capsys, *QUICK, *options, "--momentum", "0.9", "--out", tmp_path)
+    code, text, _ = audit(capsys, *QUICK, *options, "--momentum=0.9", "--all", "--out", tmp_path)
     assert code == 0
     line = "4 candidates: learning_rate 0.01, 0.1; max_grad_norm 0.5, 2; momentum 0.9"
     assert line in text.splitlines()

@@ -41,6 +41,43 @@ def right() -> float:
         ({"\u03c3": 1.1}, {"noise_multiplier": 2}, "must not say .* noise multiplier 2"),
         ({"max_steps": "5000"}, {}, "'max_steps' must not say .* 500 steps"),
         ({"num_epochs": 6}, {}, "'num_epochs' must not say .* 500 steps"),
+        ({"world_size": 4}, {}, "records of one step on all devices together"),
+        ({"n_gpus": "2"}, {}, "records of one step on all devices together"),
+        ({"devices": "[0, 1]"}, {}, "records of one step on all devices together"),
+        ({"num_processes": 8}, {}, "records of one step on all devices together"),
+        ({"gradient_accumulation_steps": 4}, {}, "may change a batch size"),
+        ({"train_fraction": 0.1}, {}, "only the records that its runs trained on"),
+        ({"subset_fraction": "50%"}, {}, "only the records that its runs trained on"),
+        ({"train_size": 0.8}, {}, "only the records that its runs trained on"),
+        ({"val_split": 0.2}, {}, "only the records that its runs trained on"),
+        ({"max_train_samples": 500}, {}, r"all 10000 records \(--records\)"),
+        ({"sigma_b": 10}, {}, "adaptive clipping releases in every step"),
+        ({"adaptive_clipping": True}, {}, "adaptive clipping releases in every step"),
+        ({"target_unclipped_quantile": 0.5}, {}, "adaptive clipping releases in every step"),
+        ({"clipping": "adaptive"}, {}, "adaptive clipping releases in every step"),
+        ({"group_size": 5}, {}, "or their number as --group-size"),
+        ({"user_level": True}, {}, "or their number as --group-size"),
+        ({"privacy_unit": "user"}, {}, "or their number as --group-size"),
+        ({"adjacency": "substitution"}, {}, "pass --neighbours"),
+        ({"sampler": "shuffle"}, {}, "pass --batches shuffled"),
+        ({"drop_last": True}, {}, "pass --drop-last"),
+        ({"num_microbatches": 50}, {}, "the mean of a microbatch is more sensitive"),
+        ({"microbatch_size": 2}, {}, "the mean of a microbatch is more sensitive"),
+        ({"resumed_from": "run-3"}, {}, "the length of each whole run"),
+        ({"start_step": 500}, {}, "the length of each whole run"),
+        ({"phase2_steps": 500}, {}, "the length of each whole run"),
+        ({"best_of": 5}, {}, "one row for each training"),
+        ({"mechanism": "laplace"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"algorithm": "DP-FTRL"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"optimizer": "non-private-adam"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"label_dp": True}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"max_grad_norm": "inf"}, {}, "clipped gradients"),
+        ({"clipping": "off"}, {}, "clipped gradients"),
+        ({"scored_on": "private"}, {}, "scores that depend on public records only"),
+        ({"replacement": False}, {}, "pass --batches shuffled"),
+        ({"name": "mean"}, {}, "no row with a summary"),
+        ({"epsilon_spent": 4.1}, {}, "less private than epsilon .* at delta 1e-07"),
+        ({"target_epsilon": 4.1, "delta": 1e-5}, {}, "less private than epsilon"),
     ],
 )
 def test_a_column_towards_less_privacy_is_refused(
@@ -55,7 +92,13 @@ def test_a_column_towards_less_privacy_is_refused(
     [
         {"disable_dp": "False", "dp": True, "n_runs": 1, "noise_scheduler": "none"},
         {"n_train": 10_000, "noise": 1.1, "num_epochs": 5, "max_steps": 500},
-        {"train_size": 0.8, "label_noise": 0.1, "eval_steps": 1000, "warmup_steps": 900},
+        {"n_gpus": 1, "gradient_accumulation_steps": 1, "train_fraction": 1.0, "group_size": 1},
+        {"adaptive_clipping": False, "clipping": "flat", "privacy_unit": "example"},
+        {"num_microbatches": 100, "microbatch_size": 1, "resumed_from": "", "start_step": 0},
+        {"mechanism": "gaussian", "optimizer": "dp-sgd", "max_grad_norm": 1.0, "best_of": 1},
+        {"scored_on": "public", "name": "run", "epsilon_spent": 1.2, "adam_eps": 1e-8},
+        {"adjacency": "add_remove", "sampler": "poisson", "drop_last": False, "num_workers": 4},
+        {"label_fraction": 0.8, "label_noise": 0.1, "eval_steps": 1000, "warmup_steps": 900},
         {"max_per_sample_grad_norm": 1.0, "_step": 49_999, "test_batch_size": 1024},
     ],
 )
@@ -86,10 +129,46 @@ def test_the_mapping_to_type_never_reads_epochs_as_steps(tmp_path: Path, right: 
     assert cost_of_trials(path, "grid", records=10_000, columns=mapping).epsilon == right
 
 
-@pytest.mark.parametrize("column", ["per_device_batch", "clients_per_round", "steps_per_epoch"])
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        (
+            "num_train_epochs=steps",
+            "by its name a number of epochs, .* got steps: map it to epochs",
+        ),
+        ("max_steps=epochs", "by its name a number of steps"),
+        ("warmup_steps=steps", "by its name something else than the length of a run"),
+        ("eps=noise_multiplier", "by its name an epsilon"),
+        ("noise_variance=noise_multiplier", "by its name a variance"),
+        ("label_noise=noise_multiplier", "the noise of something else"),
+        ("sigma=target_epsilon", "by its name a noise"),
+        ("lr=sampling_rate", "a setting or a result of learning"),
+        ("log_noise_multiplier=noise_multiplier", "by its name a function of another quantity"),
+        ("inv_sigma=noise_multiplier", "by its name a function of another quantity"),
+        ("rate (%)=sampling_rate", "by its name a function of another quantity"),
+    ],
+)
+def test_a_role_that_the_name_of_a_column_contradicts_is_refused(mapping: str, words: str) -> None:
+    name = mapping.partition("=")[0]
+    with pytest.raises(ValueError, match=words):
+        _cost({name: 5}, {"columns": mapping})
+
+
+@pytest.mark.parametrize("name", ["num_train_epochs", "training/log/epochs", "passes", "E"])
+def test_a_role_that_the_name_of_a_column_allows_is_used(name: str, right: float) -> None:
+    rows = [{"noise_multiplier": 1.1, "batch_size": 100, name: 5}] * 10
+    cost = cost_of_trials(rows, "grid", records=10_000, columns={name: "epochs"})
+    assert cost.epsilon == right
+
+
+@pytest.mark.parametrize(
+    "column", ["per_device_batch", "clients_per_round", "steps_per_epoch", "sampling_percent"]
+)
 def test_a_part_of_a_batch_or_of_a_run_has_no_mapping_to_type(column: str) -> None:
     rows = [{"noise_multiplier": 1.1, column: 100}] * 10
-    with pytest.raises(ValueError, match=r"may change a .* give the rate and the steps") as caught:
+    with pytest.raises(
+        ValueError, match=r"may change a .* give the rate and the steps of whole batches"
+    ) as caught:
         cost_of_trials(rows, "grid", records=10_000)
     assert f"{column}=" not in str(caught.value)
 
@@ -98,3 +177,12 @@ def test_a_missing_batch_size_is_not_replaced_by_one() -> None:
     rows = [_RUN, {**_RUN, "batch_size": ""}]
     with pytest.raises(ValueError, match="got none: write the number of records for full batches"):
         cost_of_trials(rows, "grid", records=10_000)
+
+
+def test_a_standard_deviation_is_read_in_units_of_the_clipping_norm(right: float) -> None:
+    rows = [{"noise_std": 1.1, "batch_size": 100, "epochs": 5}] * 10
+    with pytest.raises(ValueError, match="only if it is in units of the clipping norm"):
+        cost_of_trials(rows, "grid", records=10_000)
+    cost = cost_of_trials(rows, "grid", records=10_000, columns="noise_std=noise_multiplier")
+    assert cost.epsilon == right
+    assert "column noise_std was read in units of the clipping norm" in cost.remarks

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from audit import cost as command
 from audit import finished
 from audit.accounting import DpSgd, GaussianMechanism
+from audit.finished import readers
 from audit.finished.readers import optuna as reader
 from audit.integrations import optuna as integration
 
@@ -79,6 +81,56 @@ def test_a_storage_is_only_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert foreign.read_bytes() == before
     foreign.write_bytes(b"no database" * 100)
     assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
+
+
+def test_a_database_is_recognised_whatever_its_name(tmp_path: Path) -> None:
+    storage, file = stored(tmp_path)
+    expected = readers.read(storage, readers.ReadOptions())
+    for name in ("study", "study.backup", "a b?mode=rw#c%20.txt"):
+        copy = tmp_path / name
+        shutil.copy(file, copy)
+        assert readers.read(copy, readers.ReadOptions()) == expected
+        assert readers.read(str(copy), readers.ReadOptions()) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["update version_info set schema_version = 99", "update alembic_version set version_num = 'x'"],
+)
+def test_a_storage_of_an_unknown_schema_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    storage, file = stored(tmp_path)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute(change)
+        database.commit()
+    assert "tables are not those of the installed version of Optuna" in refused_line(
+        capsys, storage
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nothing://x", "no address of a database that SQLAlchemy knows"),
+        ("postgresql://[::1", "no address of a database that SQLAlchemy knows"),
+        ("sqlite://host/study.db", "where there is no file with content"),
+        ("sqlite:///:memory:", "where there is no file with content"),
+    ],
+)
+def test_errors_of_sqlalchemy_are_translated(
+    capsys: pytest.CaptureFixture[str], address: str, words: str
+) -> None:
+    assert words in refused_line(capsys, address)
+
+
+def test_a_database_of_mlflow_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        for table in ("experiments", "runs", "params", "metrics"):
+            database.execute(f"create table {table} (x int)")
+        database.commit()
+    assert "runs of MLflow: save mlflow.search_runs() as csv" in refused_line(capsys, str(file))
 
 
 def test_locked_and_damaged_storages_have_their_own_line(

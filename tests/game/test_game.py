@@ -498,7 +498,7 @@ def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path: Path) -> None:
     assert counts[1] in config.evaluation.looks[:4]
     report = assemble(config, set_ups, all_trials)
     assert report.reported(0).epsilon < 2.0 <= report.reported(1).epsilon
-    assert f"after 6,000, {counts[1]:,} of 6,000 trials" in to_text(report)
+    assert f"after 6,000, {counts[1]:,} of 6,000 trials" in " ".join(to_text(report).split())
     # Each of six looks spends a sixth of the error; the first trials are those of a full audit.
     _, _, full = stopped(tmp_path / "full")
     trials = full[1, 0].first(counts[1])

@@ -156,6 +156,7 @@ def test_encoder_measures_correlated_noise() -> None:
     assert report(partial(train, scale=0.6)).broken
 
 
+@pytest.mark.slow
 def test_traced_steps_find_the_watch_of_the_run() -> None:
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     seen: list[Any] = []

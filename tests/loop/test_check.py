@@ -892,15 +892,20 @@ def answer(folder: Path, options: list[str]) -> Any:
     return json.loads((folder / "answer.json").read_text())
 
 
-def test_the_command_says_what_was_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+OF_DATA = ["--records", "broken_trainings.data", "--jobs", "1", "--trials", "40"]
+
+
+@pytest.mark.slow
+def test_the_command_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     from audit import run
 
-    options = ["--records", "broken_trainings.data", "--jobs", "1", "--trials", "40"]
-    assert run.main(["--train", "broken_trainings.FORGOTTEN", *options]) == 1
+    assert run.main(["--train", "broken_trainings.FORGOTTEN", *OF_DATA]) == 1
     assert "an attack shows at least" in capsys.readouterr().out
-    found = answer(tmp_path, ["--train", "broken_trainings.RIGHT", *options])
+
+
+@pytest.mark.slow
+def test_the_command_says_that_nothing_was_found(tmp_path: Path) -> None:
+    found = answer(tmp_path, ["--train", "broken_trainings.RIGHT", *OF_DATA])
     assert found["exit_code"] == 0
     assert "no broken premise found" in found["words"]
 
@@ -1039,10 +1044,11 @@ def on_prepared_records(
 WHOLE = np.random.default_rng(0).integers(0, 17, (20, 3)).astype(np.uint8), np.arange(20) % 2
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("shows_model", [True, False])
 def test_a_model_that_does_not_accept_the_records_as_they_are_is_tested(shows_model: bool) -> None:
     loop = functools.partial(on_prepared_records, shows_model=shows_model)
-    result = check(loop, WHOLE, jobs=1)
+    result = check(loop, WHOLE, jobs=1, trials=100)
     assert result.exit_code == 0, result
     assert "residual" in result.bounds
     assert "lambda_a" not in result.bounds
@@ -1077,6 +1083,7 @@ def test_numbers_of_tensors_with_a_gradient_and_of_lower_precision() -> None:
     assert model_and_numbers({"weight": weight, "steps": torch.tensor(3)})[1].tolist() == [0.5, 3.0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_noise_of_make_private_with_epsilon_is_computed_once(
     monkeypatch: pytest.MonkeyPatch,

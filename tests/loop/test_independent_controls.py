@@ -42,6 +42,7 @@ def test_mistakes_that_were_missed_are_named(name: str) -> None:
     assert any(MISSED[name] in each.message for each in found), [str(each) for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 # Contributions were compared although other records changed their batches, or although fewer
 # random numbers were drawn without the record; models in bfloat16 raised an error.
@@ -55,6 +56,7 @@ def test_correct_loops_that_were_not_understood_are_tested_and_not_accused(name:
     assert 0.95 < found.measured["effective noise multiplier"] < 1.4
 
 
+@pytest.mark.slow
 def test_a_mistake_is_found_where_the_loop_sorts_its_records() -> None:
     found = report(INDEPENDENT["records sorted, and centered by their private mean"])
     assert any("one record changes" in each.message for each in found.findings), str(found)
@@ -65,6 +67,7 @@ def test_a_public_random_term_is_forced_where_it_is_declared() -> None:
 
 
 # A documented limit: if a loop is no longer accused, it belongs among the correct controls.
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("control", [*SECOND_TESTER_ACCUSED.values(), *UNSEEN_ACCUSED.values()])
 def test_correct_loops_that_change_the_noisy_gradient_are_still_accused(control: Control) -> None:

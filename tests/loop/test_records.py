@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -66,6 +67,16 @@ def test_targets_of_several_numbers_come_back() -> None:
     assert np.array_equal(canary[0], [*FEATURES[0], 6.0, 7.0])
 
 
+class _Keyed:
+    """Items by name and not by number."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, name: str) -> Any:
+        return {"first": 0, "second": 1}[name]
+
+
 @pytest.mark.parametrize(
     ("records", "words"),
     [
@@ -74,6 +85,9 @@ def test_targets_of_several_numbers_come_back() -> None:
         ([(np.zeros(i + 1), 0) for i in range(3)], "equal shapes"),
         (iter([1, 2]), "a length and an index"),
         ({"x": ["a", "b"], "y": [0, 1]}, "encode text"),
+        (pandas.DataFrame({"x": [1.0, 2.0], "label": [0, 1]}), "which columns are features"),
+        (None, "got None"),
+        (_Keyed(), "an item for each number from 0"),
     ],
 )
 def test_other_forms_are_refused_with_advice(records: Any, words: str) -> None:
@@ -120,6 +134,6 @@ def test_a_function_that_ignores_its_records_is_told() -> None:
             optimizer.step()
         return model
 
-    result = audit.check(train, (FEATURES, LABELS))
+    result = audit.check(train, (FEATURES, LABELS), trials=20)
     assert result.exit_code == 2
     assert "use records.features and records.labels" in str(result)

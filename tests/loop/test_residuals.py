@@ -76,6 +76,7 @@ def test_it_is_the_likelihood_ratio_of_a_gaussian_mechanism() -> None:
     assert auc(*plain) < 0.62
 
 
+@pytest.mark.slow
 def test_check_uses_it_for_full_batches_and_stays_below_the_claim() -> None:
     result = check(pull, DATA, trials=120, loss=squared_norm, relation="zero-out")
     assert "residual" in result.bounds

@@ -20,6 +20,7 @@ from scripts_to_check import (
 
 from audit.commands import check_script
 from audit.errors import InvalidInput
+from audit.loop.findings import PremiseReport
 from audit.loop.sources.script import ScriptResult, script
 from audit.loop.sources.script_items import ItemForm
 
@@ -80,13 +81,14 @@ def test_script_that_catches_everything(tmp_path: Path) -> None:
     assert run(tmp_path, FORGIVING, mode="fork").exit_code == 0
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
         ("print('no engine')", "must call PrivacyEngine.make_private"),
         ("import missing_package_xyz", "No module named"),
         (PLAIN.replace("batch_size=32", "batch_size=32, sampler=None, xyz=1"), "xyz"),
-        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
         (PLAIN.replace("for epoch in range(args.epochs)", "for epoch in []"), "take a step"),
     ],
 )
@@ -111,6 +113,7 @@ os.remove(folder / "train.py")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.txt", "train.py"]
 
 
+@pytest.mark.slow
 def test_network_is_cut_behind_make_private(tmp_path: Path) -> None:
     text = PLAIN.replace(
         "# after make_private",
@@ -129,6 +132,14 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1
     assert check_script.main([str(tmp_path / "none.py")]) == 2
     assert "must name a script" in capsys.readouterr().err
+
+
+def test_a_verdict_names_what_it_does_not_cover() -> None:
+    facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True}
+    premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
+    shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
+    for words in ("before make_private", "printed numbers", "attack: none was run", "(mask)"):
+        assert words in shown
 
 
 def test_items_come_back() -> None:

@@ -212,16 +212,16 @@ def test_text_starts_with_the_answer_and_fits_the_terminal(report: Report) -> No
     assert max(map(len, lines)) <= WIDTH
     assert lines[0].startswith("Attacked: random search K ~ tnb:0,0.01, score first-coordinate")
     rows = [line.split() for line in lines if len(line.split()) == 6]
-    rows = [row for row in rows if row[0] in ("1", "2", "4")]
+    rows = [row for row in rows if row[5] in ("1", "2", "4")]
     assert len(rows) == 3
     for budget, row in enumerate(rows):
         result = report.results[budget]
         bound, upper = report.reported(budget).epsilon, result.smallest_upper.epsilon
         assert 0.0 <= bound - float(row[1]) < 1e-3
         assert 0.0 <= float(row[2]) - upper < 1e-3
-        assert 0.0 <= float(row[3]) - result.upper_bounds["base"].epsilon < 1e-3
-        assert 0.0 <= float(row[4]) - result.ceiling < 1e-3
-        assert int(row[5].replace(",", "")) == result.games_needed
+        assert 0.0 <= float(row[0]) - result.upper_bounds["base"].epsilon < 1e-3
+        assert 0.0 <= float(row[3]) - result.ceiling < 1e-3
+        assert int(row[4].replace(",", "")) == result.games_needed
     order = [
         "eps_L holds with 95 % confidence at each eps_B, not jointly: scan:scan from lambda_a",
         "eps_U is the smallest upper bound that is valid for this audit: reduced-exact.",
@@ -234,24 +234,37 @@ def test_text_starts_with_the_answer_and_fits_the_terminal(report: Report) -> No
         "Conditions:",
         "Engine reduced:",
     ]
-    places = [text.index(words) for words in order]
+    unwrapped = " ".join(text.split())
+    places = [unwrapped.index(words) for words in order]
     assert places == sorted(places)
     anyone = text[text.index(order[5]) : text.index(order[6])]
     assert " tight " in anyone
     assert "reduced-exact" not in anyone
 
 
+def test_the_short_text_has_the_answer_and_what_it_requires(report: Report) -> None:
+    lines = to_text(report, show_all=False).splitlines()
+    everything = to_text(report).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    end = lines.index("eps_L requires:")
+    assert lines[:end] == everything[:end]  # the answer is the same
+    required = lines[end:]
+    assert "- independent trials" in required
+    assert "- K independent runs, each candidate drawn independently" in required
+    assert not any("LOWER BOUND" in line for line in lines)
+    assert len(lines) <= 32
+
+
 def test_every_condition_has_one_footnote(report: Report) -> None:
     text = to_text(report)
     table, notes = text.split("Conditions:\n")
-    explained = [line.split()[0] for line in notes.split("\n\n")[0].splitlines()]
+    footnotes = [line for line in notes.split("\n\n")[0].splitlines() if line[:3].strip()]
+    explained = [line.split()[0] for line in footnotes]
     assert len(set(explained)) == len(explained)
     tight = next(line for line in table.splitlines() if line.startswith("  tight "))
     marks = tight.split()[-1:]
     assert set(marks) <= set(explained)
-    words = {
-        line.split()[0]: line.split(maxsplit=1)[1] for line in notes.splitlines() if line[:1] == " "
-    }
+    words = {line.split()[0]: line.split(maxsplit=1)[1] for line in footnotes}
     assert words[marks[0]] == "K independent runs, each candidate drawn independently"
     assert "independent runs" not in table
 

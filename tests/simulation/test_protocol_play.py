@@ -1,5 +1,6 @@
 """Every protocol in audits, against plain loops, closed forms and scikit-learn."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from scipy import special, stats
 from small_audits import play_trials
 
 from audit import attacks, protocols
+from audit.arrays import FloatArray
 from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.presets import read_preset
@@ -23,7 +25,6 @@ from audit.simulation.tune import tune
 from audit.simulation.winners import GameContext
 from audit.tuning.journal import Record
 from audit.tuning.space import Space, Uniform
-from audit.upper_bounds.published import project_density
 from threat_models import build
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -128,13 +129,31 @@ def test_the_gaussian_process_equals_that_of_scikit_learn() -> None:
     assert found[0].max() > 1.2  # it has learned
 
 
+def closed_form_shift(
+    ordered: FloatArray, least: int, most: int, low: float, high: float
+) -> float | None:
+    """The t that gives mean 1 if `least` values are cut to low and those from `most` to high."""
+    inner = ordered[least:most]
+    if not len(inner):
+        return None
+    t = float(len(ordered) - least * low - (len(ordered) - most) * high - inner.sum()) / len(inner)
+    counts = int(np.sum(ordered + t < low)), int(np.sum(ordered + t <= high))
+    return t if counts == (least, most) else None
+
+
 def test_candidates_are_drawn_from_projected_densities() -> None:
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
     found = adaptive_density.project(densities, 0.7, 1.4)
     for row, density in zip(found, densities, strict=True):
-        np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
+        # The projection in closed form: sorted densities, cut at both ends, and moved by t.
+        shifts = [
+            closed_form_shift(np.sort(density), least, most, 0.7, 1.4)
+            for least, most in itertools.combinations(range(8), 2)
+        ]
+        (shift,) = {t for t in shifts if t is not None}
+        np.testing.assert_allclose(row, np.clip(density + shift, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
     drawn = sequential_search.draw_candidates(np.tile(found[0], (20_000, 1)), rng.random(20_000))
     expected = found[0] / 7 * 20_000

@@ -147,3 +147,13 @@ def test_an_installed_package_without_the_study_reports_it(
         "error: studies/coverage is not part of the installed package: run this command from a "
         "source checkout"
     )
+
+
+def test_a_full_disk_names_the_parameter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "coverage.csv").symlink_to("/dev/full")
+    arguments = ["--trials", "50", "--audits", "2", "--mechanisms", "pure noise"]
+    assert coverage_study.main([*arguments, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: out must be a writable folder with free space, got ")

@@ -104,7 +104,7 @@ def test_a_dask_worker_that_dies_with_a_device_changes_nothing(tmp_path: Path) -
 
     alone = study(seed=5).run(train)
     with local_backend("dask", tmp_path):
-        there = study(seed=5).run(train, devices=["fake:0", "fake:1"])
+        there = study(seed=5).run(train, devices=["xpu:0", "xpu:1"])
     assert died.read_text() in seen.read_text().split()  # its device is free again
     assert (there.candidate, there.score) == (alone.candidate, alone.score)
     assert there.model != os.getpid()
@@ -139,7 +139,7 @@ def test_the_number_of_jobs_does_not_change_the_result() -> None:
 
 
 def test_each_device_serves_one_run_at_a_time(tmp_path: Path) -> None:
-    names = ["fake:0", "fake:1"]
+    names = ["xpu:0", "xpu:1"]
 
     def train(trial: Any) -> Any:
         claim = tmp_path / trial.device
@@ -163,14 +163,14 @@ def test_a_process_prefers_its_latest_device_and_waits_for_a_free_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "_latest", [])
-    shared = devices.Devices(("fake:0", "fake:1"), tmp_path / "locks")
+    shared = devices.Devices(("xpu:0", "xpu:1"), tmp_path / "locks")
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
-        assert [shared.claim(first), shared.claim(second)] == ["fake:0", "fake:1"]
+        assert [shared.claim(first), shared.claim(second)] == ["xpu:0", "xpu:1"]
         with contextlib.ExitStack() as third:
             threading.Timer(0.3, second.close).start()
-            assert shared.claim(third) == "fake:1"
+            assert shared.claim(third) == "xpu:1"
     with contextlib.ExitStack() as again:
-        assert shared.claim(again) == "fake:1"
+        assert shared.claim(again) == "xpu:1"
 
 
 def test_the_default_is_one_job_per_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_the_default_is_one_job_per_device(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     monkeypatch.setattr("audit.tuning.study.play", play)
-    for names in (None, ["fake:0"], ["fake:0", "fake:1", "fake:2"]):
+    for names in (None, ["xpu:0"], ["xpu:0", "xpu:1", "xpu:2"]):
         with pytest.raises(KeyboardInterrupt):
             study().run(noisy, devices=names)
     assert found == [1, 1, 3]
@@ -194,13 +194,16 @@ def test_rehearsals_have_a_device() -> None:
         seen.append(trial.device)
         return noisy(trial)
 
-    study(protocol="fixed:1").run(train, records=np.ones(3), devices=["fake:1"])
-    study().rehearse(train, np.ones(3), device="fake:2")
+    study(protocol="fixed:1").run(train, records=np.ones(3), devices=["xpu:1"])
+    study().rehearse(train, np.ones(3), device="xpu:2")
     study().rehearse(train, np.ones(3))
-    assert seen == ["fake:1"] * 3 + ["fake:2"] * 2 + ["cpu"] * 2
+    assert seen == ["xpu:1"] * 3 + ["xpu:2"] * 2 + ["cpu"] * 2
 
 
-@pytest.mark.parametrize("names", ["cuda:0", [], [0], ["cuda:0", "cuda:0"], [""], 2])
+@pytest.mark.parametrize(
+    "names",
+    ["cuda:0", [], [0], ["cuda:0", "cuda:0"], [""], 2, ["tpu"], ["cuda", "cuda:0"], ["cuda:-1"]],
+)
 def test_devices_are_different_names(names: Any) -> None:
     with pytest.raises(InvalidInput, match="devices must be a list of different names") as caught:
         study().run(noisy, devices=names)

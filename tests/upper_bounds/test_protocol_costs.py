@@ -789,3 +789,14 @@ def test_propose_test_release_of_runs_that_reveal_nothing(likely: float) -> None
     # A test of epsilon 1 alone costs as much.
     alone = tuning_cost(ApproximateDp(1.0, 1.1e-6), "tnb:1,0.1", 1e-3)
     assert found.epsilon == pytest.approx(alone.epsilon, rel=1e-3)
+
+
+def test_a_protocol_without_a_bound_is_named() -> None:
+    class GridOfMine(protocols.Grid):
+        """A subclass may tune in another way, so the bounds of its parent do not hold for it."""
+
+    words = (
+        r"protocol must have a bound .* got GridOfMine \('grid:3'\), which has none: register one"
+    )
+    with pytest.raises(ValueError, match=words):
+        upper_bounds.tuning_cost(GaussianMechanism(0.25), GridOfMine(3), 1e-5)

@@ -66,7 +66,9 @@ def labels_of(values: Any, count: int, low: int = 0, high: int = 9) -> Bytes:
 
 def _numbers(name: str, values: Any) -> NDArray[Any]:
     if not isinstance(values, np.ndarray):  # numpy could traverse nested tuples for hours
-        raise InvalidInput(f"{name} must be an array of numbers, got a {type(values).__name__}")
+        raise InvalidInput(
+            f"{name} must be an array of numbers, got {checks.with_article(type(values).__name__)}"
+        )
     if values.dtype.kind not in "uif":
         raise InvalidInput(f"{name} must be an array of numbers, got one of {values.dtype}")
     return values

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from audit.errors import InvalidInput
 
 # The largest official file, a batch of CIFAR10, has 40,000 instructions; rewritten files have up to
@@ -178,7 +179,9 @@ class _Machine:
     def target(self, kind: type) -> Any:
         found = self.stack[-1]
         if type(found) is not kind:
-            raise InvalidInput(f"refused: the pickle fills a {type(found).__name__}")
+            raise InvalidInput(
+                f"refused: the pickle fills {checks.with_article(type(found).__name__)}"
+            )
         return found
 
     def set_items(self, items: list[Any]) -> None:
@@ -217,5 +220,7 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("latin1")
     if not isinstance(value, str):
-        raise InvalidInput(f"refused: the pickle has a {type(value).__name__} as a name")
+        raise InvalidInput(
+            f"refused: the pickle has {checks.with_article(type(value).__name__)} as a name"
+        )
     return value

@@ -17,10 +17,10 @@ def is_frame(source: Any) -> bool:
 @reader("pandas", is_frame, place=20)
 def read_frame(source: Any, options: ReadOptions) -> Material:
     """The runs of a data frame, one per row."""
-    return material_of_frame(source, "the data frame")
+    return material_of_frame(source, "the data frame", options)
 
 
-def material_of_frame(frame: Any, name: str) -> Material:
+def material_of_frame(frame: Any, name: str, options: ReadOptions) -> Material:
     """The runs of a data frame.
 
     Raises:
@@ -31,7 +31,7 @@ def material_of_frame(frame: Any, name: str) -> Material:
         raise InvalidInput(f"{name} must name each column once, got {columns}")
     records = frame.to_dict("records")
     rows = [dict(zip(columns, record.values(), strict=True)) for record in records]
-    return material_of_rows(rows, [f"{name}, row {i}" for i in range(len(rows))], name)
+    return material_of_rows(rows, [f"{name}, row {i}" for i in range(len(rows))], name, options)
 
 
 def _is_list_of_mappings(source: Any) -> bool:
@@ -46,4 +46,5 @@ def _is_list_of_mappings(source: Any) -> bool:
 def read_list(source: Any, options: ReadOptions) -> Material:
     """The runs of a list of mappings, one per run."""
     rows = [flattened({str(name): cell for name, cell in row.items()}) for row in source]
-    return material_of_rows(rows, [f"run {i}" for i in range(1, len(rows) + 1)], "the list of runs")
+    places = [f"run {i}" for i in range(1, len(rows) + 1)]
+    return material_of_rows(rows, places, "the list of runs", options)

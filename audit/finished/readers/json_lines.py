@@ -23,7 +23,7 @@ def read_json(source: Any, options: ReadOptions) -> Material:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        return _of_lines(text, name)
+        return _of_lines(text, name, options)
     if isinstance(content, Mapping):
         if is_search_table(content):
             return material_of_search(content, name)
@@ -34,10 +34,12 @@ def read_json(source: Any, options: ReadOptions) -> Material:
     if not isinstance(content, list) or not all(isinstance(row, Mapping) for row in content):
         raise InvalidInput(f"source must be a list of json objects, one per run, got {name}")
     rows = [flattened(row) for row in content]
-    return material_of_rows(rows, [f"{name}, run {i}" for i in range(1, len(rows) + 1)], name)
+    return material_of_rows(
+        rows, [f"{name}, run {i}" for i in range(1, len(rows) + 1)], name, options
+    )
 
 
-def _of_lines(text: str, name: str) -> Material:
+def _of_lines(text: str, name: str, options: ReadOptions) -> Material:
     rows, places = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -52,7 +54,7 @@ def _of_lines(text: str, name: str) -> Material:
             )
         rows.append(flattened(row))
         places.append(f"{name}, line {number}")
-    return material_of_rows(rows, places, name)
+    return material_of_rows(rows, places, name, options)
 
 
 def _rows_of_columns(content: Mapping[str, Any]) -> list[Any] | None:

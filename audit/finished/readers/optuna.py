@@ -25,6 +25,8 @@ _SAMPLERS = {"RandomSampler": RANDOM, "GridSampler": GRID, "QMCSampler": GRID}
 _BY_RESULTS = ("tpe:", "cma", "nsga", "gp:", "botorch", "motpe", "autosampler")
 """Beginnings of the marks of samplers that use earlier results."""
 
+_SQLITE = b"SQLite format 3\0"
+
 _OWN = frozenset(["number", "value", "datetime_start", "datetime_complete", "duration"])
 
 
@@ -38,7 +40,18 @@ def _is_storage(source: Any) -> bool:
     path = as_path(source)
     if path is None or path.is_dir():
         return False
-    return path.suffix in (".db", ".sqlite", ".sqlite3") or _is_journal(path)
+    return path.suffix in (".db", ".sqlite", ".sqlite3") or _is_sqlite(path) or _is_journal(path)
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Whether a file is a database of sqlite, whatever its name."""
+    if not checks.is_stored_file(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
 
 
 def _is_journal(path: Path) -> bool:
@@ -59,7 +72,7 @@ def read_optuna(source: Any, options: ReadOptions) -> Material:
     if _is_study(source):
         return material_of_study(source)
     text = str(source)
-    if "://" not in text and Path(text).suffix in (".db", ".sqlite", ".sqlite3"):
+    if "://" not in text and not _is_journal(Path(text)):
         text = f"sqlite:///{text}"
     return material_of_study(load_study(text, options.study))
 
@@ -197,18 +210,37 @@ def _reason(error: Exception, name: str | None) -> str:
     said = str(error).lower()
     if isinstance(error, FileNotFoundError):
         return "where there is no file with content"
+    if isinstance(error, _UnknownSchema) or "table schema" in said or "storage upgrade" in said:
+        return (
+            "whose tables are not those of the installed version of Optuna: install the version "
+            "that wrote it, or run optuna storage upgrade on a copy"
+        )
     if "locked" in said:
         return "which is locked: wait for the other process, or copy the file"
     if "no such table" in said or "not a database" in said:
-        return "which holds no studies"
+        return f"which holds no studies{_OF_MLFLOW if 'mlflow' in said else ''}"
     if isinstance(error, ImportError):
         return "whose driver is not installed"
-    if isinstance(error, ValueError | KeyError | TypeError):
-        return f"where study {name!r} is damaged"
-    return f"which cannot be opened ({type(error).__name__})"
+    kind = type(error).__name__
+    if kind in ("ArgumentError", "NoSuchModuleError") or isinstance(error, _NoAddress):
+        return "which is no address of a database that SQLAlchemy knows"
+    if isinstance(error, ValueError | KeyError | TypeError) and name is not None:
+        return f"where study {checks.one_line(name)} is damaged"
+    return f"which cannot be read ({kind})"
 
+
+class _NoAddress(Exception):
+    """Text is no address of a database."""
+
+
+class _UnknownSchema(Exception):
+    """A storage has tables of another version of Optuna."""
+
+
+_OF_MLFLOW = " but runs of MLflow: save mlflow.search_runs() as csv"
 
 _SECONDS_LOCKED = 5.0  # to wait for another process that writes
+_TO_A_FILE = "sqlite:///"
 _TABLES = {"studies", "trials", "version_info"}
 
 
@@ -225,7 +257,14 @@ def _database(storage: str) -> Any:
     import optuna
     import sqlalchemy
 
-    address = sqlalchemy.engine.make_url(storage)
+    file = Path(storage.removeprefix(_TO_A_FILE))
+    if storage.startswith(_TO_A_FILE) and checks.is_stored_file(file):
+        address = sqlalchemy.engine.URL.create("sqlite", database=str(file))  # with any characters
+    else:
+        try:
+            address = sqlalchemy.engine.make_url(storage)
+        except ValueError:  # such as of a bracket that is not closed
+            raise _NoAddress from None
     options: dict[str, Any] = {}
     if address.get_backend_name() == "sqlite":
         file = Path(address.database or "")
@@ -240,8 +279,26 @@ def _database(storage: str) -> Any:
         )
     engine = sqlalchemy.create_engine(address, **options)
     try:
-        if not set(sqlalchemy.inspect(engine).get_table_names()) >= _TABLES:
-            raise LookupError("no such table")
+        tables = set(sqlalchemy.inspect(engine).get_table_names())
+        if not tables >= _TABLES:
+            mlflow = {"experiments", "params", "metrics"} <= tables
+            raise LookupError(f"no such table{' (mlflow)' if mlflow else ''}")
+        _check_schema(engine)
     finally:
         engine.dispose()
-    return optuna.storages.RDBStorage(storage, engine_kwargs=options, skip_table_creation=True)
+    return optuna.storages.RDBStorage(
+        address.render_as_string(hide_password=False),
+        engine_kwargs=options,
+        skip_table_creation=True,
+    )
+
+
+def _check_schema(engine: Any) -> None:
+    """Refuses tables of another version, which Optuna would read as its own."""
+    import sqlalchemy
+    from optuna.storages._rdb.models import SCHEMA_VERSION  # no public name holds this number
+
+    with engine.connect() as connection:
+        versions = connection.execute(sqlalchemy.text("SELECT schema_version FROM version_info"))
+        if [row[0] for row in versions] != [SCHEMA_VERSION]:
+            raise _UnknownSchema

@@ -28,4 +28,4 @@ def read_parquet(source: Any, options: ReadOptions) -> Material:
             f"source must be a readable parquet file, got {name}: "
             f"{' '.join(str(error).split())[:200]}"
         ) from None
-    return material_of_frame(frame, name)
+    return material_of_frame(frame, name, options)

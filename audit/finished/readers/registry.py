@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from audit import checks
@@ -16,9 +17,12 @@ class ReadOptions:
 
     Attributes:
         study: the name of a study or an experiment in a storage of several; None for the only one.
+        ignored: columns that are mapped to `ignore`, so that a `state` or `status` among them is
+            not the state of a run.
     """
 
     study: str | None = None
+    ignored: frozenset[str] = frozenset()
 
 
 Recognise = Callable[[Any], bool]
@@ -62,6 +66,8 @@ class TableFormat:
     parameters: Callable[[str], bool] = lambda column: False
     complete: Callable[[Material, Sequence[str]], Material] = lambda material, columns: material
 
+
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers", ".gsheet")
 
 _READERS: list[Reader] = []
 _TABLES: list[TableFormat] = []
@@ -107,6 +113,11 @@ def read(source: Any, options: ReadOptions) -> Material:
             recognised = False
         if recognised:
             return entry.read(source, options)
+    if isinstance(source, str | Path) and Path(source).suffix.lower() in _SPREADSHEETS:
+        raise InvalidInput(
+            f"source must be a table as text, got the spreadsheet {checks.one_line(str(source))}: "
+            "export its sheet as csv"
+        )
     raise InvalidInput(
         "source must be a table, a folder or a storage of runs (csv, tsv, json, parquet, or of "
         f"Optuna, MLflow, W&B, Ray Tune, Hydra, Keras Tuner), got {checks.one_line(source)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.columns import listed
+from audit.finished.columns import listed, looks_like_a_number
 from audit.finished.material import Material, runs_of_rows
 from audit.finished.readers.files import as_path, is_file_with_suffix, read_text, shown
 from audit.finished.readers.registry import ReadOptions, format_of_table, reader
@@ -45,15 +45,16 @@ def _is_table(source: Any) -> bool:
 def read_table(source: Any, options: ReadOptions) -> Material:
     """The runs of a csv or tsv file: a heading, and one row per run."""
     path = Path(source)
-    return table_of_text(read_text(path), shown(path))
+    return table_of_text(read_text(path), shown(path), options)
 
 
-def table_of_text(text: str, name: str) -> Material:
+def table_of_text(text: str, name: str, options: ReadOptions) -> Material:
     """The runs of a table as text.
 
     Args:
         text: a heading and rows; the delimiter is a comma, a semicolon, a tab or a bar.
         name: the table, in words for messages.
+        options: what the reader needs besides.
 
     Raises:
         InvalidInput: the text is not such a table.
@@ -72,7 +73,13 @@ def table_of_text(text: str, name: str) -> Material:
         ) from error
     if not read:
         raise InvalidInput(f"source must be at least one row below a heading, got none in {name}")
+    _check_no_title(heading, read, name)
     for line, cells in read:
+        if cells[0].lstrip().startswith("#") and not any(cell.strip() for cell in cells[1:]):
+            raise InvalidInput(
+                f"{name}, line {line}: row must be a run, got the comment "
+                f"{checks.one_line(cells[0])}: remove it"
+            )
         if len(cells) > len(heading):
             raise InvalidInput(
                 f"{name}, line {line}: row must have one value for each of {len(heading)} columns, "
@@ -82,16 +89,16 @@ def table_of_text(text: str, name: str) -> Material:
     if delimiter in ";\t":
         table = _with_points(table, heading, name)
     places = [f"{name}, line {line}" for line, _ in read]
-    return material_of_rows(table, places, name)
+    return material_of_rows(table, places, name, options)
 
 
 def material_of_rows(
-    rows: Sequence[Mapping[str, Any]], places: Sequence[str], name: str
+    rows: Sequence[Mapping[str, Any]], places: Sequence[str], name: str, options: ReadOptions
 ) -> Material:
     """The runs of rows, with what the tracker that exported them is known to write."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     exported = format_of_table(columns)
-    runs = runs_of_rows(rows, places, name)
+    runs = runs_of_rows(rows, places, name, options.ignored)
     if exported is None:
         return Material(name, runs)
     material = Material(
@@ -119,6 +126,20 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
         return []
+
+
+def _check_no_title(heading: list[str], rows: Sequence[tuple[int, list[str]]], name: str) -> None:
+    """Refuses a title or a comment in the place of the heading."""
+    named = [column for column in heading if column]
+    _, first_row = rows[0]
+    below = [cell for cell in first_row if cell.strip()]
+    # The true heading follows, and no name of a column is a number.
+    if len(named) == 1 and len(below) > 1 and not any(map(looks_like_a_number, below)):
+        what = "comment" if heading[0].startswith("#") else "title"
+        raise InvalidInput(
+            f"{name} must begin with the names of its columns, got the {what} "
+            f"{checks.one_line(named[0])}: remove the lines above the heading"
+        )
 
 
 def _check_heading(heading: list[str], name: str) -> None:

@@ -210,90 +210,150 @@ def _variance_of_binomials(n: int, probability: float, count: int) -> tuple[floa
     return variance, math.sqrt(count * max(fourth - variance**2, 1e-12))
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of batches, and what is expected of them.
+
+    Attributes:
+        counts: [R, T], sizes; NaN or any value where they are unknown.
+        known: [R, T], whether a size is known.
+        n: number of records.
+        rate: [R, T], the accounted rates.
+        sizes, rates: [B], the known entries.
+    """
+
+    counts: FloatArray
+    known: NDArray[np.bool_]
+    n: int
+    rate: FloatArray
+
+    @property
+    def sizes(self) -> FloatArray:
+        return self.counts[self.known]
+
+    @property
+    def rates(self) -> FloatArray:
+        return self.rate[self.known]
+
+    @property
+    def mean(self) -> float:
+        return float(self.sizes.mean())
+
+    @property
+    def same_rate(self) -> bool:
+        return bool(np.ptp(self.rates) < 1e-12)
+
+    @property
+    def rates_of_sizes(self) -> FloatArray:
+        """The accounted rates, but at most that of the mean size: a larger one may be accounted."""
+        return np.minimum(self.rates, self.mean / self.n)
+
+
 def _sizes(
     counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
 ) -> Iterator[TestResult]:
-    sizes, rates = counts[known], rate[known]
-    mean, expected = float(sizes.mean()), float(n * rates.mean())
+    drawn = _Sizes(counts, known, n, rate)
     numbers: dict[str, float | int | str] = {
-        "mean": mean,
-        "expected": expected,
+        "mean": drawn.mean,
+        "expected": float(n * drawn.rates.mean()),
         "batches": int(known.sum()),
-        "rate": float(rates.mean()),
+        "rate": float(drawn.rates.mean()),
         "n": n,
-        "least": float(sizes.min()),
-        "most": float(sizes.max()),
+        "least": float(drawn.sizes.min()),
+        "most": float(drawn.sizes.max()),
     }
-    variance = n * rates * (1 - rates)
-    same_rate = np.ptp(rates) < 1e-12
-    if same_rate:
+    yield _mean_of_batches(drawn, numbers)
+    log_fixed = _log_chance_of_fixed_sizes(drawn)
+    if log_fixed < 0:
+        same = np.ptp(drawn.sizes) == 0
+        kind = "fixed batches" if same else "batches without the seed"
+        yield TestResult(float(np.exp(log_fixed)), kind, numbers)
+    elif len(drawn.sizes) >= 20 and drawn.same_rate and 0 < drawn.mean < n:
+        yield from _dispersion(drawn, numbers)
+    if drawn.same_rate:
+        yield from _gaps(drawn.sizes, numbers)
+    # The probability that no batch is larger than the largest one.
+    limited = float(np.sum(stats.binom.logcdf(drawn.sizes.max(), n, drawn.rates_of_sizes)))
+    yield TestResult(float(np.exp(limited)), "limited batches", numbers)
+    yield from _neighbouring_steps(drawn, numbers)
+    if not np.any(drawn.sizes == 0):
+        # Larger batches than accounted are another finding, and are seldom empty.
+        empty = (1 - np.maximum(drawn.rates, min(drawn.mean / n, 1.0))) ** n
+        p_value = float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum()))
+        yield TestResult(p_value, "no empty batch", numbers)
+
+
+def _mean_of_batches(drawn: _Sizes, numbers: dict[str, float | int | str]) -> TestResult:
+    """Tests whether batches are larger than accounted."""
+    n, sizes, rates = drawn.n, drawn.sizes, drawn.rates
+    if drawn.same_rate:
         # The total is binomial: the exact test.
         p_value = float(stats.binom.sf(sizes.sum() - 1, n * len(sizes), rates[0]))
     else:
+        variance = n * rates * (1 - rates)
         deviation = (sizes - n * rates).sum() / np.sqrt(variance.sum())
         p_value = float(stats.norm.sf(deviation))
-    yield TestResult(p_value, "mean of batches", numbers, mean > 1.02 * expected)
-    # The largest probability that all batches of a step have one size, for each of the steps.
-    log_p = log_all = 0.0
-    all_fixed = True
-    for t in range(counts.shape[1]):
-        own = counts[known[:, t], t]
-        if len(own) < 2:
+    larger = drawn.mean > 1.02 * float(n * rates.mean())
+    return TestResult(p_value, "mean of batches", numbers, larger)
+
+
+def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
+    """Logarithm of the largest probability that all batches of a step have one size.
+
+    It is 0 if the batches of a step differ in size, or if no step has two batches.
+    """
+    log_p = 0.0
+    for t in range(drawn.counts.shape[1]):
+        of_step = drawn.counts[drawn.known[:, t], t]
+        if len(of_step) < 2:
             continue
-        fixed = np.ptp(own) == 0
-        all_fixed &= bool(fixed)
-        own_rate = min(rate[0, t], mean / n)  # a larger rate may be accounted for
-        top = stats.binom.pmf(int(np.floor((n + 1) * own_rate)), n, own_rate)
-        log_all += (len(own) - 1) * float(np.log(top))
-    if all_fixed and log_all < 0:
-        log_p = log_all
-        same = np.ptp(sizes) == 0
-        yield TestResult(
-            float(np.exp(log_p)), "fixed batches" if same else "batches without the seed", numbers
-        )
-    elif len(sizes) >= 20 and same_rate and 0 < mean < n:
-        squares = np.square(sizes - mean)  # a wrong mean is another finding
-        each, spread = _variance_of_binomials(n, mean / n, len(sizes))
-        total = len(sizes) * each
-        deviation = float(squares.sum() - total) / spread
-        ratio = float(np.divide(squares.sum(), total))
-        numbers["dispersion"] = ratio
-        if ratio < _TOO_EVEN:
-            # The lower tail of a sum of squares is lighter than that of a Gaussian.
-            yield TestResult(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
-        elif ratio > _TOO_UNEVEN and each >= _MIN_VARIANCE:
-            # A chi-square distribution with the mean and the variance of the sum of squares.
-            free = 2.0 * (total / spread) ** 2
-            p_value = float(stats.chi2.sf(free * ratio, free))
-            yield TestResult(p_value, "uneven batches", numbers)
-        elif ratio > 3 and deviation > 12:
-            yield TestResult(1e-9, "uneven batches", numbers)
-    if same_rate:
-        yield from _gaps(sizes, numbers)
-    # The probability that no batch is larger than the largest one.
-    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, np.minimum(rates, mean / n))))
-    yield TestResult(float(np.exp(limited)), "limited batches", numbers)
-    # Neighbouring steps of a run.
-    both = known[:, 1:] & known[:, :-1]
-    if both.sum() >= 20 and same_rate:
-        centered = np.where(known, counts - mean, 0.0)
-        first, second = centered[:, 1:][both], centered[:, :-1][both]
-        norm = np.linalg.norm(first) * np.linalg.norm(second)
-        if norm > 0:
-            correlation = float(first @ second / norm)
-            size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both.sum() - 3)
-            yield TestResult(
-                float(2 * stats.norm.sf(size)),
-                "repeated batches",
-                {**numbers, "correlation": correlation},
-                abs(correlation) > 0.5,
-            )
-    # Larger batches than accounted are another finding, and are seldom empty.
-    empty = (1 - np.maximum(rates, min(mean / n, 1.0))) ** n
-    if not np.any(sizes == 0):
-        yield TestResult(
-            float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers
-        )
+        if np.ptp(of_step) != 0:
+            return 0.0
+        rate = min(drawn.rate[0, t], drawn.mean / drawn.n)
+        top = stats.binom.pmf(int(np.floor((drawn.n + 1) * rate)), drawn.n, rate)
+        log_p += (len(of_step) - 1) * float(np.log(top))
+    return log_p
+
+
+def _dispersion(drawn: _Sizes, numbers: dict[str, float | int | str]) -> Iterator[TestResult]:
+    """Tests whether sizes vary as binomial numbers do, whose variance follows from the mean."""
+    squares = np.square(drawn.sizes - drawn.mean)  # a wrong mean is another finding
+    each, spread = _variance_of_binomials(drawn.n, drawn.mean / drawn.n, len(drawn.sizes))
+    total = len(drawn.sizes) * each
+    deviation = float(squares.sum() - total) / spread
+    ratio = float(np.divide(squares.sum(), total))
+    numbers["dispersion"] = ratio
+    if ratio < _TOO_EVEN:
+        # The lower tail of a sum of squares is lighter than that of a Gaussian.
+        yield TestResult(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
+    elif ratio > _TOO_UNEVEN and each >= _MIN_VARIANCE:
+        # A chi-square distribution with the mean and the variance of the sum of squares.
+        free = 2.0 * (total / spread) ** 2
+        yield TestResult(float(stats.chi2.sf(free * ratio, free)), "uneven batches", numbers)
+    elif ratio > 3 and deviation > 12:
+        yield TestResult(1e-9, "uneven batches", numbers)
+
+
+def _neighbouring_steps(
+    drawn: _Sizes, numbers: dict[str, float | int | str]
+) -> Iterator[TestResult]:
+    """Tests whether the sizes of neighbouring steps of a run are independent."""
+    both = drawn.known[:, 1:] & drawn.known[:, :-1]
+    if both.sum() < 20 or not drawn.same_rate:
+        return
+    centered = np.where(drawn.known, drawn.counts - drawn.mean, 0.0)
+    first, second = centered[:, 1:][both], centered[:, :-1][both]
+    norm = np.linalg.norm(first) * np.linalg.norm(second)
+    if norm <= 0:
+        return
+    correlation = float(first @ second / norm)
+    size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both.sum() - 3)
+    yield TestResult(
+        float(2 * stats.norm.sf(size)),
+        "repeated batches",
+        {**numbers, "correlation": correlation},
+        abs(correlation) > 0.5,
+    )
 
 
 def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[TestResult]:

@@ -18,6 +18,7 @@ from audit.loop.runs.records import TrainingSet
 _MAX_LABELS = 10
 _SIZES = (1000.0, 30.0, 1.0)
 _ASCENT_STEPS = 30
+_SEARCH_STEPS = 40
 # A step of the ascent is this fraction of the record's own norm.
 _ASCENT_RATE = 0.2
 _WEIGHT_OF_LENGTH = 0.1
@@ -217,22 +218,66 @@ def gradient_of(
     return torch.cat([g.reshape(-1) for g in parts if g is not None]).detach()
 
 
-def ascend(
-    model: Any,
-    loss: Callable[..., Any],
-    start: PoolRecord,
-    parameters: list[Any],
-    opposite: Any | None = None,
+def longest_gradient(
+    model: Any, loss: Callable[..., Any], start: PoolRecord, parameters: list[Any]
 ) -> PoolRecord | None:
-    """Gradient ascent on a record, for a longer gradient or one that points against another.
+    """A record with a long gradient, at most 1,000 times as long as the record to start from.
+
+    Large records saturate a tanh or a sigmoid, so that their gradients are short. A long gradient
+    then needs a large record in a narrow set, on which a unit is not saturated. The quasi-Newton
+    method follows that set, where gradient ascent does not.
 
     Args:
         model: a torch module without per-sample hooks.
         loss: `loss(model, features, labels)`, summed.
         start: the record to start from; its features are real numbers.
         parameters: tensors by which the gradient is taken.
-        opposite: [D], the gradient that the record's own should point against; None maximizes the
-            length.
+
+    Returns:
+        The record, or None where the model has no second derivative or raises an error.
+    """
+    import torch
+
+    trained = [p for p in parameters if p.requires_grad]
+    x, y = _as_tensors(start, trained[0])
+    limit = _SIZES[0] * max(float(x.norm()), 1.0)
+    x = x.clone().requires_grad_(True)
+    best, best_value = None, -float("inf")
+
+    def negative_log_length() -> Any:
+        nonlocal best, best_value
+        value = -_gradient(loss(model, x, y), trained).norm().clamp(min=1e-20).log()
+        (x.grad,) = torch.autograd.grad(value, x)
+        reached = -float(value.detach())
+        if reached > best_value and float(x.detach().norm()) <= limit:
+            best, best_value = x.detach().double().cpu().numpy()[0], reached
+        return value
+
+    try:
+        search: Any = torch.optim.LBFGS(
+            [x], max_iter=_SEARCH_STEPS, line_search_fn="strong_wolfe", history_size=20
+        )
+        search.step(negative_log_length)
+    except Exception:  # of the user's model, which may not accept the records as they are
+        return None
+    return _as_record(best, start)
+
+
+def ascend_against(
+    model: Any,
+    loss: Callable[..., Any],
+    start: PoolRecord,
+    parameters: list[Any],
+    opposite: Any,
+) -> PoolRecord | None:
+    """Gradient ascent on a record, for a gradient that points against another one.
+
+    Args:
+        model: a torch module without per-sample hooks.
+        loss: `loss(model, features, labels)`, summed.
+        start: the record to start from; its features are real numbers.
+        parameters: tensors by which the gradient is taken.
+        opposite: [D], the gradient that the record's own should point against.
 
     Returns:
         The record found, or None where the model has no second derivative or raises an error.
@@ -245,14 +290,10 @@ def ascend(
     try:
         for _ in range(_ASCENT_STEPS):
             x = x.detach().requires_grad_(True)
-            value = loss(model, x, y)
-            parts = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-            own = torch.cat([g.reshape(-1) for g in parts if g is not None])
+            own = _gradient(loss(model, x, y), parameters)
             length = own.norm()
-            goal = length.clamp(min=1e-20).log()
-            if opposite is not None:
-                against = (own @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
-                goal = _WEIGHT_OF_LENGTH * goal - against
+            against = (own @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
+            goal = _WEIGHT_OF_LENGTH * length.clamp(min=1e-20).log() - against
             reached = float(goal.detach())
             if reached > best_value:
                 best, best_value = x.detach().double().cpu().numpy()[0], reached
@@ -262,10 +303,23 @@ def ascend(
             x = x + slope / slope.norm() * (_ASCENT_RATE * max(float(x.detach().norm()), 1.0))
     except Exception:  # of the user's model, which may not accept the records as they are
         return None
-    if best is None:
+    return _as_record(best, start)
+
+
+def _gradient(value: Any, parameters: list[Any]) -> Any:
+    """The gradient by all parameters that have one, [D], which can be differentiated again."""
+    import torch
+
+    parts = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+    return torch.cat([part.reshape(-1) for part in parts if part is not None])
+
+
+def _as_record(features: NDArray[Any] | None, start: PoolRecord) -> PoolRecord | None:
+    """A record of the pool with new features; None if there are none."""
+    if features is None:
         return None
-    features = best.astype(np.asarray(start.features).dtype)
-    return PoolRecord(features, start.label, float("nan"), "ascent")
+    typed = features.astype(np.asarray(start.features).dtype)
+    return PoolRecord(typed, start.label, float("nan"), "ascent")
 
 
 def opposite_pair(

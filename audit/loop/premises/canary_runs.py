@@ -14,9 +14,10 @@ from audit.loop.explanations import explain, influence, weights_outside
 from audit.loop.premises.array_canaries import search_canaries
 from audit.loop.premises.canary_pool import (
     PoolRecord,
-    ascend,
+    ascend_against,
     gradient_of,
     labels_to_try,
+    longest_gradient,
     opposite_pair,
     records_that_are_not_finite,
 )
@@ -589,12 +590,12 @@ def _ascended(
             continue
         with undisturbed(model):
             for start in starts if rank == 0 else ():
-                longest = ascend(model, loss, start, parameters)
+                longest = longest_gradient(model, loss, start, parameters)
                 if longest is None:
                     break
                 made.append(longest)
                 direction = gradient_of(model, loss, longest, parameters)
-                against = ascend(model, loss, start, parameters, direction)
+                against = ascend_against(model, loss, start, parameters, direction)
                 made += [against] if against is not None else []
             made += opposite_pair(model, loss, starts[0], parameters[0], labels)
         if not experiment.work_left(0.3):

@@ -534,10 +534,11 @@ def one_more_record(
 
 
 def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:
-    """Tests whether a coordinate of the noise depends on whether a record is in the batch.
+    """Tests whether a coordinate of the noise depends on whether a record is in a batch.
 
     A shared random key may relate the inclusion to the noise or to its absolute value, so both are
-    tested.
+    tested. A generator whose state is restored after the noise draws the next batch from the same
+    numbers, so that the noise is also compared with the batch of the next step.
 
     Args:
         noise: the noise of all runs.
@@ -548,21 +549,30 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
     # The normal score of the absolute value of a Gaussian number is Gaussian.
     sizes = stats.norm.ppf(np.clip(stats.chi2.cdf(np.square(unit), 1), 1e-12, 1 - 1e-12))
     share = float(np.mean(noise.degrees)) / len(unit)
-    tests = 2 * len(inclusions) * unit.shape[2]
-    for included in inclusions:
-        x = included - included.mean(axis=0)
-        for values in (unit[: len(x)], sizes[: len(x)]):
-            centered = values - values.mean(axis=0)
-            norms = np.linalg.norm(x) * np.linalg.norm(centered, axis=(0, 1))
-            products = np.abs(np.tensordot(x, centered, 2))
-            correlation = float(np.max(products / np.where(norms > 0, norms, np.inf), initial=0.0))
-            degrees = share * x.size - 2
-            if degrees < 20 or correlation == 0.0:
-                continue
-            capped = min(correlation, 1 - 1e-12)
-            p_value = 2 * stats.t.sf(capped * np.sqrt(degrees / (1 - capped**2)), degrees)
-            numbers = {"correlation": correlation}
-            yield TestResult(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
+    lags = range(min(2, unit.shape[1]))
+    tests = 2 * len(lags) * len(inclusions) * unit.shape[2]
+    for included, lag, values in itertools.product(inclusions, lags, (unit, sizes)):
+        later = included[:, lag:]
+        correlation = _largest_correlation(later, values[: len(later), : later.shape[1]])
+        degrees = share * later.size - 2
+        if degrees < 20 or correlation == 0.0:
+            continue
+        capped = min(correlation, 1 - 1e-12)
+        p_value = 2 * stats.t.sf(capped * np.sqrt(degrees / (1 - capped**2)), degrees)
+        numbers = {"correlation": correlation}
+        yield TestResult(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
+
+
+def _largest_correlation(included: NDArray[np.bool_], values: FloatArray) -> float:
+    """The largest absolute correlation of inclusions [R, T] with a coordinate of values [R, T, D].
+
+    Means of a step are subtracted, so that steps of unequal means do not correlate.
+    """
+    x = included - included.mean(axis=0)
+    centered = values - values.mean(axis=0)
+    norms = np.linalg.norm(x) * np.linalg.norm(centered, axis=(0, 1))
+    products = np.abs(np.tensordot(x, centered, 2))
+    return float(np.max(products / np.where(norms > 0, norms, np.inf), initial=0.0))
 
 
 def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:

@@ -53,36 +53,14 @@ def compare_size(
     Returns:
         Whether the noise is reported as too small.
     """
-    found = canaries.found
-    steps = min(experiment.steps, len(found.largest))
-    reach = found.largest[:steps]
-    seen = reach > found.rounding[:steps]
-    if not seen.any():
-        ignores = ignores_records(experiment)
-        experiment.cannot_test(
-            "train releases the same gradients for other records: use records.features and "
-            "records.labels, which hold the exchanged record"
-            if ignores
-            else "no canary changed any released gradient: the record was in no batch of "
-            f"{SEEDS_FOR_INCLUSION} runs, or the watched optimizer is not the one that trains",
-            ("contribution",),
-        )
-        if "contribution" in experiment.tested and not experiment.brief:
-            experiment.tested.remove("contribution")
+    if not _reach(experiment, canaries)[1].any():
+        _report_no_contribution(experiment)
         return False
     if equal is None or equal.missing:
         return False
-    beyond = experiment.sampled and np.any(reach > _REORDERED * equal.reach[:steps])
-    if beyond and orders_records(experiment, canaries):
-        # An exchanged record moves the others to other places, which have other batches.
-        experiment.notes.append(
-            "the function orders its records itself: contributions were compared among equal "
-            "records alone"
-        )
-        reach[:] = equal.reach[:steps]
-        np.minimum(found.by_tensor[:steps], reach[:, None], out=found.by_tensor[:steps])
-        seen = reach > found.rounding[:steps]
-    noise = equal.noise
+    _leave_out_reordered(experiment, canaries, equal)
+    reach, seen = _reach(experiment, canaries)
+    noise, steps = equal.noise, len(reach)
     scales = noise.scales[:steps]
     usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)
     if experiment.comparable is not None:
@@ -102,34 +80,88 @@ def compare_size(
     case = _Case(experiment, canaries, equal, accounted, usable)
     experiment.measured["accounted noise multiplier"] = float(case.sigma[worst])
     if unequal is not None:
-        if np.any(ratios < case.sigma * (1 - SHORTFALL)):
-            # The scales are upper confidence limits, so this shortfall is certain.
-            at = int(np.argmin(ratios / case.sigma))
-            experiment.collect(
-                TestResult(1e-9, "size", {}),
-                words=lambda _: _unequal_noise(case, at, float(ratios[at])),
-            )
+        _compare_unequal_noise(case, ratios)
         return False
-    if not equal.random_gradients and case.sigma[worst] > 0 and unequal is None:
+    if not equal.random_gradients and case.sigma[worst] > 0:
         experiment.degrees_of_scale = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
     # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
-    experiment.measured["effective noise multiplier"] = float(np.median(ratios[near]))
-    _note_too_much(case, float(experiment.measured["effective noise multiplier"]), worst)
-    tests = list(_shortfalls(case, ratios, worst))
-    if tests:
-        # Of several significant tests, the one that is easiest to explain is reported.
-        rank = {"step": 0, "all steps": 1}
-        sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
-        _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
-        p_value = min(1.0, min(tests)[0] * (steps + 1 + len(noise.sizes)))
-        experiment.collect(
-            TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
-        )
-        if p_value < FAMILY_ERROR:
-            return True
+    effective = float(np.median(ratios[near]))
+    experiment.measured["effective noise multiplier"] = effective
+    _note_too_much(case, effective, worst)
+    if _report_shortfalls(case, ratios, worst):
+        return True
     _against_threshold(case)
     return False
+
+
+def _reach(experiment: Experiment, canaries: CanaryRuns) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """[T] each, the largest contribution of the tested steps, and whether it exceeds rounding."""
+    steps = min(experiment.steps, len(canaries.found.largest))
+    reach = canaries.found.largest[:steps]
+    return reach, np.asarray(reach > canaries.found.rounding[:steps])
+
+
+def _report_no_contribution(experiment: Experiment) -> None:
+    """States why no exchanged record changed a released gradient."""
+    reason = (
+        "no canary changed any released gradient: the record was in no batch of "
+        f"{SEEDS_FOR_INCLUSION} runs, or the watched optimizer is not the one that trains"
+    )
+    if ignores_records(experiment):
+        reason = (
+            "train releases the same gradients for other records: use records.features and "
+            "records.labels, which hold the exchanged record"
+        )
+    experiment.cannot_test(reason, ("contribution",))
+    if "contribution" in experiment.tested and not experiment.brief:
+        experiment.tested.remove("contribution")
+
+
+def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords) -> None:
+    """Keeps the contributions among equal records if the function orders its records itself.
+
+    An exchanged record then moves the others to other places, which have other batches.
+    """
+    reach, _ = _reach(experiment, canaries)
+    steps = len(reach)
+    beyond = experiment.sampled and np.any(reach > _REORDERED * equal.reach[:steps])
+    if not beyond or not orders_records(experiment, canaries):
+        return
+    experiment.notes.append(
+        "the function orders its records itself: contributions were compared among equal "
+        "records alone"
+    )
+    reach[:] = equal.reach[:steps]
+    by_tensor = canaries.found.by_tensor[:steps]
+    np.minimum(by_tensor, reach[:, None], out=by_tensor)
+
+
+def _compare_unequal_noise(case: "_Case", ratios: FloatArray) -> None:
+    """Compares noise of several scales with the accounted multiplier."""
+    if np.any(ratios < case.sigma * (1 - SHORTFALL)):
+        # The scales are upper confidence limits, so this shortfall is certain.
+        at = int(np.argmin(ratios / case.sigma))
+        case.experiment.collect(
+            TestResult(1e-9, "size", {}),
+            words=lambda _: _unequal_noise(case, at, float(ratios[at])),
+        )
+
+
+def _report_shortfalls(case: "_Case", ratios: FloatArray, worst: int) -> bool:
+    """Collects the tests of too little noise, and returns whether one is significant by itself."""
+    tests = list(_shortfalls(case, ratios, worst))
+    if not tests:
+        return False
+    # Of several significant tests, the one that is easiest to explain is reported.
+    rank = {"step": 0, "all steps": 1}
+    sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
+    _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
+    p_value = min(1.0, min(tests)[0] * (len(ratios) + 1 + len(case.equal.noise.sizes)))
+    case.experiment.collect(
+        TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
+    )
+    return p_value < FAMILY_ERROR
 
 
 def _note_too_much(case: "_Case", effective: float, step: int) -> None:
@@ -355,64 +387,109 @@ def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
     return Finding(premise, message, cause, fix, numbers, "size")
 
 
-def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str, str]:
+_Cause = tuple[str, str, str]
+"""Broken premise, likely cause, and fix."""
+
+
+def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> _Cause:
     """Broken premise, likely cause and fix where the noise is `ratio` times too small."""
+    several = _several_times(case, step) if beyond else None
+    return (
+        _of_all_records(case, step)
+        or _without_clipping(case)
+        or _of_each_tensor(case, step, ratio)
+        or _carried_on(case, step, ratio)
+        or several
+        or _by_a_schedule(case, step)
+        or _divided_again(case, step, ratio)
+        or _by_random_gradients(case, ratio)
+        or _too_small(ratio, beyond)
+    )
+
+
+def _of_all_records(case: _Case, step: int) -> _Cause | None:
+    """A statistic over records enters their contributions."""
+    if not case.equal.others_change():
+        return None
+    return (
+        "contribution",
+        f"{OTHERS_CHANGE}{_where(case, case.canaries.found.by_tensor[step])}: a statistic over "
+        "records (a mean, a count, a quantile, a norm) enters their gradients, thresholds or "
+        "weights, their selection depends on it, records are mixed or padded to the longest one, "
+        "or the sum is clipped instead of each one.",
+        "Compute no statistic over records without noise, and clip the gradient of every "
+        "single record to norm C before summing.",
+    )
+
+
+def _without_clipping(case: _Case) -> _Cause | None:
+    """The contribution has no limit."""
+    if not case.grows:
+        return None
+    return (
+        "contribution",
+        "The contribution grows with the size of the record: its gradient is not clipped, only "
+        "a part of it is, or its clipping factor was computed for another gradient (of an "
+        "earlier step, or with another dropout mask).",
+        _CLIP_EACH,
+    )
+
+
+def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
+    """Each tensor is clipped to C: each contributes C, for which the noise of one suffices."""
     found = case.canaries.found
     reach, own = float(found.largest[step]), found.by_tensor[step]
-    if case.equal.others_change():
-        return (
-            "contribution",
-            f"{OTHERS_CHANGE}{_where(case, own)}: a statistic over records (a mean, a count, a "
-            "quantile, a norm) enters their gradients, thresholds or weights, their selection "
-            "depends on it, records are mixed or padded to the longest one, or the sum is clipped "
-            "instead of each one.",
-            "Compute no statistic over records without noise, and clip the gradient of every "
-            "single record to norm C before summing.",
-        )
-    if case.grows:
-        return (
-            "contribution",
-            "The contribution grows with the size of the record: its gradient is not clipped, only "
-            "a part of it is, or its clipping factor was computed for another gradient (of an "
-            "earlier step, or with another dropout mask).",
-            _CLIP_EACH,
-        )
-    alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * max(own)]
-    # Each of these tensors then contributes C, for which the noise of one is large enough.
-    if len(alike) > 1 and reach > 1.2 * max(own) > 0 and abs(ratio * max(own) / reach - 1) < 0.1:
-        return (
-            "contribution",
-            f"{listed(alike)} contribute equally much: each tensor (layer) is clipped to C "
-            "separately, which allows a norm of C times the square root of the number of tensors.",
-            "Clip the norm over all tensors together, or scale the noise to the root of the sum "
-            "of the squared thresholds.",
-        )
+    largest = max(own)
+    alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * largest]
+    explains = reach > 1.2 * largest > 0 and abs(ratio * largest / reach - 1) < 0.1
+    if len(alike) < 2 or not explains:
+        return None
+    return (
+        "contribution",
+        f"{listed(alike)} contribute equally much: each tensor (layer) is clipped to C "
+        "separately, which allows a norm of C times the square root of the number of tensors.",
+        "Clip the norm over all tensors together, or scale the noise to the root of the sum "
+        "of the squared thresholds.",
+    )
+
+
+def _carried_on(case: _Case, step: int, ratio: float) -> _Cause | None:
+    """A state adds a record to every step after the first one whose batch holds it."""
+    largest = case.canaries.found.largest
     first = int(np.argmax(case.usable))
-    # Such a state adds a record to every step after the first one whose batch holds it.
     included = case.equal.batches.included
     carried = np.array_equal(np.maximum.accumulate(included, axis=1), included)
     grown = step > first and carried and not case.equal.varying
-    if grown and reach > 1.3 * found.largest[first] and ratio > 1.2:
-        return (
-            "contribution",
-            f"The first step with the record shows {found.largest[first]:.3g}: a state that "
-            "carries gradients without noise (momentum, an average, error feedback) adds the "
-            "record to later steps, or a threshold or factor of the first step is reused.",
-            "Compute such states from released, noisy gradients only, and clip in each step.",
-        )
-    if beyond and (several := _several_times(case, step)):
-        return several
+    if not grown or float(largest[step]) <= 1.3 * largest[first] or ratio <= 1.2:
+        return None
+    return (
+        "contribution",
+        f"The first step with the record shows {largest[first]:.3g}: a state that "
+        "carries gradients without noise (momentum, an average, error feedback) adds the "
+        "record to later steps, or a threshold or factor of the first step is reused.",
+        "Compute such states from released, noisy gradients only, and clip in each step.",
+    )
+
+
+def _by_a_schedule(case: _Case, step: int) -> _Cause | None:
+    """The noise falls from step to step, and the contribution does not."""
+    largest = case.canaries.found.largest
     scales = np.where(case.usable, case.equal.noise.scales[: len(case.usable)], 0.0)
     loudest = int(np.argmax(scales))
-    falls = scales[step] < 0.9 * scales[loudest] and reach > 0.9 * found.largest[loudest]
-    if falls and _is_quieter(case, step, loudest):
-        return (
-            "noise",
-            f"The noise falls from {scales[loudest]:.3g} in step {case.number(loudest)} to "
-            f"{scales[step]:.3g} in step {case.number(step)}, and the contribution does not: a "
-            "schedule lowers the noise, and the accountant does not record it.",
-            "Record the noise multiplier of each step.",
-        )
+    falls = scales[step] < 0.9 * scales[loudest] and largest[step] > 0.9 * largest[loudest]
+    if not falls or not _is_quieter(case, step, loudest):
+        return None
+    return (
+        "noise",
+        f"The noise falls from {scales[loudest]:.3g} in step {case.number(loudest)} to "
+        f"{scales[step]:.3g} in step {case.number(step)}, and the contribution does not: a "
+        "schedule lowers the noise, and the accountant does not record it.",
+        "Record the noise multiplier of each step.",
+    )
+
+
+def _divided_again(case: _Case, step: int, ratio: float) -> _Cause | None:
+    """The noise is too small by the number of records of a batch or of the data."""
     n = len(case.experiment.records)
     for value, name in (
         (n * case.accounted.rate(step), "the expected batch size"),
@@ -426,16 +503,21 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> tuple[str, str
                 "Add noise of standard deviation noise_multiplier * C to the sum, then divide the "
                 "noisy sum once.",
             )
-    if case.equal.random_gradients:
-        return (
-            "contribution",
-            f"The noise is {ratio:.3g} times too small for the contribution, which differs between "
-            "runs: random factors multiply gradients after they are clipped, or the norm is that "
-            "of a gradient with other random numbers (another dropout mask). Otherwise, the noise "
-            "is smaller than the accountant assumes.",
-            "Take the norm of the gradient that is clipped, and do not change it afterwards.",
-        )
-    return _too_small(ratio, beyond)
+    return None
+
+
+def _by_random_gradients(case: _Case, ratio: float) -> _Cause | None:
+    """The contribution differs between runs."""
+    if not case.equal.random_gradients:
+        return None
+    return (
+        "contribution",
+        f"The noise is {ratio:.3g} times too small for the contribution, which differs between "
+        "runs: random factors multiply gradients after they are clipped, or the norm is that "
+        "of a gradient with other random numbers (another dropout mask). Otherwise, the noise "
+        "is smaller than the accountant assumes.",
+        "Take the norm of the gradient that is clipped, and do not change it afterwards.",
+    )
 
 
 def _where(case: _Case, by_tensor: FloatArray) -> str:

@@ -122,6 +122,13 @@ def _features_and_labels(records: Any) -> tuple[Any, Any]:
         return _of_mapping(records)
     if isinstance(records, list | tuple) and len(records) == 2:
         return records[0], records[1]
+    if hasattr(records, "columns") and hasattr(records, "to_numpy"):
+        raise InvalidInput(
+            "records must say which columns are features, got a table: pass the pair "
+            '(table.drop(columns="label").to_numpy(), table["label"].to_numpy())'
+        )
+    if records is None:
+        raise InvalidInput(f"records must be the data of the function, got None: {_ADVICE}")
     dataset = records
     if hasattr(records, "dataset") and hasattr(records, "batch_size"):
         dataset = records.dataset
@@ -146,7 +153,13 @@ def _of_items(dataset: Any) -> tuple[Any, Any]:
             f"records must hold between 1 and {MAX_ITEMS:,} items, got {count:,}: pass a part of "
             "them, such as torch.utils.data.Subset(dataset, range(200))"
         )
-    items = [dataset[i] for i in range(count)]
+    try:
+        items = [dataset[i] for i in range(count)]
+    except (LookupError, TypeError) as error:
+        raise InvalidInput(
+            f"records must give an item for each number from 0, got {type(error).__name__} from "
+            f"{checks.kind_of(dataset)}: {_ADVICE}"
+        ) from error
     first = items[0]
     if isinstance(first, Mapping):
         return _of_mapping({key: [item[key] for item in items] for key in first})

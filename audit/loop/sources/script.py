@@ -97,6 +97,7 @@ class ScriptResult:
             "weights",
             "printed numbers, logs and files",
             f"steps after the first {self.report.steps}, and the number of epochs",
+            "epsilon by an attack: none was run (audit.check runs one on a function)",
         ]
         if self.facts["loaders"]:
             shown = ", ".join(self.facts["loaders"][:4])

@@ -9,8 +9,9 @@ from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import SUMS_TO_ONE, best_alpha, safe_root
+from audit.numerics import SUMS_TO_ONE, best_alpha
 from audit.protocols import Adaptive
+from audit.protocols.adaptive_density import project
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law
@@ -134,10 +135,4 @@ def project_density(
         raise InvalidInput(
             f"prior must be {len(values)} probabilities, got {checks.one_line(weights)}"
         )
-    least, most = low - float(values.max()), high - float(values.min())
-
-    def mean_above_one(t: float) -> float:
-        return 1.0 - float(weights @ np.clip(values + t, low, high))
-
-    t = safe_root(mean_above_one, most, least, 0.0)
-    return np.clip(values + t, low, high)
+    return project(values[None], low, high, weights)[0]

@@ -1,0 +1,500 @@
+"""The cost of releasing the best m of K runs, using that the other runs are preferred to the m-th.
+
+The product bound (proposition 7 of docs/theory.md) forgets that the m - 1 best runs are preferred
+to the m-th, and so lie in its event. Among all events with the same probabilities s and s', the
+event that takes outputs from both ends of the likelihood ratio, a fold, leaks most. So the bound is
+a maximum over folds (proposition 27).
+
+A maximum over a grid of folds would be too small. The run is moved to a lattice of likelihood
+ratios, which makes it less private. A fold then consists of whole lattice points and of parts of
+two of them, so the plane of folds is cut into squares. In a square the fold's measure, s and s' are
+linear in both parts, and a bound of second order holds for the whole square. Squares that can
+exceed the best known fold are cut into four.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from audit import numerics
+from audit.accounting import DominatingPair, Mechanism
+from audit.arrays import FloatArray, IntArray
+from audit.errors import NotApplicable
+from audit.protocols import BestRuns
+from audit.repetitions import Repetitions
+from audit.upper_bounds.best_runs import best_runs, fewer_runs, log_derivative
+from audit.upper_bounds.ratio_lattice import RatioLattice, chords
+from audit.upper_bounds.region import ShiftedProfiles, between
+from audit.upper_bounds.registry import BoundValue, bound
+
+# Lattice points per standard deviation of the loss, and their largest number, also for the product
+# of the other runs' ratios.
+_PER_DEVIATION, _MOST_PLACES, _MOST_PRODUCTS = 7.0, 72, 288
+# Points t per lattice point of the run, and their largest and smallest numbers.
+_FINER, _MOST_POINTS, _LEAST_POINTS = 1, 192, 64
+# Relative distance to the best known fold at which a square is not cut further.
+_TOLERANCE = 6e-3
+# How often a square is cut, and the number of (square, t) after which none is cut further.
+_MAX_LEVEL, _MOST_PAIRS = 5, 1_000_000
+# Values in memory at once, and the largest number of released runs.
+_CHUNK, _MOST_RELEASED = 1 << 21, 12
+# A smaller gain over the other bounds is not worth the time.
+_WORTHWHILE = 0.005
+# Margins for the rounding of s and s', of phi's derivatives, and of the gain of a square.
+_ROUNDING, _DERIVATIVES, _GAIN = 1e-13, 1e-11, 1e-12
+# Share of delta that rare outputs may cost.
+_NEGLIGIBLE = 1e-4
+# Cells of s for the value at t = 0.
+_CELLS = 4096
+# The pairs of different corners of a square.
+_CORNERS = ((0, 0), (1, 0), (0, 1), (1, 1))
+_SIDES = tuple((i, j) for i in range(4) for j in range(i + 1, 4))
+
+
+@dataclass(frozen=True)
+class _Folds:
+    """The measures of some folds: P-masses of the m - 1 best runs, by the product R of their r.
+
+    Attributes:
+        below: P-probabilities [n, k + 1] that R is below each lattice point, R = 0 included.
+        below_with: the same under P', rounded down.
+    """
+
+    below: FloatArray
+    below_with: FloatArray
+
+
+class _Ends:
+    """Powers of the measures at both ends of the likelihood ratio, from which folds are made.
+
+    Args:
+        u: different numbers of points [i] at the bottom.
+        v: different numbers of points [j] on top.
+        low: the shares [i, n] of all points that they contain.
+        high: the same [j, n] on top.
+        sides: P- and P'-masses [n] of the points, r = 0 first.
+        others: m - 1.
+    """
+
+    def __init__(
+        self,
+        u: FloatArray,
+        v: FloatArray,
+        low: FloatArray,
+        high: FloatArray,
+        sides: tuple[FloatArray, FloatArray],
+        others: int,
+    ) -> None:
+        self._u, self._v, self._others = u, v, others
+        self._low, self._high, self._p = low, high, sides[0]
+        self._powers = [
+            (_powers(low[:, 1:] * side[1:], others), _powers(high[:, 1:] * side[1:], others))
+            for side in sides
+        ]
+
+    def folds(self, u: FloatArray, v: FloatArray) -> _Folds:
+        """The measures of folds [n] with points u and v, of which u is sorted."""
+        low, high = np.searchsorted(self._u, u), np.searchsorted(self._v, v)
+        below, below_with = (
+            np.pad(np.cumsum(self._products(low, high, *powers), axis=1), ((0, 0), (1, 0)))
+            for powers in self._powers
+        )
+        # The masses of all tuples with r = 0 somewhere, as a sum of positive terms.
+        mass = (self._low[low] + self._high[high]) * self._p
+        finite, n = mass[:, 1:].sum(axis=1), self._others
+        zero = sum((mass[:, 0] + finite) ** k * finite ** (n - 1 - k) for k in range(n))
+        zero = mass[:, 0] * zero
+        return _Folds(below + zero[:, None], below_with * (1.0 - _ROUNDING))
+
+    def _products(
+        self,
+        low: IntArray,
+        high: IntArray,
+        low_powers: list[FloatArray],
+        high_powers: list[FloatArray],
+    ) -> FloatArray:
+        """Masses [n, k] of the products of m - 1 ratios, by the binomial theorem.
+
+        All terms are positive, so sums keep their relative accuracy.
+        """
+        n = self._others
+        size = n * (low_powers[1].shape[1] - 1) + 1
+        if n == 1:
+            return low_powers[1][low] + high_powers[1][high]
+        products = low_powers[n][low] + high_powers[n][high]
+        starts = np.flatnonzero(np.append(True, np.diff(low) > 0))
+        for start, end in zip(starts, [*starts[1:], len(low)], strict=True):
+            rows = high[start:end]
+            for k in range(1, n):
+                one, other = low_powers[k][low[start]], high_powers[n - k][rows]
+                # Row i of this matrix is `one`, moved by i places.
+                padded = np.pad(one, other.shape[1] - 1)
+                shifted = sliding_window_view(padded, size)[::-1]
+                products[start:end] += math.comb(n, k) * (other @ shifted)
+        return products
+
+
+def _powers(masses: FloatArray, most: int) -> list[FloatArray]:
+    """Masses [n, j (k - 1) + 1] of the sums of j values, for j from 0 to `most`, from [n, k]."""
+    powers = [np.ones((len(masses), 1))]
+    for _ in range(most):
+        last = powers[-1]
+        longer = np.zeros((len(masses), last.shape[1] + masses.shape[1] - 1))
+        for place in range(masses.shape[1]):
+            longer[:, place : place + last.shape[1]] += masses[:, place : place + 1] * last
+        powers.append(longer)
+    return powers
+
+
+@dataclass(frozen=True)
+class FoldCurve:
+    """The bound on the part with at least m runs, for one direction.
+
+    Attributes:
+        pair: the base's dominating pair.
+        repetitions: the distribution of K.
+        released: m, at least 2.
+        reach: the largest epsilon of interest; the bound also holds for others.
+        least: the smallest delta of interest; it also holds for others.
+        levels: how often squares are cut at most; fewer are faster and give a larger bound.
+    """
+
+    pair: DominatingPair
+    repetitions: Repetitions
+    released: int
+    reach: float
+    least: float
+    levels: int = _MAX_LEVEL
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon >= 0, rounded up."""
+        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+
+    @cached_property
+    def upper(self) -> ShiftedProfiles:
+        """Chords of h over the points t."""
+        return chords(self.pair, self._t, self._values[1], self._most)
+
+    @cached_property
+    def lower(self) -> ShiftedProfiles:
+        """The same chords over the values of the best folds found, for the size of the error."""
+        return chords(self.pair, self._t, self._values[0], self._most)
+
+    @cached_property
+    def _lattice(self) -> tuple[RatioLattice, float]:
+        """The run and the spacing of log r."""
+        atoms = self.pair.atoms(math.inf)
+        if not len(atoms.loss):
+            raise NotApplicable("a run must have outputs that are possible on both data sets")
+        # Outputs that P' hardly gives may count as outputs that it never gives.
+        negligible = max(_NEGLIGIBLE * self.least / max(self._factor, 1.0), 1e-300)
+        below, above = np.cumsum(atoms.mass), np.cumsum(atoms.mass[::-1])[::-1]
+        inner = (below > negligible) & (above > negligible)
+        loss = atoms.loss[inner] if inner.any() else atoms.loss
+        places = min(_MOST_PLACES, _MOST_PRODUCTS // self._others)
+        spacing = max(atoms.deviation / _PER_DEVIATION, float(np.ptp(loss)) / places, 1e-6)
+        spacing = _common_step(loss) or spacing
+        run = RatioLattice.of(self.pair, spacing, math.ceil(700.0 / spacing), negligible)
+        return run, spacing
+
+    @property
+    def _others(self) -> int:
+        return self.released - 1
+
+    @cached_property
+    def _sides(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """P- and P'-masses [2, n] of the outputs by r, r = 0 first, and the mass of P' alone."""
+        run, spacing = self._lattice
+        log_r = spacing * np.arange(run.first, run.last + 1)
+        p = np.append(run.never, run.masses)
+        q = np.append(0.0, run.masses * np.exp(log_r))
+        alone = max(1.0 - float(q.sum()) + run.added[1], 0.0)
+        ends = np.stack([np.append(0.0, np.cumsum(side)) for side in (p, q)])
+        tops = np.stack([np.append(0.0, np.cumsum(side[::-1])) for side in (p, q)])
+        tops[1] += alone
+        return p, q, ends, tops
+
+    @cached_property
+    def _t(self) -> FloatArray:
+        """Points t, over the ratios of a run around e^reach."""
+        run, spacing = self._lattice
+        low, high = self.reach * 0.8 + run.first * spacing, self.reach + run.last * spacing
+        size = min(math.ceil((high - low) / spacing * _FINER) + 1, _MOST_POINTS)
+        return np.exp(np.clip(np.linspace(low, high, max(size, _LEAST_POINTS)), -600.0, 600.0))
+
+    @cached_property
+    def _scale(self) -> float:
+        """The logarithm of phi^(m)(1)."""
+        return float(log_derivative(self.repetitions, self.released, 0.0))
+
+    @cached_property
+    def _factor(self) -> float:
+        """phi^(m)(1) / (m - 1)!, the unit of all gains."""
+        return math.exp(self._scale - math.lgamma(self.released))
+
+    @cached_property
+    def _most(self) -> float:
+        """An upper bound on h(0), the largest phi^(m)(1-s) s^(m-1) / (m-1)!."""
+        s = np.concatenate([[0.0], np.geomspace(1e-12, 1.0, _CELLS), 1.0 - np.geomspace(0.9, 1e-9)])
+        s = np.unique(s)
+        with np.errstate(divide="ignore"):
+            log_a = log_derivative(self.repetitions, self.released, np.log1p(-s)) - self._scale
+        values = np.exp(log_a[:-1]) * s[1:] ** self._others
+        return float(values.max()) * self._factor * (1.0 + _DERIVATIVES)
+
+    def _events(self, u: FloatArray, v: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """s, rounded down, and s', rounded up, of folds with u points at the bottom, v on top."""
+        _, _, ends, tops = self._sides
+        added = self._lattice[0].added[0]
+        sums = []
+        for side in (0, 1):
+            points = np.arange(ends.shape[1], dtype=np.float64)
+            sums.append(np.interp(u, points, ends[side]) + np.interp(v, points, tops[side]))
+        s = np.maximum(sums[0] - added, 0.0) * (1.0 - _ROUNDING)
+        return s, np.minimum(sums[1] * (1.0 + _ROUNDING), 1.0)
+
+    def _slopes(self, x: FloatArray, order: int = 0) -> FloatArray:
+        """phi^(m) at x, or its derivative, in units of phi^(m)(1)."""
+        logs = log_derivative(self.repetitions, self.released + order, numerics.safe_log(x))
+        return np.asarray(np.exp(np.minimum(logs - self._scale, 600.0)))
+
+    def _ends(self, u: FloatArray, v: FloatArray) -> "_Ends":
+        """The measures of all folds of different numbers of points at both ends."""
+        p, q, _, _ = self._sides
+        places = np.arange(len(p))
+        u, v = np.unique(u), np.unique(v)
+        low = np.clip(u[:, None] - places, 0.0, 1.0)
+        high = np.clip(v[:, None] - places[::-1], 0.0, 1.0)
+        return _Ends(u, v, low, high, (p, q), self._others)
+
+    def _gains(
+        self, folds: _Folds, index: IntArray, a: FloatArray, b: FloatArray, t: FloatArray
+    ) -> FloatArray:
+        """The integral of [a - t b R]_+ over folds [n], rounded up, for broadcast arguments."""
+        run, spacing = self._lattice
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = (np.log(a) - np.log(t) - np.log(b)) / spacing - self._others * run.first
+        size = folds.below.shape[1] - 1
+        place = np.clip(np.floor(np.nan_to_num(place, nan=-1.0)) + 1.0, 0, size).astype(np.int64)
+        gain = a * folds.below[index, place]
+        return np.asarray(gain * (1.0 + _GAIN) - t * b * folds.below_with[index, place])
+
+    @cached_property
+    def _values(self) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper bounds [2, n] on h at the points t."""
+        size = len(self._sides[0])
+        squares = np.array([(i, j) for i in range(size - 1) for j in range(size - 1 - i)])
+        pairs = None
+        best = np.zeros(len(self._t))
+        decided = np.zeros(len(self._t))
+        for level in range(self.levels + 1):
+            last = level == self.levels
+            open_squares, open_t, values = [], [], []
+            u, v = squares.T
+            ends = self._ends(*(np.append(x, x + 1) / 2.0**level for x in (u, v)))
+            for part, part_pairs in self._parts(squares, pairs):
+                squares_now, t_now, upper = self._squares(part, part_pairs, level, best, ends)
+                open_squares.append(squares_now)
+                open_t.append(t_now)
+                values.append(upper)
+            corner, t_index, upper = (
+                np.concatenate(open_squares),
+                np.concatenate(open_t),
+                np.concatenate(values),
+            )
+            undecided = upper > self._enough(best)[t_index]
+            corner, t_index, upper = corner[undecided], t_index[undecided], upper[undecided]
+            if last or not len(upper) or 4 * len(upper) > _MOST_PAIRS:
+                np.maximum.at(decided, t_index, upper)
+                break
+            # Each of these squares is cut into four.
+            children = 2 * corner[:, None, :] + np.array(_CORNERS)
+            squares, inverse = _unique(children.reshape(-1, 2))
+            pairs = np.stack([inverse.ravel(), np.repeat(t_index, 4)])
+        upper = np.maximum(self._enough(best), decided)
+        return best * self._factor, upper * self._factor
+
+    def _enough(self, best: FloatArray) -> FloatArray:
+        """Upper bounds [n] at which no square is cut further, from the best known folds [n].
+
+        P has mass 1, so differences far below delta at every t hardly change delta.
+        """
+        return best + _TOLERANCE * np.maximum(best, self.least / self._factor)
+
+    def _parts(
+        self, squares: IntArray, pairs: IntArray | None
+    ) -> Iterator[tuple[IntArray, IntArray | None]]:
+        """Squares [n, 2] in parts, with the (square, t) [2, n] to compute; None means every t."""
+        length = self._others * len(self._sides[0])
+        rows = max(_CHUNK // (4 * length), 1)
+        if pairs is not None:
+            pairs = pairs[:, np.argsort(pairs[0], kind="stable")]
+        for start in range(0, len(squares), rows):
+            part = squares[start : start + rows]
+            if pairs is None:
+                yield part, None
+                continue
+            low, high = np.searchsorted(pairs[0], [start, start + len(part)])
+            yield part, pairs[:, low:high] - np.array([[start], [0]])
+
+    def _squares(
+        self,
+        squares: IntArray,
+        pairs: IntArray | None,
+        level: int,
+        best: FloatArray,
+        ends: _Ends,
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """Squares, indices of t, and upper bounds for the squares that may exceed `best`.
+
+        `best` is updated with the values of two corners.
+        """
+        corners = (squares[:, None, :] + np.array(_CORNERS)).reshape(-1, 2)
+        points, inverse = _unique(corners)
+        inverse = inverse.reshape(-1, 4)
+        u, v = points.T / 2.0**level
+        s, s_with = self._events(u, v)
+        folds = ends.folds(u, v)
+        a, b = self._slopes(1.0 - s), self._slopes(1.0 - s_with)
+        if pairs is None:
+            index, t_index = (part.ravel() for part in np.indices((len(squares), len(self._t))))
+        else:
+            index, t_index = pairs
+        # Values of folds at two corners, which are attained on the lattice.
+        for corner in (0, 3):
+            fold = inverse[index, corner]
+            value = self._gains(folds, fold, a[fold], b[fold], self._t[t_index])
+            np.maximum.at(best, t_index, value)
+        # The largest measure with the largest a and the smallest b is a bound of first order.
+        first, last = inverse[index, 0], inverse[index, 3]
+        simple = self._gains(folds, last, a[first], b[last], self._t[t_index])
+        simple *= 1.0 + _DERIVATIVES
+        keep = simple > self._enough(best)[t_index]
+        index, t_index, simple = index[keep], t_index[keep], simple[keep]
+        a_lines, b_lines = self._lines(inverse, s, s_with, a, b)
+        sharp = self._second_order(folds, inverse, a_lines, b_lines, index, t_index)
+        return squares[index], t_index, np.minimum(simple, sharp)
+
+    def _lines(
+        self, inverse: IntArray, s: FloatArray, s_with: FloatArray, a: FloatArray, b: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Linear bounds above a and below b, at the corners [squares, 4]."""
+        first, last = inverse[:, 0], inverse[:, 3]
+        # a is convex in s, so the chord is above it.
+        width = (s[last] - s[first])[:, None]
+        share = np.where(
+            width > 0.0, (s[inverse] - s[first][:, None]) / np.maximum(width, 1e-300), 0.0
+        )
+        above = a[first][:, None] * (1.0 - share) + a[last][:, None] * share
+        above += _DERIVATIVES * a[first][:, None]
+        # b is convex in s', so every tangent is below it. One that becomes negative is useless.
+        middle = 0.5 * (s_with[first] + s_with[last])
+        touching = np.stack([middle, s_with[last]])
+        value, slope = self._slopes(1.0 - touching), self._slopes(1.0 - touching, order=1)
+        lines = value[..., None] - slope[..., None] * (s_with[inverse] - touching[..., None])
+        lines -= _DERIVATIVES * (lines[..., :1] + value[..., None])
+        below = np.where(
+            (lines[0] >= 0.0).all(axis=1)[:, None], lines[0], np.maximum(lines[1], 0.0)
+        )
+        return above, below
+
+    def _second_order(
+        self,
+        folds: _Folds,
+        inverse: IntArray,
+        a: FloatArray,
+        b: FloatArray,
+        index: IntArray,
+        t_index: IntArray,
+    ) -> FloatArray:
+        """Bounds on all folds in squares, for pairs of a square and t.
+
+        The value is at most the sum of lambda_c lambda_d G(c, d) with the bilinear weights lambda,
+        where G(c, d) has the measure of corner c and the lines at corner d. That is at most the
+        largest G(c, c) plus 3/8 of the largest G(c, d) + G(d, c) - G(c, c) - G(d, d).
+        """
+        t = self._t[t_index]
+        fold = inverse[index]
+        line_a, line_b = a[index], b[index]
+
+        def gain(c: int, d: int) -> FloatArray:
+            return self._gains(folds, fold[:, c], line_a[:, d], line_b[:, d], t)
+
+        equal = [gain(c, c) for c in range(4)]
+        mixed = np.zeros(len(t))
+        for c, d in _SIDES:
+            np.maximum(mixed, gain(c, d) + gain(d, c) - equal[c] - equal[d], out=mixed)
+        return np.asarray(np.max(equal, axis=0) + 0.375 * mixed)
+
+
+def _unique(places: IntArray) -> tuple[IntArray, IntArray]:
+    """The different rows of `places` [n, 2], sorted, and the index of each row among them."""
+    width = int(places.max(initial=0)) + 1
+    numbers, inverse = np.unique(places[:, 0] * width + places[:, 1], return_inverse=True)
+    return np.stack([numbers // width, numbers % width], axis=1), inverse.ravel()
+
+
+def _common_step(loss: FloatArray) -> float:
+    """The spacing of a lattice that contains few losses [n]; 0 if there is none."""
+    sizes = np.abs(loss[np.abs(loss) > 1e-9])
+    if not 0 < len(sizes) <= 16:
+        return 0.0
+    step = float(sizes.min())
+    multiples = sizes / step
+    exact = np.abs(multiples - np.rint(multiples)).max() < 1e-9 and multiples.max() <= _MOST_PLACES
+    return step if exact else 0.0
+
+
+def _curves(
+    base: Mechanism, protocol: BestRuns, reach: float, delta: float, levels: int = _MAX_LEVEL
+) -> list[FoldCurve]:
+    """One curve for each direction of the base; none if K is always below m."""
+    repetitions, m = protocol.repetitions, protocol.released
+    if not 2 <= m <= _MOST_RELEASED:
+        raise NotApplicable(f"from 2 to {_MOST_RELEASED} runs must be released")
+    if not math.isfinite(reach):
+        raise NotApplicable("the bound by derivatives of phi must reach delta")
+    if float(log_derivative(repetitions, m, 0.0)) == -math.inf:
+        return []
+    return [FoldCurve(pair, repetitions, m, reach, delta, levels) for pair in base.pairs]
+
+
+def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) -> bool:
+    """Whether folds at lattice points already show that the bound gains less than 0.5 %."""
+    least = (1.0 - _WORTHWHILE) * epsilon
+    curves = _curves(base, protocol, epsilon, delta, levels=0)
+    more = max((curve.lower.delta(least) for curve in curves), default=0.0)
+    return fewer_runs(base, protocol)(least) + more > delta
+
+
+@bound(
+    "best-folds",
+    105,
+    "bound by folds: the best m - 1 runs are preferred to the m-th",
+    about=("any base",),
+    protocol=BestRuns,
+    exceeds=_exceeds,
+    deferred=True,
+    title=r"$\varepsilon_U$ best m, folds (any score)",
+)
+def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
+    """The smallest epsilon of the bound at delta, over both directions.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = BestRuns("tnb:1,0.05", released=3)
+        >>> round(best_folds(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
+        3.26
+    """
+    reach = best_runs(base, protocol, delta).epsilon
+    fewer, curves = fewer_runs(base, protocol), _curves(base, protocol, reach, delta)
+
+    def reached(epsilon: float, rounded: bool) -> float:
+        more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
+        return fewer(epsilon) + max(more, default=0.0)
+
+    return between(lambda one: reached(one, True), lambda one: reached(one, False), delta)

@@ -1,0 +1,1 @@
+"""Unmodified training scripts, and copies with one mistake each."""

@@ -1,0 +1,185 @@
+"""Verdicts of `audit.script` on training scripts, with and without a mistake.
+
+    pip download opacus==1.6.0 --no-deps --no-binary :all: && tar xzf opacus-1.6.0.tar.gz
+    python -m benchmarks.training_scripts --opacus opacus-1.6.0 --out FILE
+
+The examples of Opacus run unmodified. Small random data and stand-ins for torchvision, datasets and
+transformers are used, because the data sets and the tokenizer must be downloaded. The other scripts
+have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import audit
+from audit.errors import InvalidInput
+
+STAND_INS = Path(__file__).with_name("stand_ins")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script: its text, its arguments, and whether it has a mistake."""
+
+    text: str
+    arguments: tuple[str, ...] = ()
+    mistake: bool = False
+
+
+_IMAGES = ("--device", "cpu", "--data-root", "data", "-b", "30")
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "mnist": (*_IMAGES, "-n", "2"),
+    "cifar10": ("--device", "cpu", "--data-root", "data", "--batch-size", "30", "--epochs", "2",
+                "-j", "0"),
+    "char-lstm-classification": ("--device", "cpu", "--data-root", "names", "-b", "30",
+                                 "--hidden-size", "8", "--embedding-size", "6"),
+    "imdb": ("--device", "cpu", "--data-root", "data", "-b", "20", "-n", "2", "-j", "0"),
+    "dcgan": ("--device", "cpu", "--data-root", "data", "--batch-size", "6", "--ngf", "4",
+              "--ndf", "4", "--nz", "5", "--workers", "0"),
+}  # fmt: skip
+
+# One replacement in an example of Opacus.
+MISTAKES: dict[str, tuple[str, str, str]] = {
+    "mnist, loader of before": (
+        "mnist",
+        "model, optimizer, train_loader = privacy_engine.make_private(",
+        "model, optimizer, _ = privacy_engine.make_private(",
+    ),
+    "mnist, inner optimizer called": (
+        "mnist",
+        "optimizer.step()",
+        "optimizer.original_optimizer.step()",
+    ),
+    "cifar10, images standardised by the batch": (
+        "cifar10",
+        "        output = model(images)",
+        "        images = (images - images.mean(0)) / (images.std(0) + 1e-2)\n"
+        "        output = model(images)",
+    ),
+    "cifar10, seeded in each step": (
+        "cifar10",
+        "        output = model(images)",
+        "        torch.manual_seed(3)\n        output = model(images)",
+    ),
+    "char-lstm, shuffled batches": (
+        "char-lstm-classification",
+        "max_grad_norm=args.max_per_sample_grad_norm,",
+        "max_grad_norm=args.max_per_sample_grad_norm,\n            poisson_sampling=False,",
+    ),
+    "dcgan, learning rate follows the loss": (
+        "dcgan",
+        "        optimizerD.step()",
+        "        optimizerD.param_groups[0]['lr'] = opt.lr * min(1.0, errD.item())\n"
+        "        optimizerD.step()",
+    ),
+}
+
+
+def shapes() -> dict[str, Script]:
+    """Scripts in the shapes of public examples, from the tests."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "loop"))
+    import scripts_to_check as own
+
+    scripts = {
+        "plain": Script(own.PLAIN),
+        "Lightning's shape": Script(own.LIGHTNING_RIGHT),
+        "Hugging Face's shape": Script(own.HUGGING_FACE_RIGHT),
+    }
+    scripts |= {f"plain, {n}": Script(own.with_mistake(n), mistake=True) for n in own.MISTAKES}
+    scripts["Lightning's shape, loader of before"] = Script(own.LIGHTNING_BROKEN, mistake=True)
+    scripts["Hugging Face's shape, little noise for small batches"] = Script(
+        own.HUGGING_FACE_BROKEN, mistake=True
+    )
+    return scripts
+
+
+def examples(opacus: Path) -> dict[str, Script]:
+    """The examples of Opacus, and copies with one mistake each."""
+    texts = {name: (opacus / "examples" / f"{name}.py").read_text() for name in ARGUMENTS}
+    # The example imdb draws shuffled batches, which the accountant takes for Poisson samples.
+    scripts = {n: Script(text, ARGUMENTS[n], n == "imdb") for n, text in texts.items()}
+    for label, (name, old, new) in MISTAKES.items():
+        if old not in texts[name]:
+            raise ValueError(f"{name}.py must hold {old!r}")
+        scripts[label] = Script(texts[name].replace(old, new, 1), ARGUMENTS[name], True)
+    return scripts
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A temporary current folder with names in two alphabets."""
+    before = Path.cwd()
+    draw = random.Random(0)
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        Path("names").mkdir()
+        for language, letters in (("first", "abcdefg"), ("second", "klmnopq")):
+            words = ["".join(draw.choices(letters, k=6)) for _ in range(100)]
+            Path("names", f"{language}.txt").write_text("\n".join(words))
+        try:
+            yield Path(name)
+        finally:
+            os.chdir(before)
+
+
+def verdict(script: Script) -> dict[str, Any]:
+    """The verdict on a script and its first line."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with folder() as path:
+        file = path / "train.py"
+        file.write_text(script.text)
+        try:
+            result = audit.script(file, script.arguments)
+            code, mode = result.exit_code, result.mode
+            words = "; ".join(f"{f.premise}: {f.message}" for f in result.report.findings)
+            words = words or result.report.summary
+        except InvalidInput as error:
+            code, mode, words = 2, "", str(error)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    return {"code": code, "mode": mode, "words": words, "cpu seconds": round(seconds, 1)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a table of scripts; 1 if a correct one is accused."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training_scripts")
+    parser.add_argument("--opacus", type=Path, help="folder of an unpacked opacus 1.6.0")
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD")
+    parser.add_argument("--out", type=Path, help="one line of JSON per script; these are not rerun")
+    options = parser.parse_args(argv)
+    scripts = (examples(options.opacus) if options.opacus else {}) | shapes()
+    known = {}
+    if options.out is not None and options.out.exists():
+        known = {row["name"]: row for row in map(json.loads, options.out.open())}
+    sys.path.append(str(STAND_INS))
+    print("| script | mistake | exit code | first finding | CPU seconds |\n|---|---|---|---|---|")
+    accused = 0
+    for name, script in scripts.items():
+        if options.only and not any(word in name for word in options.only):
+            continue
+        row = known.get(name) or {"name": name, "mistake": script.mistake} | verdict(script)
+        if options.out is not None and name not in known:
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        accused += row["code"] == 1 and not script.mistake
+        how = row["words"].split(":")[0] if row["code"] == 1 else row["words"][:80]
+        print(
+            f"| {name} | {'yes' if script.mistake else 'no'} | {row['code']} | {how} | "
+            f"{row['cpu seconds']} |",
+            flush=True,
+        )
+    return int(accused > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

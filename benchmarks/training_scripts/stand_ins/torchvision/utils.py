@@ -1,0 +1,7 @@
+"""Pictures are not written."""
+
+from typing import Any
+
+
+def save_image(*_: Any, **options: Any) -> None:
+    """Writes nothing."""

@@ -1,0 +1,68 @@
+"""The commands `solve` and `protocols`, which answer with the numbers of `bounds`."""
+
+import json
+
+import pytest
+
+from audit.__main__ import main
+
+SAMPLED = ["--sampling-rate", "0.01", "--steps", "2000"]
+
+
+def _json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
+    assert main([*argv, "--json"]) == 0
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("solve", "bounds"),
+    [
+        (["noise", "3", "--steps", "300"], ["--target-epsilon", "3", "--steps", "300"]),
+        (
+            ["runs", "2", "--mu", "0.25", "--protocol", "tnb:1,0.1"],
+            ["--target-epsilon", "2", "--solve", "runs", "--mu", "0.25", "--protocol", "tnb:1,0.1"],
+        ),
+    ],
+)
+def test_solve_has_the_answer_of_bounds(
+    capsys: pytest.CaptureFixture[str], solve: list[str], bounds: list[str]
+) -> None:
+    assert _json(capsys, "solve", *solve) == _json(capsys, "bounds", *bounds)
+
+
+def test_protocols_has_the_costs_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    compared = _json(capsys, "protocols", "20", "--mu", "0.25")["compared"]
+    assert isinstance(compared, list)
+    fixed = next(row for row in compared if row["protocol"] == "fixed:20")
+    (cost,) = [
+        row["epsilon"]
+        for row in _json(capsys, "bounds", "--mu", "0.25", "--protocol", "fixed:20")["bounds"]  # type: ignore[attr-defined]
+        if row["name"] == "tight"
+    ]
+    assert fixed["epsilon"] == cost
+    assert main(["protocols", "20", "--mu", "0.25"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "20 runs on average, delta = 1e-05; one run alone: 0.92635"
+    assert max(map(len, printed)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["solve", "nois", "3"], "did you mean 'noise'?"),
+        (["solve", "noise", "3"], "steps (or epochs) must be given"),
+        (["solve", "noise", "3", "--mu", "1"], "--mu must not be given with"),
+        (["solve", "runs", "3"], "exactly one of --noise-multiplier"),
+        (["protocols", "1", "--mu", "1"], "runs must be in [2, 1e+06], got 1"),
+        (["protocols", "20"], "exactly one of --noise-multiplier"),
+        (["protocols", "20", "--mu", "1", *SAMPLED], "--sampling-rate does not apply to --mu"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
