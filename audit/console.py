@@ -63,6 +63,9 @@ RARE = "rarely changed"
 MODULES = "python -m audit."
 """How help texts name commands; a parser replaces it where the program was started otherwise."""
 
+HIDDEN = argparse.SUPPRESS
+"""The meaning of an option that works but is not listed."""
+
 Option = tuple[type, str | tuple[str, ...], str]
 """Type of an option's value (bool: a flag without one), its placeholders, and its meaning."""
 

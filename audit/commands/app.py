@@ -125,10 +125,9 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
     sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
     # Only the epsilon, which a curve may have computed in its process, takes long.
     sentence = str(statement_of_tuning(epsilon, delta, run, protocol))
-    option = "protocol" if protocol.search_repetitions is None else "repetitions"
     command = (
         f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "
-        f"--steps {run.steps} --neighbours {run.neighbours} --{option} {spec} --delta {at}"
+        f"--steps {run.steps} --neighbours {run.neighbours} --protocol {spec} --delta {at}"
     )
     python = (
         "import audit\n\n"

@@ -57,17 +57,15 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "protocol": (
             str,
             "SPEC",
-            "search (default), grid:N[,CHANCE], distinct:N (min(K, N) of a list), sequential:N "
-            "(also tpe:N, manual:N: candidates chosen by results), best:M, pareto:M, "
-            "adaptive:LOW,HIGH, subset:RATE[,all], until:CHANCE, stopping:CHANCE, "
-            "schedule:FACTOR,..., noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
+            "a distribution of K for random search: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, "
+            f"binomial:N,P, two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS}); or "
+            "grid:N[,CHANCE], distinct:N (min(K, N) of a list), sequential:N (also tpe:N, "
+            "manual:N: candidates chosen by results), best:M, pareto:M, adaptive:LOW,HIGH, "
+            "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
+            "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE; where K is drawn, its distribution "
+            "may follow, as in best:3/tnb:0,0.1",
         ),
-        "repetitions": (
-            str,
-            "SPEC",
-            "distribution of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
-            f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
-        ),
+        "repetitions": (str, "SPEC", console.HIDDEN),  # the distribution of K by itself
         "delta": (float, "D", "delta of the whole tuning (default 1e-5)"),
     },
     "solve for a budget": {

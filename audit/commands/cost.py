@@ -39,7 +39,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
         "columns": (
             str,
             "MAP",
-            "columns with other names, such as sigma=noise_multiplier,bs=batch_size,q=ignore",
+            "columns with other names, such as sigma=noise_multiplier,bs=batch_size,q=ignore; id=run "
+            "if several rows are one run",
         ),
         "records": (int, "N", "number of records, from which batch size and epochs give the rate"),
         "noise-multiplier": (float, "SIGMA", "of all runs, if no column has it"),

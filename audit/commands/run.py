@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _GROUPS = {
     "the attack": ("threat", "canary", "score", "dataset", "model"),
     "one run": ("epsilon", "delta", "steps", "sampling_rate"),
-    "how the best run is chosen": ("repetitions", "protocol"),
+    "how the best run is chosen": ("protocol", "repetitions"),
     "the candidates": ("learning_rates", "max_grad_norm", "momentum"),
     "size of the audit": ("trials", "repeats", "stop_at", "confidence", "seed"),
     "output and machine": ("out", "jobs", "devices"),
@@ -82,14 +82,17 @@ def _add(group: Any, field: Any) -> None:
     kind = type(field.default[0]) if several else type(field.default)
     given = field.default if several else (field.default,)
     values = " ".join(f"{value:g}" if kind is float else str(value) for value in given)
-    default = f" (default: {values})" if values != "" else ""
+    default = f" (default: {values})" if values != "" and field.name != "protocol" else ""
     group.add_argument(
         "--" + field.name.replace("_", "-"),
         type=_number_or_text(kind),
         nargs="+" if several else None,
         default=argparse.SUPPRESS,
         metavar={int: "N", float: "X"}.get(kind, "NAME"),
-        help=field.metadata["meaning"].replace("%", "%%") + default,
+        # `--repetitions tnb:0,0.1` means `--protocol tnb:0,0.1`.
+        help=console.HIDDEN
+        if field.name == "repetitions"
+        else field.metadata["meaning"].replace("%", "%%") + default,
     )
 
 

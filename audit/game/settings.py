@@ -82,7 +82,9 @@ class AuditConfig:
     )
     delta: float = _setting(1e-5, "delta of every epsilon, in (0, 1)", _RATE)
     protocol: str = _setting(
-        "search", "search, grid:N[,P], adaptive:LOW,HIGH, subset:P, until:P, stopping:P"
+        "search",
+        f"a distribution of K for random search (default: {protocols.DEFAULT_REPETITIONS}), "
+        "grid:N[,P], adaptive:LOW,HIGH, subset:P, until:P, stopping:P",
     )
     repetitions: str = _setting(
         protocols.DEFAULT_REPETITIONS, "distribution of K, the number of runs"

@@ -174,19 +174,8 @@ def compare_declared(
         InvalidInput: the function ignores the values that `watch.release` returns.
     """
     seeds = [experiment.seed_of(i) for i in range(_SEEDS)]
-    base = [_values(experiment, first, experiment.records, seed) for seed in seeds]
-    again = _values(experiment, first, experiment.records, seeds[0])
-    if any(run is None for run in base) or again is None:
-        reason = "the function raised an error, or declared other values, for some seeds"
-        experiment.cannot_test(reason, ("contribution", "noise"))
-        return None, None
-    reference = [run for run in base if run is not None]
-    if any(not np.array_equal(a, b) for a, b in zip(reference[0], again, strict=True)):
-        experiment.cannot_test(
-            "runs cannot be coupled: two runs with the same seed on the same records release "
-            "different values, so some randomness is not controlled by the seed",
-            ("contribution", "noise"),
-        )
+    reference = _reference(experiment, first, seeds)
+    if reference is None:
         return None, None
     _refuse_unused(experiment, first, seeds[0])
     neighbours, halves, pool = _neighbours(experiment)
@@ -196,59 +185,91 @@ def compare_declared(
         experiment.tested.append("contribution")
         return pool[0], None
     noisy = _noisy(experiment, first, reference)
+    same_n = [len(data) == len(experiment.records) for data in neighbours]
     releases: list[_Release] = []
     for place, declared in enumerate(first.declared):
         if not declared.is_stated:
             continue
-        usable = [
-            (run[place], half)
-            for run, half in zip(runs, halves, strict=True)
-            if isinstance(run, list) and run[place] is not None
-        ]
-        same_n = [len(data) == len(experiment.records) for data in neighbours]
-        missing = sum(
-            isinstance(run, list) and run[place] is None
-            for run, same in zip(runs, same_n, strict=True)
-            if same
-        )
-        if missing:
-            experiment.cannot_test(
-                f"declared value {place + 1} is not additive: what a record changes differs "
-                "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
-                "value that was clipped or rounded after its noise; declare it right after its "
-                "noise)",
-                ("contribution", "noise"),
-            )
-            continue
-        if not usable:
-            continue
-        changes = np.stack([change for change, _ in usable if change is not None])
-        if not changes.any():
-            experiment.cannot_test(
-                f"no exchanged record changed declared value {place + 1}: it may depend on other "
-                "records, or on none",
-                ("contribution", "noise"),
-            )
+        found = [run[place] if isinstance(run, list) else () for run in runs]
+        changes = _usable_changes(experiment, place, found, same_n, halves)
+        if changes is None:
             continue
         release = _Release(
-            place + 1,
-            declared.noise_multiplier,
-            declared.epsilon,
-            noisy[place],
-            changes,
-            np.array([half for _, half in usable]),
+            place + 1, declared.noise_multiplier, declared.epsilon, noisy[place], *changes
         )
-        if _reports_missing_noise(experiment, release, len(first.declared)):
-            continue
-        releases.append(_without_copies(release))
+        if not _reports_missing_noise(experiment, release, len(first.declared)):
+            releases.append(_without_copies(release))
     _collect(experiment, releases, len(first.declared))
     _compare_scales(experiment, first, neighbours, seeds, reference, noisy)
     if releases:
         experiment.tested += ["contribution", "noise"]
     _compare_total(experiment, releases, first.claimed if claim is None else claim, delta)
     _compare_returned(experiment, first, seeds[0], neighbours)
-    strongest = _strongest(releases, pool)
-    return strongest, None
+    return _strongest(releases, pool), None
+
+
+def _reference(experiment: Experiment, first: Trace, seeds: Sequence[int]) -> list[_Values] | None:
+    """The declared values on the records for each seed; None, with a reason, if they vary."""
+    base = [_values(experiment, first, experiment.records, seed) for seed in seeds]
+    again = _values(experiment, first, experiment.records, seeds[0])
+    reference = [run for run in base if run is not None]
+    reason = ""
+    if len(reference) < len(base) or again is None:
+        reason = "the function raised an error, or declared other values, for some seeds"
+    elif any(not np.array_equal(a, b) for a, b in zip(reference[0], again, strict=True)):
+        reason = (
+            "runs cannot be coupled: two runs with the same seed on the same records release "
+            "different values, so some randomness is not controlled by the seed"
+        )
+    if reason:
+        experiment.cannot_test(reason, ("contribution", "noise"))
+        return None
+    return reference
+
+
+def _usable_changes(
+    experiment: Experiment,
+    place: int,
+    found: Sequence[Any],
+    same_n: Sequence[bool],
+    halves: Sequence[float],
+) -> tuple[FloatArray, FloatArray] | None:
+    """What neighbours change in a declared value, [P, d], and the share of one record, [P].
+
+    Args:
+        experiment: the experiment, which collects the reason if there is nothing to compare.
+        place: index of the declared value.
+        found: the change on each neighbour; None where it differs between seeds, and () where the
+            function gave no values.
+        same_n: whether each neighbour has as many records.
+        halves: the share of a change that one record makes, for each neighbour.
+    """
+    number = place + 1
+    if any(change is None and same for change, same in zip(found, same_n, strict=True)):
+        experiment.cannot_test(
+            f"declared value {number} is not additive: what a record changes differs "
+            "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
+            "value that was clipped or rounded after its noise; declare it right after its "
+            "noise)",
+            ("contribution", "noise"),
+        )
+        return None
+    usable = [
+        (change, half)
+        for change, half in zip(found, halves, strict=True)
+        if isinstance(change, np.ndarray)
+    ]
+    if not usable:
+        return None
+    changes = np.stack([change for change, _ in usable])
+    if not changes.any():
+        experiment.cannot_test(
+            f"no exchanged record changed declared value {number}: it may depend on other "
+            "records, or on none",
+            ("contribution", "noise"),
+        )
+        return None
+    return changes, np.array([half for _, half in usable])
 
 
 def _values(
