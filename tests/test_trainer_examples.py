@@ -99,6 +99,7 @@ def test_the_estimator_of_diffprivlib_is_tuned_with_its_pure_epsilon(tmp_path: P
         {"columns": [1, 2]}, "fixed:2", delta=1e-6, folder=None, base=module.PureDp(module.EPSILON)
     )
     best = study.run(module.train, records=module.PRIVATE, rehearse=False)
+    assert best.candidate is not None
     assert best.model["coefficients"].shape == (best.candidate["columns"],)
-    # Two runs of a (2, 0)-DP mechanism are (4, 0)-DP together.
-    assert 2.0 < study.total_epsilon <= 4.0
+    # Two runs of a (2, 0)-DP mechanism are (4, 0)-DP together; the bound rounds up.
+    assert 2.0 < study.total_epsilon < 4.01

@@ -162,7 +162,7 @@ def test_each_run_on_ray_has_its_gpu(scripts: Path) -> None:
     ended = (scripts / "marker.ended").read_text().splitlines()
     own = [line.split()[3] for line in ended if line.split()[0] != str(os.getpid())]
     assert len(own) == 2
-    assert set(own) <= {"0", "1"}  # one of the two that Ray was told of
+    assert set(own) <= {"0", "1"}  # one of the two that Ray has
 
 
 @pytest.mark.slow

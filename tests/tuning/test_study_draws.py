@@ -77,11 +77,11 @@ def test_draws_are_independent_streams_of_shake_256() -> None:
     # Each fails by chance for one choice of keys in ten thousand; these keys are fixed.
     uniform = np.concatenate([Draws(1, place).random((50, 2)).ravel() for place in range(100)])
     assert stats.kstest(uniform, "uniform").pvalue > 1e-4
-    normal = [Draws(2, place).normal() for place in range(3000)]
+    normal = [Draws(2, place).normal() for place in range(1000)]
     assert stats.kstest(normal, "norm").pvalue > 1e-4
-    counts = np.bincount([Draws(3, place).poisson(2.0) for place in range(3000)], minlength=7)
+    counts = np.bincount([Draws(3, place).poisson(2.0) for place in range(1000)], minlength=7)
     chances = stats.poisson(2.0).pmf(np.arange(6))
-    expected_counts = 3000 * np.append(chances, 1.0 - chances.sum())
+    expected_counts = 1000 * np.append(chances, 1.0 - chances.sum())
     counts = np.append(counts[:6], counts[6:].sum())
     assert stats.chisquare(counts, expected_counts).pvalue > 1e-4
 
@@ -136,10 +136,16 @@ def test_the_best_run_wins_and_the_first_wins_ties() -> None:
     assert constant.model == trials[0].seed
 
 
-def test_adaptive_density_stays_within_its_limits_for_every_history() -> None:
+@pytest.fixture
+def after_24_runs() -> Any:
+    """A space, an adaptive search, and its history, in which level 5 is the best."""
     space = Space.parse({"level": list(range(8))})
-    protocol = protocols.Adaptive("fixed:3", 0.6, 1.5)
     before = [Record(i, space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
+    return space, protocols.Adaptive("fixed:3", 0.6, 1.5), before
+
+
+def test_adaptive_density_stays_within_its_limits_for_every_history(after_24_runs: Any) -> None:
+    space, protocol, before = after_24_runs
     pool = [space.draw(np.random.default_rng(i)) for i in range(200)]
     density = protocol.relative_density(space, pool, before)
     assert density.min() >= 0.6 - 1e-12
@@ -147,6 +153,11 @@ def test_adaptive_density_stays_within_its_limits_for_every_history() -> None:
     assert density.mean() == pytest.approx(1.0, abs=1e-9)
     at_five = np.array([space.at(point)["level"] == 5 for point in pool])
     assert density[at_five].min() > density[~at_five].max()  # it has learned
+
+
+@pytest.mark.slow
+def test_adaptive_draws_follow_the_limits_of_the_density(after_24_runs: Any) -> None:
+    space, protocol, before = after_24_runs
     drawn = [
         space.at(protocol.next_candidate(space, np.random.default_rng(i), len(before), before))
         for i in range(150)
@@ -157,6 +168,7 @@ def test_adaptive_density_stays_within_its_limits_for_every_history() -> None:
     assert share < 0.1875 + 5 * np.sqrt(0.19 * 0.81 / 150)
 
 
+@pytest.mark.slow
 def test_adaptive_study_finds_good_candidates() -> None:
     def train(trial: Any) -> Any:
         return tuning.Outcome(-abs(trial.candidate["x"] - 0.3))

@@ -121,6 +121,7 @@ def test_a_broken_loop_is_refused_before_the_study_begins(
     assert one.premises.broken
 
 
+@pytest.mark.slow
 def test_a_divisor_of_n_is_allowed_where_n_is_public() -> None:
     one = study(neighbours="zero-out")
     one.rehearse(make_train(divide_by_n=True), RECORDS)
@@ -175,6 +176,7 @@ def test_the_test_of_a_function_with_other_settings_is_not_certified() -> None:
     assert fingerprint(scaled) != before
 
 
+@pytest.mark.slow
 def test_a_resumed_study_keeps_the_result_of_its_test(tmp_path: Path) -> None:
     def begin() -> Any:
         return tuning.Study(
