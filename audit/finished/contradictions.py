@@ -53,6 +53,8 @@ _DEVICES = name_set(
     "nnodes numreplicas nreplicas replicas numreplicasinsync dataparallelsize dpsize dpworldsize "
     "numaccelerators tpucores numtpucores numshards cudavisibledevices localworldsize"
 )
+_ENDS_OF_DEVICES = ("worldsize", "numprocesses", "numgpus", "numdevices", "ngpus", "nprocs")
+_WHOLE_BATCHES = frozenset({"total", "effective", "global", "logical", "virtual", "expected"})
 _WORKERS = name_set("numworkers nworkers workers")
 """Numbers of data-parallel trainers in Ray, and of loading processes in torch."""
 
@@ -210,7 +212,8 @@ def _several_devices(statement: _Statement) -> str:
     if not statement.rate_from_batches:
         return ""
     partial = {"per", "local", "device", "micro", "worker"} & set(statement.batch_column)
-    if statement.name in _DEVICES or (statement.name in _WORKERS and partial):
+    named = statement.name in _DEVICES or statement.name.endswith(_ENDS_OF_DEVICES)
+    if named or (statement.name in _WORKERS and partial):
         listed = re.fullmatch(r"\[?\s*\d+(?:\s*,\s*\d+)+\s*\]?", str(statement.cell).strip())
         count = str(statement.cell).count(",") + 1 if listed else statement.number
         if count is not None and count > 1.0:
@@ -455,8 +458,13 @@ def refuse_less_private(
         if not isinstance(mechanism, DpSgd):
             continue
         for column, kind in doubtful.items():
-            number = _number(recorded.values.get(column))
-            if number is None or not (used := _exceeded(column, kind, number, mechanism, shuffled)):
+            cell = recorded.values.get(column)
+            if kind == "length" and isinstance(cell, str):
+                cell = re.sub(r"(?<=[0-9])[,' _](?=[0-9]{3})", "", cell)  # separators of thousands
+            number = _number(cell)
+            if number is None or not (
+                used := _exceeded(column, kind, number, mechanism, shuffled, settings.records)
+            ):
                 continue
             raise InvalidInput(
                 f"{recorded.where}: {checks.one_line(column)} must not say that the run was less "
@@ -465,7 +473,9 @@ def refuse_less_private(
             )
 
 
-def _exceeded(column: str, kind: str, number: float, run: DpSgd, shuffled: bool) -> str:
+def _exceeded(
+    column: str, kind: str, number: float, run: DpSgd, shuffled: bool, records: int | None
+) -> str:
     """The parameter of a run that a number contradicts towards less privacy; else empty."""
     words = set(words_of(without_prefix(column)))
     if kind == "noise" and not words & _OTHER_NOISES:
@@ -477,6 +487,11 @@ def _exceeded(column: str, kind: str, number: float, run: DpSgd, shuffled: bool)
         return f"sampling rate {run.sampling_rate:g}" if larger else ""
     if kind == "epsilon" and number > _MARGIN_OF_EPSILONS * _largest_epsilon(run):
         return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}"
+    if kind == "batch" and words & _WHOLE_BATCHES and records is not None:
+        used = run.sampling_rate * records
+        # A batch size that does not divide the records is rounded by the loader.
+        larger = number > used * _MARGIN + 1.0 and run.sampling_rate < 1.0
+        return f"sampling rate {run.sampling_rate:g}" if larger else ""
     if kind == "length" and not words & _OTHER_LENGTHS and "per" not in words:
         # The tracker's own counter of logged rows begins with an underscore.
         if without_prefix(column).startswith("_"):
