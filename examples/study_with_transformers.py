@@ -47,7 +47,7 @@ def train(trial, records):
     trainer.trial, trainer.objects, trainer.steps_before = trial, objects, done
     trainer.args.max_steps = trial.steps - done
     trainer.add_callback(trainer)
-    trainer.train()
+    done == trial.steps or trainer.train()  # for Trainer, 0 steps means no limit
     trial.check(engine, loader, adam)
     is_correct = bert.eval()(inputs_embeds=PUBLIC[0]).logits.argmax(1) == PUBLIC[1]
     return tuning.Outcome(float(is_correct.float().mean()), bert)
