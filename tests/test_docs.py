@@ -108,7 +108,9 @@ def test_the_numbers_of_the_controls_agree() -> None:
             [cell.strip() for cell in row.split(" | ")]
             for row in re.findall(r"^\| (.*) \|$", part, re.M)
         ]
-        for part in re.split(r"^## (?:Loops written|Correct|Loops of arrays|Scripts|Every)", page, flags=re.M)[1:]
+        for part in re.split(
+            r"^## (?:Loops written|Correct|Loops of arrays|Scripts|Every)", page, flags=re.M
+        )[1:]
     )
     found = [float(seconds) for _, how, seconds in mistakes[1:] if how != "**not found**"]
     count, total = len(found), len(mistakes) - 1

@@ -150,6 +150,11 @@ class TuningCosts:
         limit = math.inf if names else ratio * applying[0].epsilon
         return [bound for bound in applying if bound.epsilon <= limit]
 
+    def quick_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The bounds among some that are not deferred because they take long."""
+        slow = {entry.name for entry in self._entries if entry.deferred}
+        return tuple(name for name in names if name not in slow)
+
     def _unreachable(self) -> DeltaUnreachable:
         """The error that states why no bound reaches delta."""
         general = [

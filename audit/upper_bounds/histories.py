@@ -310,6 +310,7 @@ class _Worse:
     about=("any base",),
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive, histories (any score)",
+    deferred=True,
 )
 def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
