@@ -36,7 +36,8 @@ def to_text(report: Report, show_all: bool = True) -> str:
         blocks += [list(_bounds(report, notes)), notes.lines, list(_chance(report))]
         blocks.append(list(_remarks(report)))
     else:
-        blocks += [list(_conditions(report)), list(_chance(report)), list(_records(report))]
+        blocks += [list(_conditions(report)), list(_chance(report))]
+        blocks.append([*_rounding(report), *_diverged(report), *_records(report)])
         blocks.append(["(--all: every bound with its conditions, and how the audit was run)"])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -286,8 +287,7 @@ def _remarks(report: Report) -> Iterator[str]:
     yield from _wrapped(f"Engine {report.engine.name}: {report.engine.reason}.")
     for line in (*_records(report), *_candidates(report.candidates)):
         yield from _wrapped(line)
-    if report.precision:
-        yield from _wrapped(report.precision.sensitivity)
+    yield from _rounding(report)
     if config.stop_at:
         counts = [result.lower_bounds["lambda_a"] for result in report.results]
         played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
@@ -303,6 +303,17 @@ def _remarks(report: Report) -> Iterator[str]:
             if config.parsed_protocol.trains_on_subset
             else "lambda_c is the likelihood ratio of a run with sampled batches, without X."
         )
+    yield from _diverged(report)
+
+
+def _rounding(report: Report) -> Iterator[str]:
+    """The sensitivity of a step whose operands are rounded."""
+    if report.precision:
+        yield from _wrapped(report.precision.sensitivity)
+
+
+def _diverged(report: Report) -> Iterator[str]:
+    """The number of runs that diverged."""
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
         runs = sum(result.runs for result in report.results)

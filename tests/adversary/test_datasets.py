@@ -354,7 +354,7 @@ PIXELS = np.arange(4 * 3072, dtype=np.uint8).reshape(4, 3072)
         (PIXELS.astype(np.int64) - 1, [1, 2, 3, 4], r"in \[0, 255\], got -1"),
         (PIXELS[:, :3071], [1, 2, 3, 4], r"shape \(3072,\), got an array \(4, 3071\)"),
         (PIXELS > 3, [1, 2, 3, 4], "refused: the pickle holds an array of 'b1'"),
-        (3, [1, 2, 3, 4], "images must be an array of numbers, got a int"),
+        (3, [1, 2, 3, 4], "images must be an array of numbers, got an int"),
         ([[0] * 3072] * 4, [1, 2, 3, 4], "images must be an array of numbers, got a list"),
     ],
 )

@@ -386,7 +386,7 @@ def test_two_simultaneous_audits_are_never_mixed(tmp_path: Path) -> None:
             ["--repetitions", "fixed:0"],
             "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0",
         ),
-        (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
+        (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, 1e+100), got -2.0"),
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),
         (["--preset", "x" * 5000], "preset must be one of adaptive, "),
@@ -440,7 +440,7 @@ def test_views_that_differ_only_in_case_have_separate_folders() -> None:
         ("delta = [1e-5]", r"delta must be in \(0, 1\), got \(1e-05,\)"),
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
-        ("learning_rates = [true, 1]", r"learning_rates must be in \(0, inf\), got True"),
+        ("learning_rates = [true, 1]", r"learning_rates must be in \(0, 1e\+100\), got True"),
         ("seed = true", "seed must be a whole number >= 0, got True"),
         ("epsilon = [true]", r"epsilon must be in \(0, inf\), got True"),
         ("epsilon = true", r"epsilon must be in \(0, inf\), got True"),
@@ -478,6 +478,8 @@ def test_every_option_has_a_description_and_a_default(
     options, _, _ = capsys.readouterr().out.partition("examples:")
     text = " ".join(options.split())
     for field in fields(AuditConfig):
+        if field.name == "repetitions":  # a hidden spelling of --protocol
+            continue
         _, found, rest = text.partition(f"--{field.name.replace('_', '-')} ")
         assert found
         assert field.metadata["meaning"] in rest

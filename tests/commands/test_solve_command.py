@@ -20,8 +20,17 @@ def _json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
     [
         (["noise", "3", "--steps", "300"], ["--target-epsilon", "3", "--steps", "300"]),
         (
-            ["runs", "2", "--mu", "0.25", "--protocol", "tnb:1,0.1"],
-            ["--target-epsilon", "2", "--solve", "runs", "--mu", "0.25", "--protocol", "tnb:1,0.1"],
+            ["runs", "1.1", "--mu", "0.25", "--protocol", "poisson:2"],
+            [
+                "--target-epsilon",
+                "1.1",
+                "--solve",
+                "runs",
+                "--mu",
+                "0.25",
+                "--protocol",
+                "poisson:2",
+            ],
         ),
     ],
 )
@@ -32,18 +41,18 @@ def test_solve_has_the_answer_of_bounds(
 
 
 def test_protocols_has_the_costs_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    compared = _json(capsys, "protocols", "20", "--mu", "0.25")["compared"]
+    compared = _json(capsys, "protocols", "3", "--mu", "0.25")["compared"]
     assert isinstance(compared, list)
-    fixed = next(row for row in compared if row["protocol"] == "fixed:20")
+    fixed = next(row for row in compared if row["protocol"] == "fixed:3")
     (cost,) = [
         row["epsilon"]
-        for row in _json(capsys, "bounds", "--mu", "0.25", "--protocol", "fixed:20")["bounds"]  # type: ignore[attr-defined]
+        for row in _json(capsys, "bounds", "--mu", "0.25", "--protocol", "fixed:3")["bounds"]  # type: ignore[attr-defined]
         if row["name"] == "tight"
     ]
     assert fixed["epsilon"] == cost
-    assert main(["protocols", "20", "--mu", "0.25"]) == 0
+    assert main(["protocols", "3", "--mu", "0.25"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "20 runs on average, delta = 1e-05; one run alone: 0.92635"
+    assert printed[0] == "3 runs on average, delta = 1e-05; one run alone: 0.92635"
     assert max(map(len, printed)) <= 80
 
 

@@ -34,6 +34,7 @@ def test_rates_and_steps_are_those_that_opacus_records(
     assert found.steps == 3 * len(private)
 
 
+@pytest.mark.slow
 def test_runs_that_stopped_early_keep_their_own_steps() -> None:
     runs = [{"noise_multiplier": 1.0, "batch_size": 100, "epochs": n} for n in (2.5, 1)]
     cost = audit.cost_of_trials(runs, "grid", records=10_000)
@@ -124,6 +125,7 @@ def test_noise_of_a_target_is_at_most_that_of_opacus(accountant: str) -> None:
         assert target <= epsilon < target + 1e-4
 
 
+@pytest.mark.slow
 def test_a_sweep_over_target_epsilons() -> None:
     runs = [
         {"target_epsilon": epsilon, "delta": 1e-5, "batch_size": 100, "epochs": 5}
@@ -252,6 +254,7 @@ def test_the_answer_is_a_sentence_with_all_premises(
         assert words in printed
 
 
+@pytest.mark.slow
 def test_the_public_sweep_of_handcrafted_dp() -> None:
     # The grid of scripts/run_cnns_cifar10.py in the public repository ftramer/Handcrafted-DP:
     # 72 candidates with 18 budgets. Noise for epsilon 3 at 30, 60 or 120 epochs, by bisection

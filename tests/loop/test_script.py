@@ -98,6 +98,7 @@ def test_unfit_scripts_get_one_line(tmp_path: Path, text: str, words: str) -> No
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_files_are_protected(tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("mine")
     text = f"""

@@ -33,7 +33,7 @@ RARE = DpSgd(0.8, 1000, 0.001)
 TWO_OUTPUTS = DiscreteMechanism([0.5606, 0.4394], [0.1694, 0.8306], directed=True)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("base", "grid", "value"),
     [
@@ -77,6 +77,7 @@ def leak_of_grid(
     return best[frozenset(places)]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("inclusion", [1.0, 0.6])
 def test_no_order_leaks_more_than_the_level_bound(inclusion: float) -> None:
     rng = np.random.default_rng(24)
@@ -147,7 +148,11 @@ def test_on_a_gaussian_base_the_bound_is_above_the_exact_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "grid"), [(RARE, "grid:30,0.9"), (GaussianMechanism(0.24721), "grid:30,0.9")]
+    ("base", "grid"),
+    [
+        pytest.param(RARE, "grid:30,0.9", marks=pytest.mark.slow),
+        (GaussianMechanism(0.24721), "grid:30,0.9"),
+    ],
 )
 def test_candidates_left_out_by_chance(base: Any, grid: str) -> None:
     found = grid_levels(base, grid, DELTA)
@@ -157,6 +162,7 @@ def test_candidates_left_out_by_chance(base: Any, grid: str) -> None:
     assert found.epsilon > tuning_cost(base, "binomial:30,0.9", DELTA).epsilon * (1.0 - 1e-3)
 
 
+@pytest.mark.slow
 def test_more_levels_only_lower_the_bound_and_points_stay_below_it() -> None:
     for pair in RARE.pairs:
         curve = LevelCurve((pair,), (20,), 1.0, 0.1 * DELTA)

@@ -62,7 +62,10 @@ def random_law(rng: Any, size: Any) -> Any:
         (1.0, 1e-2, "grid:3", {"grid": 5.282, "composition": 4.904, "grid-tight": 4.700}),
         (0.24721, 1e-5, "adaptive:0.9,1.1/tnb:0,0.01", {"hypo": 2.301, "adaptive": 1.812}),
         (0.24721, 1e-5, "adaptive:0.75,1.33/tnb:0,0.01", {"hypo": 3.064, "adaptive": 2.507}),
-        (0.24721, 1e-5, "adaptive:0.5,2/tnb:0,0.01", {"hypo": 4.731, "adaptive": 4.067}),
+        pytest.param(
+            *(0.24721, 1e-5, "adaptive:0.5,2/tnb:0,0.01", {"hypo": 4.731, "adaptive": 4.067}),
+            marks=pytest.mark.slow,
+        ),
         (0.24721, 1e-5, "adaptive:0.75,1.33/tnb:1,0.1", {"hypo": 3.878, "adaptive": 2.777}),
         (1.0, 1e-5, "adaptive:0.75,1.33/tnb:1,0.1", {"hypo": 10.347, "adaptive": 7.758}),
         (0.24721, 1e-5, "until:0.5", {"two-events": 1.134, "proposition-15": 1.510}),
@@ -566,6 +569,7 @@ def test_fewer_pieces_of_the_curve_of_products_only_increase_the_cost_of_a_grid(
     assert deltas[0] < deltas[1] < 1.01 * deltas[0]
 
 
+@pytest.mark.slow
 def test_a_grid_that_rarely_runs_costs_almost_nothing() -> None:
     base, inclusions = GaussianMechanism(0.5), (1e-300, 1e-12, 1e-6, 1e-5, 1e-3)
     costs = [tuning_cost(base, f"grid:10,{inclusion}", DELTA).epsilon for inclusion in inclusions]
@@ -727,7 +731,9 @@ def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -
     assert tuning_cost(rare, "until:0.6856", 0.76).attains == 0.0
 
 
-@pytest.mark.parametrize(("inclusion", "cases"), [(1.0, 6), (0.4, 2)])
+@pytest.mark.parametrize(
+    ("inclusion", "cases"), [pytest.param(1.0, 6, marks=pytest.mark.slow), (0.4, 2)]
+)
 def test_no_bound_of_a_grid_is_left_out_that_would_be_the_smallest(
     inclusion: float, cases: int
 ) -> None:
