@@ -81,7 +81,8 @@ def read_yaml(path: Path) -> Any:
         import yaml
     except ImportError:
         raise InvalidInput(
-            f"pyyaml must be installed to read {shown(path)}: pip install pyyaml"
+            f"pyyaml must be installed to read {shown(path)}: pip install "
+            '"dp-tuning-audit[trackers]" installs it'
         ) from None
     try:
         return yaml.safe_load(read_text(path))

@@ -21,7 +21,8 @@ def read_parquet(source: Any, options: ReadOptions) -> Material:
         frame = pandas.read_parquet(path)
     except ImportError:
         raise InvalidInput(
-            f"pandas and pyarrow must be installed to read {name}: pip install pandas pyarrow"
+            f"pandas and pyarrow must be installed to read {name}: pip install "
+            '"dp-tuning-audit[trackers]" installs them'
         ) from None
     except Exception as error:  # pyarrow raises errors of its own classes
         raise InvalidInput(
