@@ -34,7 +34,7 @@ _CALLS = {
     "verify": ["certificate.json"],
 }
 _ELSEWHERE = {"app", "check", "reproduce", "coverage_study"}
-"""The calculator has its own test, scripts run without a network, and studies are for developers."""
+"""The calculator has its own test, and scripts run without a network."""
 
 
 def test_every_command_is_called() -> None:
