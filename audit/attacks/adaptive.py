@@ -19,6 +19,7 @@ from scipy import special
 from audit.arrays import FloatArray
 from audit.attacks.orders import expected_ratio, worst_case_split_order
 from audit.protocols import Adaptive
+from audit.repetitions import Repetitions
 
 _MEANS = 2
 _NEGLIGIBLE = 1e-9
@@ -62,12 +63,12 @@ class AdaptiveAttack:
 
     def chances(self) -> tuple[float, float]:
         """Probabilities that the back is released: rounded down without the record, up with it."""
-        runs, probabilities = self._runs()
+        probabilities = probabilities_of_runs(self.protocol.repetitions, _MAX_RUNS)
         left = 1.0 - float(probabilities.sum())
         matrices = np.stack([self._matrix(mean, w) for mean in (0.0, self.mu) for w in (0, 1)])
         vectors = np.ones((2 * _MEANS, 2 * self.reach + 1, 1))
         inside = probabilities[0] * np.ones(2 * _MEANS)
-        for k in range(1, runs + 1):
+        for k in range(1, len(probabilities)):
             vectors = matrices @ vectors
             inside += probabilities[k] * vectors[:, self.reach, 0]
         slack = 1e-13
@@ -76,8 +77,7 @@ class AdaptiveAttack:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that the event attains at delta, rounded down; 0 where it is too rare."""
-        without, with_record = self.chances()
-        return math.log((without - delta) / with_record) if without > delta + with_record else 0.0
+        return attained_epsilon(*self.chances(), delta)
 
     def play(self, rng: np.random.Generator, trials: int, mean: float) -> NDArray[np.bool_]:
         """Simulates tunings; returns whether each of them released an output of the back, [trials].
@@ -101,14 +101,6 @@ class AdaptiveAttack:
             count[who] = np.clip(count[who] + move, 0, 2 * self.reach)
         return in_back & ~in_front
 
-    def _runs(self) -> tuple[int, FloatArray]:
-        most = 64
-        while True:
-            probabilities = self.protocol.repetitions.pmf(np.arange(most + 1))
-            if 1.0 - probabilities.sum() <= _NEGLIGIBLE or most >= _MAX_RUNS:
-                return most, probabilities
-            most *= 2
-
     def _matrix(self, mean: float, without_back: int) -> FloatArray:
         """Probabilities [counts, counts] that a run is not in the front, and moves the count.
 
@@ -127,6 +119,38 @@ class AdaptiveAttack:
         for column, move in enumerate((1, 0, -1)):
             np.add.at(matrix, (at, np.clip(at + move, 0, size - 1)), chances[:, column])
         return matrix
+
+
+def attained_epsilon(without: float, with_record: float, delta: float) -> float:
+    """Epsilon that an event attains at delta, by its chances; 0 where it is too rare."""
+    return math.log((without - delta) / with_record) if without > delta + with_record else 0.0
+
+
+def probabilities_of_runs(repetitions: Repetitions, limit: int) -> FloatArray:
+    """Probabilities of K from 0 on, until the rest is negligible or K reaches a limit."""
+    largest = 64
+    while True:
+        probabilities = repetitions.pmf(np.arange(largest + 1))
+        if 1.0 - probabilities.sum() <= _NEGLIGIBLE or largest >= limit:
+            return probabilities
+        largest *= 2
+
+
+def start_of_search(
+    mu: float, protocol: Adaptive, delta: float, rarest: float = 0.0
+) -> tuple[float, float, float]:
+    """Limits of front and back by the best split order of random search, and its epsilon.
+
+    Args:
+        mu: mu of the base mechanism.
+        protocol: the distribution of K and the range of densities relative to the prior.
+        delta: in (0, 1).
+        rarest: the smallest expected number of outputs of the back in a tuning; at least 10 delta.
+    """
+    order, epsilon = worst_case_split_order(mu, protocol.repetitions, delta)
+    rare = max(10.0 * delta, rarest) / protocol.repetitions.mean
+    top = float(np.clip(order.top, -3.0, 6.0 + mu))
+    return top, float(special.ndtri(min(rare, 0.1))), float(epsilon)
 
 
 def adaptive_attack(
@@ -155,11 +179,8 @@ def adaptive_attack(
         True
     """
     alpha = (1.0 - confidence) / 2.0
-    order, _ = worst_case_split_order(mu, protocol.repetitions, delta)
-    top = float(np.clip(order.top, -3.0, 6.0 + mu))
     # An event of probability about 10 delta, or one that this number of trials can detect.
-    rare = max(10.0 * delta, 30.0 / trials) / protocol.repetitions.mean
-    low = float(special.ndtri(min(rare, 0.1)))
+    top, low, _ = start_of_search(mu, protocol, delta, 30.0 / trials)
 
     def attack(values: FloatArray) -> AdaptiveAttack:
         front_back, front, back, back_front, against, after, tip = map(float, values)

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit.arrays import FloatArray, IntArray
-from audit.attacks.orders import worst_case_split_order
+from audit.attacks.adaptive import attained_epsilon, probabilities_of_runs, start_of_search
 from audit.protocols import Adaptive
 
 LABELS = ("back", "front", "neutral")
 """The labels of the candidates."""
 
-_NEGLIGIBLE = 1e-9
 _MAX_RUNS = 1 << 13
 _SLACK = 1e-13
 # Normal tails beyond this many standard deviations move like the last point before.
@@ -73,9 +72,9 @@ class LabelAttack:
     def densities(self) -> FloatArray:
         """The densities [3] of the best, the second and the worst label, with mean 1."""
         low, high = self.protocol.low, self.protocol.high
-        first = min(high, 3.0 - 2.0 * low)
-        last = max(low, 3.0 - 2.0 * high, 3.0 - first - high)
-        return np.array([first, 3.0 - first - last, last])
+        best = min(high, 3.0 - 2.0 * low)
+        worst = max(low, 3.0 - 2.0 * high, 3.0 - best - high)
+        return np.array([best, 3.0 - best - worst, worst])
 
     @cached_property
     def chances(self) -> tuple[float, float]:
@@ -86,8 +85,7 @@ class LabelAttack:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that the event attains at delta, rounded down; 0 where it is too rare."""
-        without, with_record = self.chances
-        return math.log((without - delta) / with_record) if without > delta + with_record else 0.0
+        return attained_epsilon(*self.chances, delta)
 
     def play(self, rng: np.random.Generator, trials: int, mean: float) -> NDArray[np.bool_]:
         """Simulates tunings; returns whether each of them released an output of the back, [trials].
@@ -133,12 +131,7 @@ class LabelAttack:
 
     @cached_property
     def _runs(self) -> FloatArray:
-        most = 64
-        while True:
-            probabilities = self.protocol.repetitions.pmf(np.arange(most + 1))
-            if 1.0 - probabilities.sum() <= _NEGLIGIBLE or most >= _MAX_RUNS:
-                return probabilities
-            most *= 2
+        return probabilities_of_runs(self.protocol.repetitions, _MAX_RUNS)
 
     def _matrices(self, mean: float) -> tuple[FloatArray, FloatArray]:
         """Probabilities [3, n, n] that a run moves the evidence, in the back and in the rest."""
@@ -214,16 +207,13 @@ def label_attack(
         >>> attack.epsilon(1e-3) > 0.0
         True
     """
-    order, epsilon = worst_case_split_order(mu, protocol.repetitions, delta)
-    top = float(np.clip(order.top, -3.0, 6.0 + mu))
-    rare = 10.0 * delta / protocol.repetitions.mean
-    low = float(special.ndtri(min(rare, 0.1)))
-    first = (
+    top, low, epsilon = start_of_search(mu, protocol, delta)
+    limits = (
         np.array([top + 2.5, top, top + 1.5, low + 0.1, low - 1.5, low - 1.2])
         if start is None
         else np.asarray(start, dtype=np.float64)
     )
-    tuned = {"epsilon": float(epsilon)}
+    tuned = {"epsilon": epsilon}
 
     def attack(values: FloatArray, points: float) -> LabelAttack:
         front, back = tuple(map(float, values[:3])), tuple(map(float, values[3:]))
@@ -239,14 +229,14 @@ def label_attack(
 
     from scipy import optimize  # slow to import, and rarely needed
 
-    simplex = np.vstack([first, first + np.diag([0.4, 0.2, -0.4, 0.15, 0.4, 0.4])])
-    found = optimize.minimize(
+    simplex = np.vstack([limits, limits + np.diag([0.4, 0.2, -0.4, 0.15, 0.4, 0.4])])
+    optimum = optimize.minimize(
         lost,
-        first,
+        limits,
         method="Nelder-Mead",
         options={"maxfev": evaluations, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": simplex},
     )
-    best = attack(np.asarray(found.x), spacing)
+    best = attack(np.asarray(optimum.x), spacing)
     return max(_adapted(best, delta), key=lambda one: one.epsilon(delta))
 
 

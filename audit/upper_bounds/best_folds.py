@@ -26,9 +26,9 @@ from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import Repetitions
-from audit.upper_bounds.best_runs import best_runs, fewer_runs, log_derivative
+from audit.upper_bounds.best_runs import best_runs, fewer_runs, log_derivative, with_fewer_runs
 from audit.upper_bounds.ratio_lattice import RatioLattice, chords
-from audit.upper_bounds.region import ShiftedProfiles, between
+from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 
 # Lattice points per standard deviation of the loss, and their largest number, also for the product
@@ -142,10 +142,10 @@ def _powers(masses: FloatArray, most: int) -> list[FloatArray]:
     """Masses [n, j (k - 1) + 1] of the sums of j values, for j from 0 to `most`, from [n, k]."""
     powers = [np.ones((len(masses), 1))]
     for _ in range(most):
-        last = powers[-1]
-        longer = np.zeros((len(masses), last.shape[1] + masses.shape[1] - 1))
+        power = powers[-1]
+        longer = np.zeros((len(masses), power.shape[1] + masses.shape[1] - 1))
         for place in range(masses.shape[1]):
-            longer[:, place : place + last.shape[1]] += masses[:, place : place + 1] * last
+            longer[:, place : place + power.shape[1]] += masses[:, place : place + 1] * power
         powers.append(longer)
     return powers
 
@@ -292,7 +292,6 @@ class FoldCurve:
         best = np.zeros(len(self._t))
         decided = np.zeros(len(self._t))
         for level in range(self.levels + 1):
-            last = level == self.levels
             open_squares, open_t, values = [], [], []
             u, v = squares.T
             ends = self._ends(*(np.append(x, x + 1) / 2.0**level for x in (u, v)))
@@ -308,7 +307,7 @@ class FoldCurve:
             )
             undecided = upper > self._enough(best)[t_index]
             corner, t_index, upper = corner[undecided], t_index[undecided], upper[undecided]
-            if last or not len(upper) or 4 * len(upper) > _MOST_PAIRS:
+            if level == self.levels or not len(upper) or 4 * len(upper) > _MOST_PAIRS:
                 np.maximum.at(decided, t_index, upper)
                 break
             # Each of these squares is cut into four.
@@ -465,10 +464,10 @@ def _curves(
 
 def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) -> bool:
     """Whether folds at lattice points already show that the bound gains less than 0.5 %."""
-    least = (1.0 - _WORTHWHILE) * epsilon
+    worthwhile = (1.0 - _WORTHWHILE) * epsilon
     curves = _curves(base, protocol, epsilon, delta, levels=0)
-    more = max((curve.lower.delta(least) for curve in curves), default=0.0)
-    return fewer_runs(base, protocol)(least) + more > delta
+    by_folds = max((curve.lower.delta(worthwhile) for curve in curves), default=0.0)
+    return fewer_runs(base, protocol)(worthwhile) + by_folds > delta
 
 
 @bound(
@@ -491,10 +490,4 @@ def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         3.26
     """
     reach = best_runs(base, protocol, delta).epsilon
-    fewer, curves = fewer_runs(base, protocol), _curves(base, protocol, reach, delta)
-
-    def reached(epsilon: float, rounded: bool) -> float:
-        more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
-        return fewer(epsilon) + max(more, default=0.0)
-
-    return between(lambda one: reached(one, True), lambda one: reached(one, False), delta)
+    return with_fewer_runs(base, protocol, _curves(base, protocol, reach, delta), delta)

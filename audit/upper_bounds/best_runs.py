@@ -5,9 +5,10 @@ x^(K-m)], and the profile of the composition of m runs (propositions 7 and 19 of
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -133,6 +134,34 @@ def fewer_runs(base: Mechanism, protocol: BestRuns) -> Callable[[float], float]:
     return delta
 
 
+class UpperAndLower(Interface):
+    """A bound on delta by epsilon, and the value that shows the size of its rounding."""
+
+    @property
+    def lower(self) -> ShiftedProfiles:
+        """The value without rounding up."""
+        ...
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta, rounded up."""
+        ...
+
+
+def with_fewer_runs(
+    base: Mechanism, protocol: BestRuns, curves: Sequence[UpperAndLower], delta: float
+) -> BoundValue:
+    """Epsilon of both parts: at least m runs, with a curve for each direction, and fewer runs."""
+    fewer = fewer_runs(base, protocol)
+
+    def reached(epsilon: float, rounded: bool) -> float:
+        more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
+        return fewer(epsilon) + max(more, default=0.0)
+
+    return between(
+        lambda epsilon: reached(epsilon, True), lambda epsilon: reached(epsilon, False), delta
+    )
+
+
 @bound(
     "best-runs",
     100,
@@ -150,13 +179,7 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         >>> round(best_runs(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 3)
         2.464
     """
-    fewer, curves = fewer_runs(base, protocol), best_runs_curves(base, protocol)
-
-    def reached(epsilon: float, rounded: bool) -> float:
-        more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
-        return fewer(epsilon) + max(more, default=0.0)
-
-    return between(lambda one: reached(one, True), lambda one: reached(one, False), delta)
+    return with_fewer_runs(base, protocol, best_runs_curves(base, protocol), delta)
 
 
 @bound(
