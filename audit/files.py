@@ -3,7 +3,10 @@
 import contextlib
 import errno
 import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 _NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag; links are rare there
 _BINARY: int = getattr(os, "O_BINARY", 0)
@@ -39,8 +42,39 @@ def refuse_link(path: str | Path) -> None:
         raise OSError(errno.ELOOP, "It is a link, which is not followed", str(path))
 
 
-def make_folder(path: Path, mode: int = 0o777) -> None:
+def make_folder(path: Path, mode: int = 0o777, *, parents: bool = False) -> None:
     """Creates a folder unless it exists; raises OSError if it is a link or another file."""
     refuse_link(path)
-    path.mkdir(mode=mode, exist_ok=True)
+    path.mkdir(mode=mode, parents=parents, exist_ok=True)
     refuse_link(path)
+
+
+def write_durably(path: Path, parts: Iterable[Any], draft: Path) -> None:
+    """Writes a file atomically and waits until it is on disk: a kill leaves the former file.
+
+    Args:
+        path: the file, which only its owner can read.
+        parts: its bytes, or arrays of bytes.
+        draft: the name of the incomplete file, in the same folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        with open(create(draft, 0o600), "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    if sys.platform == "win32":  # Folders cannot be opened there.
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from light_runs import noisy
 
-from audit import Study, processes, run
-from audit.tuning import state_file
+from audit import Study, files, processes, run
 
 WINDOWS = SimpleNamespace(platform="win32")
 
@@ -45,7 +44,7 @@ def test_an_audit_runs_on_windows(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("windows")
 def test_a_study_on_disk_runs_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_file, "sys", WINDOWS)
+    monkeypatch.setattr(files, "sys", WINDOWS)
     study = Study(
         {"level": [1, 2, 3, 4]}, "fixed:6", base="gaussian:0.5", folder=tmp_path / "study"
     )

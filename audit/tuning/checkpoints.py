@@ -82,9 +82,11 @@ class Checkpoints:
         self._unrecorded = 0
 
     @property
-    def resumable(self) -> bool:
-        """Whether the run is in the folder of a study that this machine sees."""
-        return self.folder is not None and self.folder.parent.parent.is_dir()
+    def _visible_folder(self) -> Path | None:
+        """The folder of the run; None if this machine does not see that of the study."""
+        if self.folder is None or not self.folder.parent.parent.is_dir():
+            return None
+        return self.folder
 
     @property
     def cannot_continue(self) -> bool:
@@ -103,22 +105,23 @@ class Checkpoints:
 
     def begin(self) -> None:
         """Notes a new attempt at the run, before its first step."""
-        if not self.resumable:
+        folder = self._visible_folder
+        if folder is None:
             return
-        assert self.folder is not None
         with self._stopping():
-            make_folder(self.folder.parent, 0o700)
-            make_folder(self.folder, 0o700)
+            make_folder(folder.parent, 0o700)
+            make_folder(folder, 0o700)
             self._attempt = 1 + sum("redrawn" not in line for line in self._log())
             self._note({"attempt": self._attempt})
 
     def files(self) -> Path:
         """The folder for files of the user's own, which only the owner can read."""
-        if self.resumable and self.folder is not None:
-            with self._stopping():
-                make_folder(self.folder / _FILES, 0o700)
-            return self.folder / _FILES
-        return self._temporary_folder() / _FILES
+        folder = self._visible_folder
+        if folder is None:
+            return self._temporary_folder() / _FILES
+        with self._stopping():
+            make_folder(folder / _FILES, 0o700)
+        return folder / _FILES
 
     def save(self, steps: int, objects: dict[str, Any], device: str = "cpu") -> None:
         """Writes the state of the run after a number of steps, in place of the former state."""
@@ -195,11 +198,11 @@ class Checkpoints:
             self._temporary = None
 
     def _check_resumable(self, content: dict[str, Any]) -> None:
-        here = snapshots.machine()
+        machine = snapshots.machine()
         differs = [
             f"{name} {value}"
             for name, value in content["machine"].items()
-            if name in here and here[name] != value
+            if name in machine and machine[name] != value
         ]
         reason = content["redraws"]
         if not reason and differs:
@@ -213,8 +216,8 @@ class Checkpoints:
         """The largest number of steps after a checkpoint that an earlier attempt may have taken."""
         if self.steps is None:
             return None
-        every = self.rules.checkpoint_every
-        return self.steps - steps if every is None else min(self.steps - steps, every)
+        interval = self.rules.checkpoint_every
+        return self.steps - steps if interval is None else min(self.steps - steps, interval)
 
     def _count(self, lost: int | None, reason: str) -> None:
         """Counts steps that are repeated with other noise; they are noted before they are taken."""
@@ -231,18 +234,19 @@ class Checkpoints:
             self._note({"redrawn": lost})
 
     def _check_interval(self, steps: int) -> None:
-        every = self.rules.checkpoint_every
-        if every is not None and steps - max(self._last_saved, 0) > every:
+        interval = self.rules.checkpoint_every
+        if interval is not None and steps - self.last_saved > interval:
             raise InvalidInput(
-                f"save_state must be called after at most {every} steps (checkpoint_every), got "
-                f"{steps - max(self._last_saved, 0)} steps without it"
+                f"save_state must be called after at most {interval} steps (checkpoint_every), got "
+                f"{steps - self.last_saved} steps without it"
             )
 
     def _log(self) -> list[dict[str, int]]:
-        if not self.resumable or self.folder is None:
+        folder = self._visible_folder
+        if folder is None:
             return []
         try:
-            with open(self.folder / _ATTEMPTS, encoding="utf-8", opener=open_same) as file:
+            with open(folder / _ATTEMPTS, encoding="utf-8", opener=open_same) as file:
                 lines = file.read().split("\n")
         except FileNotFoundError:
             return []
@@ -254,17 +258,16 @@ class Checkpoints:
         return entries
 
     def _note(self, line: dict[str, int]) -> None:
-        if not self.resumable or self.folder is None:
+        folder = self._visible_folder
+        if folder is None:
             return
-        with open(self.folder / _ATTEMPTS, "a", encoding="utf-8", opener=open_same) as file:
+        with open(folder / _ATTEMPTS, "a", encoding="utf-8", opener=open_same) as file:
             file.write("\n" + json.dumps(line) + "\n")  # the former line may be incomplete
             file.flush()
             os.fsync(file.fileno())
 
     def _state_path(self) -> Path:
-        if self.resumable and self.folder is not None:
-            return self.folder / _STATE
-        return self._temporary_folder() / _STATE
+        return (self._visible_folder or self._temporary_folder()) / _STATE
 
     def _temporary_folder(self) -> Path:
         if self._temporary is None:

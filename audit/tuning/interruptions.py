@@ -33,11 +33,11 @@ def interruptions() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {one: signal.getsignal(one) for one in signal.valid_signals()}
-    replaced = {one: handler for one, handler in handlers.items() if callable(handler)}
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
     try:
-        for one, handler in replaced.items():
-            signal.signal(one, _noting(handler))
+        for number, handler in replaced.items():
+            signal.signal(number, _noting(handler))
         yield
     except KeyboardInterrupt:
         if _pending:
@@ -45,8 +45,8 @@ def interruptions() -> Iterator[None]:
         raise
     finally:
         _pending.clear()
-        for one, handler in replaced.items():
-            signal.signal(one, handler)
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
 
 
 def _noting(handler: Callable[[int, FrameType | None], Any]) -> Callable[..., None]:

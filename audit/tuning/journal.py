@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from audit import processes
+from audit import files, processes
 from audit.errors import InvalidInput
-from audit.files import create, open_same, refuse_link
+from audit.files import open_same
 from audit.tuning.checkpoints import RUNS
-from audit.tuning.state_file import sync_folder
 
 _FORMAT = 2
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
@@ -129,9 +128,7 @@ class Journal(Memory):
     def locked(self) -> Iterator[None]:
         """Locks the folder against other processes."""
         try:
-            refuse_link(self.folder)
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            refuse_link(self.folder)
+            files.make_folder(self.folder, 0o700, parents=True)
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
             # Files that belong to something else must be neither hidden nor deleted.
             if names and not (_LOCK in names and names <= {*_NAMES}):
@@ -299,10 +296,4 @@ def _checksum(before: str, row: dict[str, Any]) -> str:
 
 def write_durably(path: Path, text: str) -> None:
     """Writes a file atomically, and waits until it is on disk."""
-    draft = path.with_name(path.name + _DRAFT)
-    with open(create(draft, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    sync_folder(path.parent)
+    files.write_durably(path, [text.encode()], path.with_name(path.name + _DRAFT))

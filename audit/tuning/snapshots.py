@@ -6,7 +6,8 @@ not interrupted.
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def take(objects: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
         InvalidInput: an object has no state that can be stored.
     """
     return {
-        "objects": {name: _state_of(name, value) for name, value in objects.items()},
+        "objects": {name: _state_of(value) for name, value in objects.items()},
         "generators": _global_states(device),
     }
 
@@ -66,13 +67,13 @@ def restore(
             )
         elif kind == "tree":
             values[name] = _tree_like(name, objects[name], state)
-        elif kind != _kind_of(objects[name]):
+        elif (restored := _kind_of(objects[name])) is None or restored.name != kind:
             raise InvalidInput(
                 f"{name} must be of the kind that save_state was given, got "
                 f"{checks.kind_of(objects[name])}"
             )
         else:
-            _set_state(kind, objects[name], state)
+            restored.restore(objects[name], state)
     _set_global_states(saved["generators"], device)
     return values
 
@@ -104,19 +105,20 @@ def recorded_steps(objects: Mapping[str, Any]) -> int | None:
     }
     if not accountants:
         return None
-    return sum(int(entry[2]) for one in accountants.values() for entry in one.history)
+    histories = [accountant.history for accountant in accountants.values()]
+    return sum(int(entry[2]) for history in histories for entry in history)
 
 
 def machine() -> dict[str, str]:
     """Properties of this machine that change how numbers are rounded."""
-    found = {"numpy": np.__version__}
+    properties = {"numpy": np.__version__}
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["torch"] = str(torch.__version__)
-        found["processor"] = str(torch.backends.cpu.get_cpu_capability())
+        properties["torch"] = str(torch.__version__)
+        properties["processor"] = str(torch.backends.cpu.get_cpu_capability())
         if torch.cuda.is_initialized():
-            found["device"] = str(torch.cuda.get_device_name())
-    return found
+            properties["device"] = str(torch.cuda.get_device_name())
+    return properties
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -133,68 +135,109 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(part)
 
 
-def _kind_of(value: Any) -> str:
-    """How the state of an object is read and restored."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Generator):
-        return "torch generator"
-    if torch is not None and isinstance(value, torch.utils.data.DataLoader):
-        return "loader"
-    if isinstance(value, np.random.Generator):
-        return "numpy generator"
-    if isinstance(value, np.random.RandomState):
-        return "numpy state"
-    if isinstance(value, random.Random):
-        return "python generator"
-    if callable(getattr(value, "state_dict", None)):
-        return "optimizer" if hasattr(value, "original_optimizer") else "stateful"
-    if hasattr(getattr(value, "accountant", None), "state_dict"):
-        return "engine"
-    return "tree" if _is_tree(value) else "value"
+def _is_torch(*path: str) -> Callable[[Any], bool]:
+    """Whether a value is of a class of torch, such as ("utils", "data", "DataLoader")."""
+
+    def is_instance(value: Any) -> bool:
+        part = sys.modules.get("torch")
+        if part is None:
+            return False
+        for name in path:
+            part = getattr(part, name)
+        return isinstance(value, part)  # type: ignore[arg-type]
+
+    return is_instance
 
 
-def _state_of(name: str, value: Any) -> tuple[str, Any]:
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None))
+
+
+def _set_loader(loader: Any, states: Sequence[Any]) -> None:
+    for generator, state in zip(_generators_of(loader), states, strict=True):
+        generator.set_state(state)
+
+
+def _set_bit_generator(generator: np.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of objects whose state is restored in place: its name, and how it is recognised."""
+
+    name: str
+    includes: Callable[[Any], bool]
+    state: Callable[[Any], Any]
+    restore: Callable[[Any, Any], object]
+
+
+_KINDS = (
+    _Kind(
+        "torch generator",
+        _is_torch("Generator"),
+        lambda generator: generator.get_state(),
+        lambda generator, state: generator.set_state(state),
+    ),
+    _Kind(
+        "loader",
+        _is_torch("utils", "data", "DataLoader"),
+        lambda loader: [generator.get_state() for generator in _generators_of(loader)],
+        _set_loader,
+    ),
+    _Kind(
+        "numpy generator",
+        lambda value: isinstance(value, np.random.Generator),
+        lambda generator: generator.bit_generator.state,
+        _set_bit_generator,
+    ),
+    _Kind(
+        "numpy state",
+        lambda value: isinstance(value, np.random.RandomState),
+        lambda generator: generator.get_state(legacy=False),
+        lambda generator, state: generator.set_state(state),
+    ),
+    _Kind(
+        "python generator",
+        lambda value: isinstance(value, random.Random),
+        lambda generator: generator.getstate(),
+        lambda generator, state: generator.setstate(state),
+    ),
+    _Kind(
+        "optimizer",  # of Opacus
+        lambda value: _has_state(value) and hasattr(value, "original_optimizer"),
+        lambda optimizer: _optimizer_state(optimizer),
+        lambda optimizer, state: _set_optimizer_state(optimizer, state),
+    ),
+    _Kind(
+        "stateful",
+        _has_state,
+        lambda value: value.state_dict(),
+        lambda value, state: value.load_state_dict(state),
+    ),
+    _Kind(
+        "engine",
+        lambda value: hasattr(getattr(value, "accountant", None), "state_dict"),
+        lambda engine: engine.accountant.state_dict(),
+        lambda engine, state: engine.accountant.load_state_dict(state),
+    ),
+)
+"""The kinds, of which the first that includes an object is its kind."""
+
+
+def _kind_of(value: Any) -> _Kind | None:
+    return next((kind for kind in _KINDS if kind.includes(value)), None)
+
+
+def _state_of(value: Any) -> tuple[str, Any]:
+    """The name of a kind and a state; the kind `tree` or `value` of what is restored as a copy."""
     kind = _kind_of(value)
-    if kind == "torch generator":
-        return kind, value.get_state()
-    if kind == "loader":
-        return kind, [one.get_state() for one in _generators_of(value)]
-    if kind == "numpy generator":
-        return kind, value.bit_generator.state
-    if kind == "numpy state":
-        return kind, value.get_state(legacy=False)
-    if kind == "python generator":
-        return kind, value.getstate()
-    if kind == "engine":
-        return kind, value.accountant.state_dict()
-    if kind == "optimizer":
-        return kind, _optimizer_state(value)
-    if kind == "stateful":
-        return kind, value.state_dict()
-    if kind == "tree":
+    if kind is not None:
+        return kind.name, kind.state(value)
+    if _is_tree(value):
         leaves, structure = sys.modules["jax"].tree_util.tree_flatten(value)
-        return kind, {"leaves": leaves, "structure": str(structure)}
-    return kind, value
-
-
-def _set_state(kind: str, target: Any, state: Any) -> None:
-    if kind == "torch generator":
-        target.set_state(state)
-    elif kind == "loader":
-        for generator, one in zip(_generators_of(target), state, strict=True):
-            generator.set_state(one)
-    elif kind == "numpy generator":
-        target.bit_generator.state = state
-    elif kind == "numpy state":
-        target.set_state(state)
-    elif kind == "python generator":
-        target.setstate(state)
-    elif kind == "engine":
-        target.accountant.load_state_dict(state)
-    elif kind == "optimizer":
-        _set_optimizer_state(target, state)
-    else:
-        target.load_state_dict(state)
+        return "tree", {"leaves": leaves, "structure": str(structure)}
+    return "value", value
 
 
 def _optimizer_state(optimizer: Any) -> dict[str, Any]:
@@ -226,7 +269,8 @@ def _generators_of(loader: Any) -> list[Any]:
         sampler = getattr(loader, name, None)
         holders += [sampler, getattr(sampler, "sampler", None)]
     generators = [getattr(holder, "generator", None) for holder in holders]
-    return list({id(one): one for one in generators if hasattr(one, "get_state")}.values())
+    with_state = [generator for generator in generators if hasattr(generator, "get_state")]
+    return list({id(generator): generator for generator in with_state}.values())
 
 
 def _is_tree(value: Any) -> bool:

@@ -6,10 +6,8 @@ stored, so reading a file runs no code of anyone else.
 """
 
 import base64
-import contextlib
 import hashlib
 import json
-import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.files import create, open_same
+from audit.files import open_same, write_durably
 
 _MAGIC = b"dp-tuning-audit state 1\n"
 _CHECKSUM_BYTES = 32
@@ -42,23 +40,12 @@ def write_state(path: Path, content: Mapping[str, Any]) -> None:
     arrays: list[NDArray[np.uint8]] = []
     packed = _pack(dict(content), arrays, "state")
     header = json.dumps({"content": packed, "sizes": [array.size for array in arrays]}).encode()
+    body: list[Any] = [_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "big"), header, *arrays]
     checksum = hashlib.sha256()
+    for part in body:
+        checksum.update(part)
     draft = path.with_name(f"{path.name}{_DRAFT}-{secrets.token_hex(8)}")
-    try:
-        with open(create(draft, 0o600), "wb") as file:
-            parts: list[Any] = [_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "big"), header, *arrays]
-            for part in parts:
-                checksum.update(part)
-                file.write(part)
-            file.write(checksum.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    write_durably(path, [*body, checksum.digest()], draft)
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
@@ -80,17 +67,6 @@ def read_state(path: Path) -> dict[str, Any] | None:
         end += size
     content: dict[str, Any] = _unpack(header["content"], arrays)
     return content
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are on disk."""
-    if sys.platform == "win32":  # Folders cannot be opened there.
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _pack(value: Any, arrays: list[NDArray[np.uint8]], name: str) -> Any:
@@ -153,7 +129,7 @@ def _unpack(packed: Any, arrays: list[NDArray[np.uint8]]) -> Any:
     if kind == "bytes":
         return base64.b64decode(part)
     if kind in ("list", "tuple"):
-        values = [_unpack(one, arrays) for one in part]
+        values = [_unpack(value, arrays) for value in part]
         return values if kind == "list" else tuple(values)
     if kind == "dict":
         items = [_unpack(item, arrays) for item in part]
