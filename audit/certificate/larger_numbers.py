@@ -6,10 +6,16 @@ issued is still correct then: a tuning that is (epsilon, delta)-DP is so for eve
 
 import math
 
-from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism
-from audit.certificate.numbers import DELTAS, Numbers, PrivacyPoint, derived
-from audit.errors import InvalidInput
+from audit.certificate.numbers import (
+    DELTAS,
+    Numbers,
+    PrivacyPoint,
+    check_different,
+    derived,
+    epsilon_of_run,
+    largest_attained,
+)
 from audit.protocols import Protocol
 from audit.upper_bounds import costs_of
 
@@ -54,8 +60,7 @@ def with_stated_costs(
         >>> with_stated_costs(stated, *tuning) is None
         True
     """
-    if len(set(stated.bounds)) != len(stated.bounds):
-        raise InvalidInput(f"bounds must be different ones, got {checks.one_line(stated.bounds)}")
+    check_different(stated.bounds)
     points = stated.profile
     deltas = [point.delta for point in points]
     costs = costs_of(base, protocol, delta)
@@ -66,25 +71,21 @@ def with_stated_costs(
         return None
     if not all(_is_proved(point, base, protocol, stated.bounds) for point in points):
         return None
-    try:
-        run_today: float | None = base.epsilon(delta)
-    except DeltaUnreachable:
-        run_today = None
+    run_today, attained_today = epsilon_of_run(base, delta), largest_attained(costs)
     run, attained = stated.run_epsilon, stated.attained
     if run is None or run_today is None or run < SAFE * run_today:
         run = run_today
-    attained_today = max((bound.epsilon for bound in costs.attained), default=None)
     if attained is None or attained_today is None or attained > attained_today:
         attained = attained_today  # an attack of an earlier version may attain less
     # The order of the names may have changed together with the bounds.
     is_larger = stated.epsilon > (1.0 + _EQUAL) * at_delta[0].epsilon
     names = stated.bounds if is_larger else tuple(bound.name for bound in at_delta)
-    named = next(bound for bound in at_delta if bound.name == names[0])
+    (first_named,) = [bound for bound in at_delta if bound.name == names[0]]
     return Numbers(
         run_epsilon=run,
         bounds=names,
-        source=named.source,
-        assumes=named.assumes,
+        source=first_named.source,
+        assumes=first_named.assumes,
         attained=attained,
         **derived(points, delta),
     )

@@ -16,7 +16,7 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
-from audit.upper_bounds import costs_of
+from audit.upper_bounds import TuningCosts, costs_of
 
 DELTAS = (
     *(0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
@@ -145,14 +145,13 @@ def compute(
         >>> round(numbers.epsilon, 3), round(numbers.true_positives[0], 3)
         (1.993, 0.035)
     """
-    if len(set(bounds)) != len(bounds):
-        raise InvalidInput(f"bounds must be different ones, got {checks.one_line(bounds)}")
+    check_different(bounds)
     costs = costs_of(base, protocol, delta)
     at_delta = costs.within(_NEAR, bounds)
     if not bounds and not costs.quick_names([bound.name for bound in at_delta]):
         # Only slow bounds are near the smallest, so a quick one gives the costs at other deltas.
-        every = costs.within(math.inf)
-        at_delta += [bound for bound in every if costs.quick_names([bound.name])][:1]
+        applying = costs.within(math.inf)
+        at_delta += [bound for bound in applying if costs.quick_names([bound.name])][:1]
     names = tuple(bound.name for bound in at_delta)
     at_other_deltas = costs.quick_names(names) or names
     smallest = at_delta[0]
@@ -165,18 +164,33 @@ def compute(
             points.append(PrivacyPoint(one, cost.epsilon))
         except DeltaUnreachable:
             continue  # no epsilon reaches this delta
-    try:
-        run: float | None = base.epsilon(delta)
-    except DeltaUnreachable:
-        run = None
     return Numbers(
-        run_epsilon=run,
+        run_epsilon=epsilon_of_run(base, delta),
         bounds=names,
         source=smallest.source,
         assumes=smallest.assumes,
-        attained=max((bound.epsilon for bound in costs.attained), default=None),
+        attained=largest_attained(costs),
         **derived(tuple(sorted(points, key=lambda one: -one.delta)), delta),
     )
+
+
+def check_different(bounds: Sequence[str]) -> None:
+    """Raises InvalidInput if a bound is named twice."""
+    if len(set(bounds)) != len(bounds):
+        raise InvalidInput(f"bounds must be different ones, got {checks.one_line(bounds)}")
+
+
+def epsilon_of_run(base: Mechanism, delta: float) -> float | None:
+    """Epsilon of one run; None if none reaches delta."""
+    try:
+        return base.epsilon(delta)
+    except DeltaUnreachable:
+        return None
+
+
+def largest_attained(costs: TuningCosts) -> float | None:
+    """The largest epsilon that a score is known to attain; None if none is known."""
+    return max((bound.epsilon for bound in costs.attained), default=None)
 
 
 def derived(profile: tuple[PrivacyPoint, ...], delta: float) -> dict[str, Any]:
