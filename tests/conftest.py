@@ -18,7 +18,7 @@ from hypothesis import settings
 from audit import accounting, numerics, tuning
 from audit.certificate import Certificate, compute
 from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
-from audit.upper_bounds import costs, registry
+from audit.upper_bounds import costs, registry, tuning_cost
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
@@ -114,6 +114,13 @@ def certificate() -> Certificate:
     numbers = compute(found.base, found.protocol, found.delta, ["region"])
     assert numbers.epsilon <= 1.01 * found.numbers.epsilon
     return replace(found, numbers=numbers)
+
+
+@pytest.fixture(scope="session")
+def epsilon_of_ten_runs() -> float:
+    """The cost of a list of ten runs of noise 1.1, batches of 100 of 10,000 records, 5 epochs."""
+    base = accounting.DpSgd(1.1, 500, 0.01, neighbours="zero-out")
+    return tuning_cost(base, "grid:10", delta=1e-5).epsilon
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from audit import accounting, checks, console
+from audit import accounting, console
 from audit.numerics import format_exact, format_rounded
 
 _EXAMPLES = {
@@ -127,12 +127,8 @@ def _print_cost(arguments: argparse.Namespace) -> int:
         print(json.dumps(cost.as_dict() | {"notes": notes}, indent=2))
     else:
         width = console.columns()
-        for line in [*cost.lines, *(f"note: {note}" for note in notes)]:
-            line = checks.printable(line)
-            if line.startswith("statement: ") and cost.cost_statement is not None:
-                print("\n".join(["", *map(checks.printable, cost.cost_statement.lines(width)), ""]))
-            else:
-                print("\n".join(textwrap.wrap(line, width, subsequent_indent="  ")))
+        wrapped = [textwrap.fill(f"note: {note}", width, subsequent_indent="  ") for note in notes]
+        print("\n".join([*cost.wrapped(width), *wrapped]))
     return console.OK
 
 

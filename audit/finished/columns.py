@@ -91,11 +91,28 @@ def name_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+LENGTHS = ("steps", "epochs")
+"""The roles that state the length of a run."""
+
+OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
+"""Words in names of noises that are not those of gradients."""
+
+
 def is_missing(value: object) -> bool:
     """Whether a cell is empty, or holds what programs write for a missing value."""
     if isinstance(value, str):
         return value.strip().lower() in _MISSING
     return value is None or bool(value != value) or type(value).__name__ in ("NAType", "NaTType")
+
+
+def number_in(cell: Any) -> float | None:
+    """The number in a cell or its text; None if it is missing or no number."""
+    if is_missing(cell):
+        return None
+    try:
+        return read_number(cell) if isinstance(cell, str) else float(cell)
+    except (TypeError, ValueError):
+        return None
 
 
 def looks_like_a_number(value: object) -> bool:
@@ -129,6 +146,11 @@ def listed(names: Iterable[str]) -> str:
     """Names for a message: in quotes, and shortened to one line."""
     text = ", ".join(checks.one_line(name) for name in names)
     return text if len(text) <= _MAX_LISTED else f"{text[:_MAX_LISTED]}..."
+
+
+def typed_name(column: str) -> str:
+    """A column's name as a user types it in a mapping, at most 60 characters of it."""
+    return checks.printable(without_prefix(column))[:60]
 
 
 def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -269,8 +291,8 @@ def roles_of(
 
 def _is_one(name: str, values: Iterable[object]) -> bool:
     """Whether a column says that a step has one batch, without accumulation of gradients."""
-    one = all(is_missing(value) or str(value).strip() in ("1", "1.0") for value in values)
-    return one and "accum" in "".join(words_of(name))
+    all_one = all(is_missing(value) or str(value).strip() in ("1", "1.0") for value in values)
+    return all_one and "accum" in "".join(words_of(name))
 
 
 def _check_unique(

@@ -14,10 +14,18 @@ from typing import Any
 from audit import checks
 from audit.accounting import DpSgd, Mechanism
 from audit.errors import InvalidInput
-from audit.finished.columns import IGNORE, is_missing, name_set, without_prefix, words_of
+from audit.finished.columns import (
+    IGNORE,
+    OTHER_NOISES,
+    is_missing,
+    name_set,
+    number_in,
+    typed_name,
+    without_prefix,
+    words_of,
+)
 from audit.finished.material import Material
 from audit.finished.runs import ACCOUNTANTS, RunSettings, is_false
-from audit.numbers_from_text import read_number
 from audit.numerics import memoize
 
 _PRIVATE = name_set(
@@ -111,7 +119,6 @@ _CLIPPING_NORMS = name_set(
 _SCORED_ON = name_set("scoredon validationdata valdata evaldata scoredata selectiondata")
 _SCHEDULES = name_set("scheduler schedule scheduling decay anneal annealing")
 _CONSTANT = name_set("constant const fixed false no none off 0 0.0 1 1.0")
-_OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
 _OTHER_LENGTHS = name_set("eval save log logging test val validation print checkpoint")
 _MARGIN = 1.01
 
@@ -165,8 +172,8 @@ def _other_privacy(statement: _Statement) -> str:
 
 
 def _several_trainings(statement: _Statement) -> str:
-    several = statement.number is not None and statement.number > 1.0
-    return "one row for each training" if statement.name in _TRAININGS and several else ""
+    repeated = statement.number is not None and statement.number > 1.0
+    return "one row for each training" if statement.name in _TRAININGS and repeated else ""
 
 
 def _varying_noise(statement: _Statement) -> str:
@@ -212,8 +219,8 @@ def _several_devices(statement: _Statement) -> str:
     if not statement.rate_from_batches:
         return ""
     partial = {"per", "local", "device", "micro", "worker"} & set(statement.batch_column)
-    named = statement.name in _DEVICES or statement.name.endswith(_ENDS_OF_DEVICES)
-    if named or (statement.name in _WORKERS and partial):
+    counts_devices = statement.name in _DEVICES or statement.name.endswith(_ENDS_OF_DEVICES)
+    if counts_devices or (statement.name in _WORKERS and partial):
         listed = re.fullmatch(r"\[?\s*\d+(?:\s*,\s*\d+)+\s*\]?", str(statement.cell).strip())
         count = str(statement.cell).count(",") + 1 if listed else statement.number
         if count is not None and count > 1.0:
@@ -235,11 +242,11 @@ def _adaptive_clipping(statement: _Statement) -> str:
     name, words = statement.name, set(statement.words)
     clips = any("clip" in word for word in words)
     flagged = clips and (words & _ADAPTIVE or name in _ADAPTIVE)
-    named = clips and any(word in statement.text for word in ("adapt", "quantile", "adaclip"))
+    in_cell = clips and any(word in statement.text for word in ("adapt", "quantile", "adaclip"))
     # With other names, the value is a flag, a fraction or a name; zero and false switch it off.
     chosen = name in _ADAPTIVE_PARAMETERS or flagged
     off = is_false(statement.cell) or statement.text in ("none", "off", "null")
-    if not (named or (chosen and not off)):
+    if not (in_cell or (chosen and not off)):
         return ""
     return (
         "the noise multiplier that covers the gradients and the noisy count of clipped gradients "
@@ -250,12 +257,12 @@ def _adaptive_clipping(statement: _Statement) -> str:
 def _groups_of_records(statement: _Statement) -> str:
     if statement.settings.group_size != 1:
         return ""
-    several = statement.number is not None and statement.number > 1.0
+    many = statement.number is not None and statement.number > 1.0
     unit = statement.text.replace("level", "").removesuffix("dp")
     other_unit = statement.name in _UNITS and statement.number is None and not (
         unit in _RECORD_UNITS or statement.text in _RECORD_UNITS
     )  # fmt: skip
-    if (statement.name in _GROUPS and several) or other_unit or (
+    if (statement.name in _GROUPS and many) or other_unit or (
         statement.name in _USER_LEVEL and _is_true(statement.cell)
     ):  # fmt: skip
         return (
@@ -282,13 +289,13 @@ def _shuffled_batches(statement: _Statement) -> str:
 
 def _other_accountant(statement: _Statement) -> str:
     stated = statement.settings.accountant
-    named = statement.text if statement.text in ACCOUNTANTS else ""
-    if statement.name not in ("accountant", "accountanttype", "dpaccountant") or not named:
+    accountant = statement.text if statement.text in ACCOUNTANTS else ""
+    if statement.name not in ("accountant", "accountanttype", "dpaccountant") or not accountant:
         return ""
     computed = "target_epsilon" in statement.roles and "noise_multiplier" not in statement.roles
-    if stated in (None, named) or not computed:
+    if stated in (None, accountant) or not computed:
         return ""
-    return f"its noise by the accountant that is stated: pass --accountant {named}"
+    return f"its noise by the accountant that is stated: pass --accountant {accountant}"
 
 
 def _averaged_clipping(statement: _Statement) -> str:
@@ -296,11 +303,11 @@ def _averaged_clipping(statement: _Statement) -> str:
     number = statement.number
     if number is None or "microbatch" not in statement.name:
         return ""
-    several = number > 1.0
+    averages = number > 1.0
     if "size" not in statement.words:
         size = _number(statement.batch_size)
-        several = size is None or number < size
-    if not several:
+        averages = size is None or number < size
+    if not averages:
         return ""
     return (
         "the gradient of each record clipped, because the mean of a microbatch is more sensitive "
@@ -323,13 +330,13 @@ def _resumed(statement: _Statement) -> str:
 
 
 def _other_mechanism(statement: _Statement) -> str:
-    named = set(statement.words) & _MECHANISMS and statement.number is None
-    other = any(part in statement.text for part in _OTHER_MECHANISMS)
+    names_mechanism = set(statement.words) & _MECHANISMS and statement.number is None
+    is_other = any(part in statement.text for part in _OTHER_MECHANISMS)
     local = statement.name in ("labeldp", "localdp", "ldp") and _is_true(statement.cell)
     no_noise = statement.name in ("noisetype", "mechanism", "dpmechanism") and statement.text in (
         "none", "no", "off"
     )  # fmt: skip
-    if not ((named and other) or local or no_noise):
+    if not ((names_mechanism and is_other) or local or no_noise):
         return ""
     return "runs of DP-SGD with independent Gaussian noise only, or the curve of each other run"
 
@@ -352,19 +359,21 @@ def _private_scores(statement: _Statement) -> str:
 
 
 def _without_replacement(statement: _Statement) -> str:
-    named = statement.name in ("replacement", "withreplacement", "samplingwithreplacement")
+    is_flag = statement.name in ("replacement", "withreplacement", "samplingwithreplacement")
     poisson = statement.settings.batches == "poisson"
     return (
         "batches as they are stated: pass --batches shuffled"
-        if named and poisson and is_false(statement.cell)
+        if is_flag and poisson and is_false(statement.cell)
         else ""
     )
 
 
 def _summary_row(statement: _Statement) -> str:
     summary = statement.text in ("total", "mean", "average", "avg", "sum", "median", "std")
-    named = statement.name in ("name", "run", "runname", "id", "trial", "")
-    return "one row for each run and no row with a summary of others" if summary and named else ""
+    identifies = statement.name in ("name", "run", "runname", "id", "trial", "")
+    if not (summary and identifies):
+        return ""
+    return "one row for each run and no row with a summary of others"
 
 
 _RULES: tuple[Callable[[_Statement], str], ...] = (
@@ -478,7 +487,7 @@ def _exceeded(
 ) -> str:
     """The parameter of a run that a number contradicts towards less privacy; else empty."""
     words = set(words_of(without_prefix(column)))
-    if kind == "noise" and not words & _OTHER_NOISES:
+    if kind == "noise" and not words & OTHER_NOISES:
         names_noise = words & {"noise", "sigma", "nm", "nmult"} or "noisemult" in "".join(words)
         smaller = 0.0 <= number * _MARGIN < run.noise_multiplier
         return f"noise multiplier {run.noise_multiplier:g}" if names_noise and smaller else ""
@@ -516,8 +525,10 @@ def _largest_epsilon(run: DpSgd) -> float:
 
 
 def _or_ignore(column: str) -> str:
-    name = checks.printable(without_prefix(column))[:60]
-    return f"if it means something else, add --columns '{name}={IGNORE}' (in Python, columns=)"
+    return (
+        f"if it means something else, add --columns '{typed_name(column)}={IGNORE}' (in Python, "
+        "columns=)"
+    )
 
 
 def _is_true(value: object) -> bool:
@@ -525,9 +536,5 @@ def _is_true(value: object) -> bool:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or is_missing(value):
-        return None
-    try:
-        return read_number(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
+    """The number in a cell; a flag has none."""
+    return None if isinstance(value, bool) else number_in(value)

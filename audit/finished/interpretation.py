@@ -19,6 +19,7 @@ from audit.finished.columns import (
     not_in_norms,
     refuse_doubtful,
     roles_of,
+    typed_name,
     without_prefix,
     words_of,
 )
@@ -230,7 +231,7 @@ def _with_base(
                     f"base must be the mechanism of every run, but {material.name} has "
                     f"{'several values of' if stated is None else 'another'} {role} in column "
                     f"{checks.one_line(column)}, got {checks.one_line(cell)}: leave the base out, "
-                    f"or add --columns '{checks.printable(without_prefix(column))[:60]}={IGNORE}'"
+                    f"or add --columns '{typed_name(column)}={IGNORE}'"
                 )
         unused[column] = "as the base"
     doubtful = refuse_doubtful(roles, (), ROLES, varying, material.name)

@@ -8,22 +8,23 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.columns import (
     IGNORE,
+    LENGTHS,
     ROLES,
     RUN,
     is_missing,
     name_set,
+    number_in,
+    typed_name,
     without_prefix,
     words_of,
 )
 from audit.finished.evidence import COMPLETE
 from audit.finished.material import Material, RecordedRun
-from audit.numbers_from_text import read_number
 
 _IDENTIFIERS = name_set(
     "run runid runname runuuid trial trialid trialname trialnumber jobid id uid uuid candidateid"
@@ -34,8 +35,6 @@ _COUNTERS = name_set(
     "epochnumber epochidx epochindex trainstep checkpoint"
 )
 """Names of columns, without spaces and in lower case."""
-
-_LENGTHS = ("steps", "epochs")
 
 
 def runs_of_log(material: Material, mapping: Mapping[str, str]) -> Material:
@@ -90,7 +89,7 @@ def _one_run(rows: Sequence[RecordedRun], roles: Mapping[str, str | None]) -> Re
         present = [cell for cell in cells if not is_missing(cell)]
         if not present:
             continue
-        if role in _LENGTHS:
+        if role in LENGTHS:
             longest = max(present, key=_length)
             from_zero = min(map(_length, present)) == 0.0 < _length(longest) < math.inf
             values[column] = _length(longest) + 1.0 if from_zero else longest
@@ -108,7 +107,7 @@ def _one_run(rows: Sequence[RecordedRun], roles: Mapping[str, str | None]) -> Re
 
 def _length(cell: object) -> float:
     """A number for comparisons; text that is no number is largest, so that it is refused later."""
-    number = _number(cell)
+    number = number_in(cell)
     return math.inf if number is None else number
 
 
@@ -122,13 +121,13 @@ def _refuse_log(material: Material, mapped: Mapping[str, str | None]) -> None:
     identifiers = [column for column, name in names.items() if name in _IDENTIFIERS]
     possible = [column for column, name in names.items() if name in _POSSIBLE_IDENTIFIERS]
     for counter, name in names.items():
-        if name not in (*_COUNTERS, *_LENGTHS) or counter in material.parameters:
+        if name not in (*_COUNTERS, *LENGTHS) or counter in material.parameters:
             continue
-        numbers = [_number(row.values.get(counter)) for row in material.runs]
+        numbers = [number_in(row.values.get(counter)) for row in material.runs]
         for identifier in identifiers:
             if _counts_within(_cells(material, identifier), numbers):
                 raise InvalidInput(_several_rows(material, identifier, counter))
-        if name in _LENGTHS:
+        if name in LENGTHS:
             continue  # candidates of one seed may differ in their length
         for identifier in possible:
             if _counts_within(_cells(material, identifier), numbers, evenly=True):
@@ -150,19 +149,18 @@ def _cells(material: Material, column: str) -> list[str]:
 def _several_rows(material: Material, identifier: str, counter: str) -> str:
     """The message about a table with several rows for each run."""
     runs = len(set(_cells(material, identifier)))
-    plain = checks.printable(without_prefix(identifier))[:60]
     return (
         f"{material.name} must have one row for each run, but {checks.one_line(identifier)} "
         f"repeats while {checks.one_line(counter)} changes, got {len(material.runs)} rows with "
-        f"{runs} values: add --columns '{plain}={RUN}' (in Python, columns=) if they are the log "
-        f"of {runs} runs, or {_each_row(counter)}"
+        f"{runs} values: add --columns '{typed_name(identifier)}={RUN}' (in Python, columns=) if "
+        f"they are the log of {runs} runs, or {_each_row(counter)}"
     )
 
 
 def _each_row(counter: str) -> str:
-    plain = checks.printable(without_prefix(counter))[:60]
+    name = typed_name(counter)
     return (
-        f"'{plain}={IGNORE}' (or ={'epochs' if 'epoch' in plain.lower() else 'steps'}, if it is "
+        f"'{name}={IGNORE}' (or ={'epochs' if 'epoch' in name.lower() else 'steps'}, if it is "
         "the length of the run) if each row is a run"
     )
 
@@ -200,12 +198,3 @@ _KNOBS = name_set(
     "lr learningrate momentum weightdecay dropout maxgradnorm clip clippingnorm optimizer "
     "optimiser batchsize bs hidden layers seed sigma"
 )
-
-
-def _number(cell: Any) -> float | None:
-    if is_missing(cell):
-        return None
-    try:
-        return read_number(cell) if isinstance(cell, str) else float(cell)
-    except (TypeError, ValueError):
-        return None

@@ -8,11 +8,18 @@ from collections.abc import Mapping
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.columns import FUNCTIONS, IGNORE, ROLES, name_set, without_prefix, words_of
+from audit.finished.columns import (
+    FUNCTIONS,
+    IGNORE,
+    LENGTHS,
+    OTHER_NOISES,
+    ROLES,
+    name_set,
+    without_prefix,
+    words_of,
+)
 
-_LENGTHS = ("steps", "epochs")
 _LOSSES = ("target_epsilon", "gdp_mu", "zcdp_rho")
-_OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
 _NO_LENGTHS = name_set(
     "warmup eval save log logging val validation print checkpoint patience lr decay accumulation "
     "accum per"
@@ -61,7 +68,7 @@ def _quantity_named(name: str, role: str) -> tuple[str, str]:
         or "%" in name
     ):
         return ("a function of another quantity", "")
-    if role in _LENGTHS:
+    if role in LENGTHS:
         if words & _NO_LENGTHS and not {"per", "run"} <= words:
             return ("something else than the length of a run", "")
         if role == "steps" and "epoch" in joined and not {"step", "steps"} & words:
@@ -73,7 +80,7 @@ def _quantity_named(name: str, role: str) -> tuple[str, str]:
             return ("an epsilon", "target_epsilon")
         if words & {"var", "variance"}:
             return ("a variance, whose square root is the standard deviation", "")
-        if words & _OTHER_NOISES:
+        if words & OTHER_NOISES:
             return ("the noise of something else than gradients", "")
     if role in _LOSSES and (words & _NOISES) and not words & (_EPSILONS | {"mu", "rho"}):
         return ("a noise", "noise_multiplier")

@@ -7,7 +7,7 @@ from typing import Any
 from audit import checks
 from audit.accounting import Mechanism
 from audit.errors import InvalidInput
-from audit.finished.columns import STATE_COLUMNS, is_missing, without_prefix
+from audit.finished.columns import STATE_COLUMNS, is_missing, typed_name, without_prefix
 from audit.finished.evidence import (
     COMPLETE,
     FAILED,
@@ -115,7 +115,7 @@ def _state_of_row(words: Mapping[str, Any], where: str) -> str:
             raise InvalidInput(
                 f"{where}: state must be one that a tracker writes (finished, failed, pruned, ...)"
                 f", got {checks.one_line(word)}: write one of these, or add --columns "
-                f"'{checks.printable(without_prefix(column))[:60]}=ignore' (in Python, columns=) "
+                f"'{typed_name(column)}=ignore' (in Python, columns=) "
                 "if the column is no state of a run"
             )
         states.append(state)

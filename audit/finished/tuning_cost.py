@@ -1,5 +1,6 @@
 """Cost of a finished tuning, from its runs as any tracker recorded them."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -71,6 +72,14 @@ _RELEASE = {
 }
 
 
+def _wrapped(lines: Iterable[str], width: int) -> list[str]:
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(checks.printable(line), width, subsequent_indent="  ")
+    ]
+
+
 @dataclass(frozen=True)
 class TuningCost:
     """Cost of a finished tuning.
@@ -138,14 +147,34 @@ class TuningCost:
     @property
     def lines(self) -> list[str]:
         """The cost as lines of text."""
+        statement = f"statement: {self.statement}" if self.statement else self._assumed
+        return [*self._answer, statement, *self._reasons]
+
+    def wrapped(self, width: int) -> list[str]:
+        """The cost as lines of at most `width` columns, each condition of the cost by itself."""
+        statement = self.cost_statement
+        conditions = [] if statement is None else ["", *statement.lines(width), ""]
+        assumed = [self._assumed] if statement is None else []
+        return [
+            *_wrapped([*self._answer, *assumed], width),
+            *map(checks.printable, conditions),
+            *_wrapped(self._reasons, width),
+        ]
+
+    @property
+    def _answer(self) -> list[str]:
         first = f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}"
-        found = [f"contradiction: {self.contradiction}"] if self.contradiction else []
-        found += [first, *self._numbers]
-        found.append(f"statement: {self.statement}" if self.statement else
-                     f"assumed: {self.assumed}; {SCORES}")  # fmt: skip
-        found.append(f"why: {self.why}")
-        found += [f"remark: {remark}" for remark in self.remarks]
-        return [*found, *self.columns]
+        contradiction = [f"contradiction: {self.contradiction}"] if self.contradiction else []
+        return [*contradiction, first, *self._numbers]
+
+    @property
+    def _assumed(self) -> str:
+        return f"assumed: {self.assumed}; {SCORES}"
+
+    @property
+    def _reasons(self) -> list[str]:
+        remarks = [f"remark: {remark}" for remark in self.remarks]
+        return [f"why: {self.why}", *remarks, *self.columns]
 
     @property
     def _numbers(self) -> list[str]:

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-import audit
-from audit.accounting import DpSgd
 from audit.finished import cost_of_trials
 
 _RUN = {"noise_multiplier": 1.1, "batch_size": 100}
@@ -20,12 +18,6 @@ def _log(counter: str, counts: list[int], **columns: Any) -> list[dict[str, Any]
     ]
 
 
-@pytest.fixture(scope="module")
-def right() -> float:
-    base = DpSgd(1.1, 500, 0.01, neighbours="zero-out")
-    return audit.tuning_cost(base, "grid:10", delta=1e-5).epsilon
-
-
 @pytest.mark.parametrize(
     ("counter", "counts", "columns"),
     [
@@ -38,14 +30,14 @@ def right() -> float:
     ],
 )
 def test_a_log_is_refused_and_read_by_its_runs(
-    counter: str, counts: list[int], columns: dict[str, Any], right: float
+    counter: str, counts: list[int], columns: dict[str, Any], epsilon_of_ten_runs: float
 ) -> None:
     rows = _log(counter, counts, **columns)
     words = f"'run_id' repeats while '{counter}' changes, got {len(rows)} rows with 10 values"
     with pytest.raises(ValueError, match=f"{words}: add --columns 'run_id=run'"):
         cost_of_trials(rows, "grid", records=10_000)
     cost = cost_of_trials(rows, "grid", records=10_000, columns="run_id=run")
-    assert (cost.trials, cost.epsilon) == (10, right)
+    assert (cost.trials, cost.epsilon) == (10, epsilon_of_ten_runs)
     assert f"{len(rows)} rows are 10 runs" in " ".join(cost.remarks)
 
 
@@ -73,8 +65,10 @@ def test_rows_of_one_run_with_different_noise_are_refused() -> None:
         [{**_RUN, "epochs": 5, "run_id": "sweep", "lr": i} for i in range(10)],
     ],
 )
-def test_a_table_with_one_row_per_run_is_no_log(rows: list[dict[str, Any]], right: float) -> None:
-    assert cost_of_trials(rows, "grid", records=10_000).epsilon == right
+def test_a_table_with_one_row_per_run_is_no_log(
+    rows: list[dict[str, Any]], epsilon_of_ten_runs: float
+) -> None:
+    assert cost_of_trials(rows, "grid", records=10_000).epsilon == epsilon_of_ten_runs
 
 
 def test_lengths_that_differ_between_candidates_of_one_seed_are_no_log() -> None:
