@@ -108,6 +108,11 @@ def started_as() -> str:
     return "python -m audit " if program == Path(__file__).with_name("__main__.py") else MODULES
 
 
+def words_before_command() -> str:
+    """The same before a command that has no module of its name in the package."""
+    return started_as().replace("audit.", "audit ")
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of options with one-line errors, and a short help that ends with examples."""
 

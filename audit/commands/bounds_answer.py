@@ -103,10 +103,10 @@ class Answer:
     def _bounds_for_any_score(self, width: int) -> Iterator[str]:
         """The cost of one run, and the bounds that hold for every score."""
         one_run = self.bounds[0]
-        shown = [row for row in self.bounds if row.applies and row.claim.any_score]
-        names = max(len(row.name) for row in [one_run, *shown])
+        for_any_score = [row for row in self.bounds if row.applies and row.claim.any_score]
+        names = max(len(row.name) for row in [one_run, *for_any_score])
         yield f"{'bounds':{names}}  epsilon  for any score"
-        for row in [one_run, *shown]:
+        for row in [one_run, *for_any_score]:
             words = "one run alone" if row is one_run else _title(row.source)
             line = f"{row.name:{names}}  {format_rounded(row.epsilon, up=True):>7}  "
             yield line + textwrap.shorten(words, max(width - len(line), 20), placeholder=" ...")
@@ -126,12 +126,14 @@ class Answer:
                 if row.error > 0:
                     way = "down" if row.attained else "up"
                     text += f" (rounded {way} by < {format_rounded(row.error, True, digits=1)})"
-            first = f"{row.name:{name_width}}  {epsilon:>9}  "
-            later = " " * len(first)
-            yield from textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later)
+            name_and_epsilon = f"{row.name:{name_width}}  {epsilon:>9}  "
+            indent = " " * len(name_and_epsilon)
+            yield from textwrap.wrap(
+                text, width, initial_indent=name_and_epsilon, subsequent_indent=indent
+            )
             if row.applies:
                 yield from textwrap.wrap(
-                    row.source, width, initial_indent=f"{later}  ", subsequent_indent=f"{later}  "
+                    row.source, width, initial_indent=f"{indent}  ", subsequent_indent=f"{indent}  "
                 )
 
 
@@ -142,13 +144,13 @@ def _title(source: str) -> str:
 
 def comparison_lines(compared: Sequence[ComparedProtocol]) -> Iterator[str]:
     """The costs of several protocols at the same mean number of runs."""
-    width = max(len(one.title) for one in compared)
+    width = max(len(row.title) for row in compared)
     yield f"{'':{width}}  epsilon  quantile of the best run"
-    for one in compared:
-        epsilon = "-" if one.epsilon is None else format_rounded(one.epsilon, up=True)
-        quantile = one.expected_quantile
-        shown = "" if quantile is None else f"{quantile:.4f}"
-        yield f"{one.title:{width}}  {epsilon:>7}  {shown:6}  {one.bound}".rstrip()
+    for row in compared:
+        epsilon = "-" if row.epsilon is None else format_rounded(row.epsilon, up=True)
+        quantile = row.expected_quantile
+        digits = "" if quantile is None else f"{quantile:.4f}"
+        yield f"{row.title:{width}}  {epsilon:>7}  {digits:6}  {row.bound}".rstrip()
 
 
 def _affordable_lines(affordable: Sequence[AffordableRepetitions]) -> Iterator[str]:

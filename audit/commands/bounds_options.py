@@ -1,7 +1,8 @@
 """The options of `audit.bounds`, and the tasks that each of them applies to."""
 
 import argparse
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
 
 from audit import accounting, checks, console, protocols
 from audit.errors import InvalidInput
@@ -129,6 +130,13 @@ def named(names: Iterable[str]) -> dict[str, console.Option]:
     """Some options, by name."""
     options = {name: option for group in _OPTIONS.values() for name, option in group.items()}
     return {name: options[name] for name in names}
+
+
+def with_others(options: Mapping[str, Any]) -> argparse.Namespace:
+    """Some options of the command and all others, which were not given."""
+    arguments = make_parser().parse_args([])
+    vars(arguments).update(options)
+    return arguments
 
 
 _DEFAULTS = {

@@ -13,7 +13,7 @@ _NOTES = "exit code: 0 nothing found, 1 a broken premise, 2 not testable"
 def make_parser() -> console.Parser:
     """The parser of the command's options."""
     # A module audit.check would hide the function of this name.
-    started = console.started_as().replace("audit.", "audit ")
+    started = console.words_before_command()
     parser = console.Parser(
         prog=f"{started}check",
         description=(

@@ -20,7 +20,7 @@ _EXAMPLES = {
 
 def make_parser() -> console.Parser:
     """The options of the command, a part of those of `bounds`."""
-    started = console.started_as().replace("audit.", "audit ")  # there is no module audit.protocols
+    started = console.words_before_command()
     parser = console.Parser(
         prog=f"{started}protocols",
         description="The cost of each protocol with as many runs on average:\n"
@@ -37,14 +37,12 @@ def make_parser() -> console.Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
-    given = vars(make_parser().parse_args(argv))
-    arguments = bounds_options.make_parser().parse_args([])
+    options = vars(make_parser().parse_args(argv))
     try:
         runs = checks.interval(
-            "runs", given.pop("runs"), *MAX_COMPARED, closed_low=True, closed_high=True
+            "runs", options.pop("runs"), *MAX_COMPARED, closed_low=True, closed_high=True
         )
-        vars(arguments).update(given)
-        return _print_comparison(arguments, runs)
+        return _print_comparison(bounds_options.with_others(options), runs)
     except ValueError as error:
         return console.report_error(error)
 

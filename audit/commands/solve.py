@@ -1,6 +1,5 @@
 """The command `dp-tuning-audit solve`: what a privacy budget allows."""
 
-import argparse
 from collections.abc import Sequence
 
 from audit import checks, console
@@ -16,7 +15,7 @@ _NAMES = ("protocol", "repetitions", "delta", "max-runs", "all", "json")
 
 def make_parser() -> console.Parser:
     """The options of the command, a part of those of `bounds`."""
-    started = console.started_as().replace("audit.", "audit ")  # there is no module audit.solve
+    started = console.words_before_command()
     parser = console.Parser(
         prog=f"{started}solve",
         description="The noise, the number of runs or the distribution of K that keep a tuning "
@@ -38,11 +37,10 @@ def make_parser() -> console.Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
-    given = vars(make_parser().parse_args(argv))
-    arguments = bounds_options.make_parser().parse_args([])
+    options = vars(make_parser().parse_args(argv))
     try:
-        what = checks.one_of("what", given.pop("what"), bounds_options.SOLVES)
-        vars(arguments).update(given | {"solve": None if what == "noise" else what})
-        return bounds.print_checked(argparse.Namespace(**vars(arguments)))
+        what = checks.one_of("what", options.pop("what"), bounds_options.SOLVES)
+        options["solve"] = None if what == "noise" else what
+        return bounds.print_checked(bounds_options.with_others(options))
     except ValueError as error:
         return console.report_error(error)

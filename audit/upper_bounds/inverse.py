@@ -255,11 +255,8 @@ def calibrate_noise(
         >>> round(noise, 2)
         42.92
     """
-    rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
-    steps = checks.integer("steps", steps, 1)
-    DpSgd(1.0, steps, rate, neighbours, group_size)  # raises for invalid settings
     return least_noise(
-        lambda noise: DpSgd(noise, steps, rate, neighbours, group_size),
+        lambda noise: DpSgd(noise, steps, sampling_rate, neighbours, group_size),
         protocol,
         target_epsilon=target_epsilon,
         target_delta=target_delta,
