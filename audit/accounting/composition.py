@@ -179,14 +179,16 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
     """
     if sum(count for _, count in parts) < 2:
         return None
-    several = [(_with_mass(loss.pmf), count) for loss, count in parts if isinstance(loss, LossPair)]
-    if any(len(pmf.loss) == 0 for pmf, _ in several):
+    discrete = [
+        (_with_mass(loss.pmf), count) for loss, count in parts if isinstance(loss, LossPair)
+    ]
+    if any(len(pmf.loss) == 0 for pmf, _ in discrete):
         return None
-    values = [math.comb(count + len(pmf.loss) - 1, count) for pmf, count in several]
-    if len(several) < len(parts) or math.prod(values) > _MAX_EXACT:
+    values = [math.comb(count + len(pmf.loss) - 1, count) for pmf, count in discrete]
+    if len(discrete) < len(parts) or math.prod(values) > _MAX_EXACT:
         return None
     total, log_mass = np.zeros(1), np.zeros(1)
-    for pmf, count in several:
+    for pmf, count in discrete:
         sums, masses = _powers(pmf, count)
         total = np.add.outer(total, sums).ravel()
         log_mass = np.add.outer(log_mass, masses).ravel()
@@ -198,8 +200,8 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
     p_only, q_only = (
         -math.expm1(sum(count * math.log1p(-min(part, 1.0)) for part, count in side))
         for side in (
-            [(pmf.p_only, count) for pmf, count in several],
-            [(pmf.q_only, count) for pmf, count in several],
+            [(pmf.p_only, count) for pmf, count in discrete],
+            [(pmf.q_only, count) for pmf, count in discrete],
         )
     )
     return LossPair(PrivacyLossPmf(loss, np.log(masses) + top, p_only, q_only))

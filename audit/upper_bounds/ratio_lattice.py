@@ -53,14 +53,14 @@ class RatioLattice:
         totals = np.array([masses.sum() + atoms.p_only, with_record + atoms.q_only])
         added, added_with = np.maximum(totals - 1.0, 0.0)
         below, above = np.cumsum(masses), np.cumsum(masses[::-1])[::-1]
-        kept = (below >= negligible) & (places >= -reach)
-        most = min(places[above >= negligible].max(initial=-reach), reach)
-        moved = np.minimum(places[kept], most)
-        first = int(moved.min(initial=0))
-        on_places = np.zeros(max(int(moved.max(initial=0)), 0) - first + 1)
-        np.add.at(on_places, moved - first, masses[kept])
-        never = float(atoms.p_only + masses[~kept].sum())
-        return RatioLattice(first, on_places, never, (float(added), float(added_with)))
+        on_lattice_places = (below >= negligible) & (places >= -reach)
+        largest = min(places[above >= negligible].max(initial=-reach), reach)
+        moved = np.minimum(places[on_lattice_places], largest)
+        smallest = int(moved.min(initial=0))
+        on_places = np.zeros(max(int(moved.max(initial=0)), 0) - smallest + 1)
+        np.add.at(on_places, moved - smallest, masses[on_lattice_places])
+        never = float(atoms.p_only + masses[~on_lattice_places].sum())
+        return RatioLattice(smallest, on_places, never, (float(added), float(added_with)))
 
     @property
     def last(self) -> int:

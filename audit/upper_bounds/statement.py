@@ -140,10 +140,10 @@ class CostStatement:
 
     def lines(self, width: int) -> list[str]:
         """The claim and a list of its conditions, for a terminal of some columns."""
-        found = textwrap.wrap(f"{self.claim}, if", width)
+        lines = textwrap.wrap(f"{self.claim}, if", width)
         for condition in self.conditions:
-            found += textwrap.wrap(condition, width, initial_indent="- ", subsequent_indent="  ")
-        return found
+            lines += textwrap.wrap(condition, width, initial_indent="- ", subsequent_indent="  ")
+        return lines
 
 
 def sentence(

@@ -25,17 +25,17 @@ def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | N
     Returns:
         [f] weights; a high weighted sum indicates the record. None if all trials are equal.
     """
-    both = _clipped(np.concatenate([without, with_record]))
-    without, with_record = both[: len(without)], both[len(without) :]
-    scale = both.std(axis=0)
-    varies = np.isfinite(scale) & (scale > 1e-12 * np.abs(both).max(axis=0))
+    recorded = _clipped(np.concatenate([without, with_record]))
+    without, with_record = recorded[: len(without)], recorded[len(without) :]
+    scale = recorded.std(axis=0)
+    varies = np.isfinite(scale) & (scale > 1e-12 * np.abs(recorded).max(axis=0))
     if not varies.any():
         return None
     scale = np.where(varies, scale, 1.0)
     weights = np.where(varies, 1.0 / scale, 0.0)
     means = [part.mean(axis=0) for part in (without, with_record)]
     within = np.concatenate([without - means[0], with_record - means[1]]) * weights
-    trials, numbers = len(both), int(varies.sum())
+    trials, numbers = len(recorded), int(varies.sum())
     covariance = within.T @ within / max(trials - 2, 1)
     shrinkage = min(max(numbers / (numbers + trials), _SMALLEST_SHRINKAGE), 1.0)
     mean_variance = max(np.trace(covariance) / numbers, 1e-12)
