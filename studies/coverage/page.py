@@ -48,7 +48,8 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
         "  `canaries apart`, the scores are independent. In `canaries unequal`, half of them have",
         "  no effect. In `canaries alike`, all canaries share one random size, so bounds for",
         "  independent canaries are not valid.",
-        "- `jax_privacy` is the estimator of another project, jax_privacy.",
+        "- `jax_privacy` and `PrivacyGuard` are estimators of other projects. The latter is the",
+        "  largest value over all thresholds, without a correction.",
     ]
     for trials, part in study.groupby("trials"):
         lines += ["", f"## {trials:,} + {trials:,} trials, {part['games'].max()} audits"]
