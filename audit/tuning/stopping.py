@@ -108,7 +108,8 @@ def _worst_member(base: Mechanism) -> Mechanism:
     """
     if isinstance(base, Mixture):
         return WorstOf(tuple(map(_worst_member, base.candidates)))
-    if not dataclasses.is_dataclass(base):
+    is_dataclass: bool = dataclasses.is_dataclass(base)
+    if not is_dataclass:
         if any(isinstance(value, Mechanism) for value in vars(base).values()):
             raise InvalidInput(
                 "base must be a dataclass if it contains mechanisms, so that a stopped study can "
@@ -116,7 +117,7 @@ def _worst_member(base: Mechanism) -> Mechanism:
             )
         return base
     changes: dict[str, object] = {}
-    for field in dataclasses.fields(base):
+    for field in dataclasses.fields(base):  # type: ignore[arg-type]
         value = getattr(base, field.name)
         if isinstance(value, Mechanism):
             changes[field.name] = _worst_member(value)
@@ -124,4 +125,4 @@ def _worst_member(base: Mechanism) -> Mechanism:
             changes[field.name] = tuple(
                 _worst_member(part) if isinstance(part, Mechanism) else part for part in value
             )
-    return dataclasses.replace(base, **changes) if changes else base
+    return dataclasses.replace(base, **changes) if changes else base  # type: ignore[type-var]
