@@ -319,7 +319,7 @@ class Trial:
         if optimizer is not None:
             self._optimizers[id(optimizer)] = optimizer
         if reason := snapshots.reason_to_redraw({"engine": accountant, "optimizer": optimizer}):
-            self.checkpoints.redraws(reason, saves=self.checkpoints.saved > 0)
+            self.checkpoints.redraws(reason)
         self.check_again()
 
     def check_again(self) -> None:

@@ -510,7 +510,7 @@ class Study:
             ... except KeyboardInterrupt:
             ...     stopped = study.stop()
             >>> stopped.runs, round(stopped.epsilon, 3), round(study.total_epsilon, 3)
-            (2, 2.943, 4.599)
+            (3, 3.609, 4.599)
         """
         if self._played is not None:
             raise InvalidInput("stop must be called before the study has ended")
@@ -525,7 +525,7 @@ class Study:
                 raise InvalidInput("stop needs a study that has begun: call run first")
             state = self._initial_draws(train)
             # A run that has begun and not finished counts: its interruption may depend on it.
-            runs = max(self._memory.begun_or_finished(), 1)
+            runs = max(self._memory.begun(), 1)
             cost = stopped_cost(self.base, self.protocol, runs, self.delta)
             try:
                 with silent_for_good():
