@@ -2,14 +2,12 @@
 
 A run that is interrupted and resumed is one run if it continues with the same noise. Its output is
 then the same function of the records and of the seed, and the interruption costs nothing. If the
-state of the generator cannot be saved, or if a repeated step is not the same step, then the steps
-since the checkpoint are counted twice. The study accounts for `redrawn_steps` such steps in every
-run, and a run that would need more is not resumed.
+state of the generator cannot be saved, or if a repeated step is not the same step, then the resumed
+run draws new noise, and all steps count that the attempts at the run may have taken. The study
+accounts for `redrawn_steps` steps more than one run has. A run that may need more is not resumed.
 """
 
 import contextlib
-import json
-import os
 import shutil
 import tempfile
 import weakref
@@ -20,8 +18,9 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.files import make_folder, open_same
+from audit.files import make_folder
 from audit.tuning import snapshots
+from audit.tuning.attempts import AttemptLog, differences, steps_taken
 from audit.tuning.state_file import read_state, write_state
 
 RUNS = "runs"
@@ -62,6 +61,9 @@ class Checkpoints:
         steps: the number of steps of a run; None if its mechanism has no steps.
         rules: what the study allows a resumed run.
         before_save: called before a state is written, with the number of states saved before.
+        handed_over: how often the study has handed over this run, the present time included.
+        is_repeated: whether the workers may begin a run again without the study's knowledge.
+        renews_always: whether a resumed run draws new noise in any case, for the rehearsal.
         error: why the run cannot go on. It is kept because `train` may catch the exception.
     """
 
@@ -69,16 +71,20 @@ class Checkpoints:
     steps: int | None = None
     rules: ResumeRules = field(default_factory=ResumeRules)
     before_save: Callable[[int], None] | None = field(default=None, repr=False)
+    handed_over: int = 1
+    is_repeated: bool = False
+    renews_always: bool = False
     error: str = field(default="", init=False)
     saved: int = field(default=0, init=False)
     resumed_at: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._temporary: Path | None = None
-        self._attempt = 1
-        self._last_saved = 0
+        self._log = AttemptLog(None)
+        self._start = self._last_saved = 0
         self._redraws = ""  # the reason why the noise of this run cannot be continued
-        self._counts_restarts = True
+        self._has_loaded = self._renewed = False
+        self._watched: int | None = None  # steps since the last state; None if they are not seen
         self._unrecorded = 0
 
     @property
@@ -94,25 +100,40 @@ class Checkpoints:
         return bool(self._redraws)
 
     @property
+    def begins_again(self) -> bool:
+        """Whether there was an earlier attempt whose state this one has not asked for."""
+        return not self._has_loaded and bool(self._log.earlier())
+
+    @property
     def last_saved(self) -> int:
         """The number of steps before the last saved state; 0 without one."""
-        return max(self._last_saved, 0)
+        return self._last_saved
 
     @property
     def unrecorded_steps(self) -> int:
         """Steps before the resumption that the accountant of the resumed run has not recorded."""
         return self._unrecorded
 
+    def hand_over(self) -> None:
+        """Notes in the folder of the run that a worker is about to receive it."""
+        with self._stopping():
+            self._open_log().hand_over()
+
     def begin(self) -> None:
         """Notes a new attempt at the run, before its first step."""
         folder = self._visible_folder
-        if folder is None:
-            return
         with self._stopping():
-            make_folder(folder.parent, 0o700)
-            make_folder(folder, 0o700)
-            self._attempt = 1 + sum("redrawn" not in line for line in self._log())
-            self._note({"attempt": self._attempt})
+            self._log = self._open_log()
+            if self.folder is not None and folder is None and self.rules.redrawn_steps:
+                # An attempt that leaves no line in the log would not be counted.
+                raise InvalidInput(
+                    f"folder must be on a disk that every worker sees, because redrawn_steps is "
+                    f"given, got {str(self.folder.parent.parent)!r}, which this worker does not see"
+                )
+            self._log.begin(snapshots.machine())
+            has_state = folder is not None and (folder / _STATE).exists()
+            if not has_state and (reason := self._other_machine()):
+                self._check_before_first_step(reason)  # and not after all steps
 
     def files(self) -> Path:
         """The folder for files of the user's own, which only the owner can read."""
@@ -126,17 +147,11 @@ class Checkpoints:
     def save(self, steps: int, objects: dict[str, Any], device: str = "cpu") -> None:
         """Writes the state of the run after a number of steps, in place of the former state."""
         with self._stopping():
-            steps = checks.integer("steps", steps, 0, self.steps)
+            steps = checks.integer("steps", steps, self._last_saved, self.steps)
             recorded = snapshots.recorded_steps(objects)
-            if recorded is not None and self.steps is not None:
-                expected = steps - self._unrecorded
-                if recorded != expected:
-                    raise InvalidInput(
-                        f"steps must be the number that the accountant has recorded, {recorded}, "
-                        f"got {expected}"
-                    )
-            if reason := snapshots.reason_to_redraw(objects):
-                self.redraws(reason, saves=True)
+            self._check_claimed(steps, recorded)
+            if reason := self._redraws or snapshots.reason_to_redraw(objects):
+                self.redraws(reason)
                 self._check_interval(steps)
             content = {
                 "steps": steps,
@@ -148,48 +163,62 @@ class Checkpoints:
             if self.before_save is not None:
                 self.before_save(self.saved)
             write_state(self._state_path(), content)
+            if reason:
+                self._log.add(saved=steps)
         self.saved += 1
         self._last_saved = steps
+        if self._watched is not None:
+            self._watched = 0
 
     def load(self, objects: dict[str, Any], device: str = "cpu") -> dict[str, Any] | None:
         """Restores the saved state; None if there is none, and the run begins at its first step."""
         with self._stopping():
-            path = self._state_path()
-            content = read_state(path)
-            if content is None:
-                if path.exists():  # damaged: the earlier attempts may have taken all steps
-                    self._last_saved = -1
-                return None
-            self._check_resumable(content)
-            values = snapshots.restore(content, objects, device)
-        self._counts_restarts = False
-        self.resumed_at = self._last_saved = content["steps"]
+            if self._has_loaded or self.saved:  # the run goes back: this is a new attempt
+                self._log.begin(snapshots.machine())
+            elif snapshots.recorded_steps(objects):
+                raise InvalidInput(
+                    "load_state must be called before the first step, got an accountant that has "
+                    "recorded steps"
+                )
+            content = read_state(self._state_path())
+            self._start = self._last_saved = 0 if content is None else content["steps"]
+            reason = self._reason_to_renew(content, objects)
+            if reason:
+                self._check_before_first_step(reason)
+            values = {} if content is None else snapshots.restore(content, objects, device)
+            self._renewed = bool(reason) and bool(self._log.earlier())
+            if self._renewed or (self.renews_always and content is not None):
+                values = snapshots.renew(objects, values)
+            self._watch(objects)
+            self._log.add(
+                start=self._start,
+                limited=self._watched is not None,
+                renewed=self._renewed,
+                machine=snapshots.machine(),
+            )
+        self._has_loaded = True
+        if content is None:
+            return None
+        self.resumed_at = content["steps"]
         if not content["recorded"]:
             self._unrecorded = content["steps"]
         return {**values, "steps": content["steps"]}
 
-    def redraws(self, reason: str, *, saves: bool = False) -> None:
-        """Notes that the noise of this run cannot be continued, and counts its restarts.
-
-        `saves` states that the run saves its state, as its earlier attempts therefore did.
-        """
+    def redraws(self, reason: str) -> None:
+        """Notes that the noise of this run cannot be continued, and counts all steps so far."""
         self._redraws = reason
-        if not self._counts_restarts:
-            return
-        self._counts_restarts = False
-        if (restarts := self._attempt - 1) > 0:
-            with self._stopping():
-                # Before its first checkpoint, an attempt takes at most the steps of an interval. A
-                # loop without checkpoints, or one whose checkpoint was damaged, may take all.
-                has_interval = saves and self._last_saved >= 0
-                lost = self._most_lost(0) if has_interval else self.steps
-                self._count(None if lost is None else restarts * lost, reason)
+        with self._stopping():
+            self._check_counted(reason)
 
     def end(self) -> None:
-        """Checks the last interval between checkpoints, after the last step of the run."""
-        if self._redraws and self.steps is not None:
-            with self._stopping():
-                self._check_interval(self.steps)
+        """Checks the last interval between checkpoints and all attempts, after the last step."""
+        with self._stopping():
+            if self._redraws:
+                if self.steps is not None:
+                    self._check_interval(self.steps)
+                self._check_counted(self._redraws)
+            elif not self._renewed and (reason := self._other_machine()):
+                self._check_counted(reason)
 
     def discard(self) -> None:
         """Deletes the temporary folder of the run."""
@@ -197,41 +226,113 @@ class Checkpoints:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
 
-    def _check_resumable(self, content: dict[str, Any]) -> None:
-        machine = snapshots.machine()
-        differs = [
-            f"{name} {value}"
-            for name, value in content["machine"].items()
-            if name in machine and machine[name] != value
-        ]
-        reason = content["redraws"]
-        if not reason and differs:
-            reason = f"its checkpoint was written with {', '.join(differs)}, which rounds otherwise"
-        if reason:
-            self._redraws = content["redraws"]
-            self._counts_restarts = False
-            self._count(self._most_lost(content["steps"]), reason)
+    def _open_log(self) -> AttemptLog:
+        folder = self._visible_folder
+        if folder is None:
+            return AttemptLog(None, self.handed_over)
+        make_folder(folder.parent, 0o700)
+        make_folder(folder, 0o700)
+        return AttemptLog(folder / _ATTEMPTS, self.handed_over)
 
-    def _most_lost(self, steps: int) -> int | None:
-        """The largest number of steps after a checkpoint that an earlier attempt may have taken."""
-        if self.steps is None:
-            return None
-        interval = self.rules.checkpoint_every
-        return self.steps - steps if interval is None else min(self.steps - steps, interval)
-
-    def _count(self, lost: int | None, reason: str) -> None:
-        """Counts steps that are repeated with other noise; they are noted before they are taken."""
-        before = sum(line.get("redrawn", 0) for line in self._log())
-        allowed = self.rules.redrawn_steps
-        if lost is None or before + lost > allowed:
-            steps = "its steps" if lost is None else f"{before + lost} steps"
+    def _check_claimed(self, steps: int, recorded: int | None) -> None:
+        """Compares the stated number of steps with those that were recorded and seen."""
+        if recorded is not None and self.steps is not None:
+            expected = steps - self._unrecorded
+            if recorded != expected:
+                raise InvalidInput(
+                    f"steps must be the number that the accountant has recorded, {recorded}, "
+                    f"got {expected}"
+                )
+        if self._watched is not None and steps - self._last_saved != self._watched:
             raise InvalidInput(
-                f"redrawn_steps must be at least the number of steps that this run repeats with "
+                f"steps must be the number of steps that the optimizer has taken, "
+                f"{self._last_saved + self._watched}, got {steps}"
+            )
+
+    def _reason_to_renew(self, content: dict[str, Any] | None, objects: dict[str, Any]) -> str:
+        """Why this attempt would not continue the same run; "" if it does."""
+        saved_reason = "" if content is None else content["redraws"]
+        self._redraws = saved_reason or snapshots.reason_to_redraw(objects) or self._redraws
+        if self._redraws:
+            return self._redraws
+        if content is None:
+            return self._other_machine()
+        differs = differences(content["machine"], snapshots.machine())
+        if not differs:
+            return ""
+        return f"its checkpoint was written with {', '.join(differs)}, which rounds otherwise"
+
+    def _other_machine(self) -> str:
+        """Why an attempt without a saved state is not the same run as the earlier attempts."""
+        if self._start:
+            return ""
+        for attempt in self._log.earlier():
+            differs = differences(attempt.machine or {}, snapshots.machine())
+            if differs and not attempt.refused:
+                return f"it began on a machine with {', '.join(differs)}, which rounds otherwise"
+        return ""
+
+    def _watch(self, objects: dict[str, Any]) -> None:
+        """Limits the steps after a saved state, if the noise cannot be continued and is seen."""
+        self._watched = None
+        is_limited = self._redraws and self.rules.checkpoint_every is not None
+        if is_limited and snapshots.watch_steps(objects, self._before_step):
+            self._watched = 0
+
+    def _before_step(self) -> None:
+        """Refuses a step that is more than an interval after the last state."""
+        assert self._watched is not None
+        with self._stopping():
+            self._check_interval(self._last_saved + self._watched + 1)
+        self._watched += 1
+
+    def _check_counted(self, reason: str) -> None:
+        """Checks the budget, and that repeated steps have new noise and new batches."""
+        self._check_budget(reason)
+        if not self._log.is_latest():
+            raise InvalidInput(
+                "workers must not train one run at the same time if its noise cannot be continued, "
+                "got another attempt that began later; run the same study again, and it resumes"
+            )
+        if self._log.earlier() and not self._renewed:
+            raise InvalidInput(
+                "load_state must be called before the first step, with every generator of the run, "
+                "because a run that is repeated needs new noise and new batches, got an earlier "
+                f"attempt and no load_state that could renew them: {reason} (if there may be no "
+                "state yet, call save_state(0, ...) at the beginning)"
+            )
+
+    def _check_before_first_step(self, reason: str) -> None:
+        """Checks the budget; notes that a refused attempt takes no step."""
+        try:
+            self._check_budget(reason)
+        except InvalidInput:
+            self._log.add(refused=True)
+            raise
+
+    def _check_budget(self, reason: str) -> None:
+        """Checks that all attempts together take at most `redrawn_steps` more than one run."""
+        if self.is_repeated and self._visible_folder is None:
+            raise InvalidInput(
+                "folder must be on a disk that every worker sees, because this backend may begin a "
+                f"run again, and {reason}"
+            )
+        earlier = self._log.earlier()
+        if not earlier:
+            return
+        allowed, extra = self.rules.redrawn_steps, None
+        if self.steps is not None:
+            # This attempt takes at most T - start steps, so all take at most T + extra.
+            interval, same = self.rules.checkpoint_every, not self._redraws
+            taken = steps_taken(earlier, self.steps, interval, same_noise=same)
+            extra = max(taken - self._start, 0)
+        if extra is None or extra > allowed:
+            steps = "its steps" if extra is None else f"{extra} steps"
+            raise InvalidInput(
+                f"redrawn_steps must be at least the number of steps that this run may repeat with "
                 f"other noise ({steps}), got {allowed}: {reason}; the run cannot be resumed here, "
                 "and Study.stop releases the best of the finished runs"
             )
-        if lost:
-            self._note({"redrawn": lost})
 
     def _check_interval(self, steps: int) -> None:
         interval = self.rules.checkpoint_every
@@ -240,31 +341,6 @@ class Checkpoints:
                 f"save_state must be called after at most {interval} steps (checkpoint_every), got "
                 f"{steps - self.last_saved} steps without it"
             )
-
-    def _log(self) -> list[dict[str, int]]:
-        folder = self._visible_folder
-        if folder is None:
-            return []
-        try:
-            with open(folder / _ATTEMPTS, encoding="utf-8", opener=open_same) as file:
-                lines = file.read().split("\n")
-        except FileNotFoundError:
-            return []
-        entries = []
-        for line in lines:
-            # A line that a killed process did not complete is that of an attempt without a step.
-            with contextlib.suppress(ValueError):
-                entries.append(json.loads(line))
-        return entries
-
-    def _note(self, line: dict[str, int]) -> None:
-        folder = self._visible_folder
-        if folder is None:
-            return
-        with open(folder / _ATTEMPTS, "a", encoding="utf-8", opener=open_same) as file:
-            file.write("\n" + json.dumps(line) + "\n")  # the former line may be incomplete
-            file.flush()
-            os.fsync(file.fileno())
 
     def _state_path(self) -> Path:
         return (self._visible_folder or self._temporary_folder()) / _STATE

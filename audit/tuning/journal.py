@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import stat
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from audit.errors import InvalidInput
 from audit.files import open_same
 from audit.tuning.checkpoints import RUNS
 
-_FORMAT = 2
+_FORMAT = 3
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
 # In the order of deletion. The state, which then says that the study is over, is deleted after the
 # runs, so that a folder with runs and no state is recognised as damaged. The lock is deleted last,
@@ -36,7 +38,7 @@ _NAMES = (
     ".gitignore",
     _LOCK,
 )
-_DRAFT, _OVER = ".draft", "over"
+_DRAFT, _OVER, _HANDED_OVER = ".draft", "over", "handed_over"
 _WORDS = """PRIVATE. This folder belongs to a differentially private tuning that is not over.
 
 It contains the number of runs, all candidates and their scores. The guarantee of the tuning does
@@ -71,6 +73,7 @@ class Memory:
     def __init__(self) -> None:
         self._state: dict[str, Any] | None = None
         self._records: list[Record] = []
+        self._handed_over = Counter[int]()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -85,6 +88,14 @@ class Memory:
         """Stores the state with the key of all draws, before the first draw."""
         self._state = state
 
+    def hand_over(self, index: int) -> None:
+        """Notes that a run is about to begin, or to begin again, here or on a worker."""
+        self._handed_over[index] += 1
+
+    def times_handed_over(self, index: int) -> int:
+        """How often a run has been handed over; some of these attempts may not have begun."""
+        return self._handed_over[index]
+
     def records(self) -> list[Record]:
         """The finished runs."""
         return list(self._records)
@@ -96,23 +107,26 @@ class Memory:
     def forget_runs(self) -> None:
         """Deletes the folders of all runs."""
 
-    def begun_or_finished(self) -> int:
-        """Number of runs that have finished or begun."""
-        return len(self._records)
+    def begun(self) -> int:
+        """Number of runs that may have begun: they were handed over."""
+        self.records()
+        return len(self._handed_over)
 
     def end(self) -> None:
         """Deletes the study."""
         self._state, self._records = None, []
+        self._handed_over.clear()
 
 
 class Journal(Memory):
     """Keeps a study in a folder that only its owner may read.
 
-    Every write is on disk before the study continues. An incomplete last line is dropped, and its
-    run is repeated with the same seed. Each line has a checksum over all lines before it, and
-    `end.json` has the number of lines with a checksum, so that an edited or shortened journal is
-    refused. An old copy of the whole folder cannot be recognised: it repeats the later runs with
-    their seeds.
+    Every write is on disk before the study continues. There is a line for every finished run, and
+    one for every time that a run was handed over. An incomplete last line is dropped: its run is
+    repeated with the same seed, or was not handed over. Each line has a checksum over all lines
+    before it, and `end.json` has the number of lines with a checksum, so that an edited or
+    shortened journal is refused. An old copy of the whole folder cannot be recognised: it repeats
+    the later runs with their seeds.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -123,6 +137,8 @@ class Journal(Memory):
         self._records_path = self.folder / "runs.jsonl"
         self._end_path = self.folder / "end.json"
         self._checksum, self._lines = "", 0
+        self._handed_over = Counter[int]()
+        self._writing = threading.Lock()  # joblib hands over runs in a thread of its own
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -189,11 +205,13 @@ class Journal(Memory):
                 path.unlink(missing_ok=True)
             write_durably(self._state_path, text)
         self._checksum, self._lines = _checksum("", state), 0
+        self._handed_over.clear()
 
     def records(self) -> list[Record]:
         """The finished runs; an incomplete last line is removed from the file."""
         self._checksum, self._lines = _checksum("", self.state() or {}), 0
         lines = self._read(self._records_path).split(b"\n")
+        self._handed_over.clear()
         found, ends = [], [""]
         for number, line in enumerate(lines[:-1], 1):
             try:
@@ -201,9 +219,12 @@ class Journal(Memory):
                 checksum = row.pop("checksum")
                 if checksum != _checksum(self._checksum, row):
                     raise InvalidInput("checksum")
-                for name in ("point", "checked", "noises"):
-                    row[name] = tuple(row[name])
-                found.append(Record(**row))
+                if _HANDED_OVER in row:
+                    self._handed_over[int(row[_HANDED_OVER])] += 1
+                else:
+                    for name in ("point", "checked", "noises"):
+                        row[name] = tuple(row[name])
+                    found.append(Record(**row))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise self._edited(self._records_path, f", got a damaged line {number}") from error
             self._checksum, self._lines = checksum, number
@@ -213,7 +234,7 @@ class Journal(Memory):
         if end not in ends[-2:]:
             raise self._edited(
                 self._records_path,
-                f", got {self._lines} runs where {self._end_path} has {end[:8].split(' ')[0]!r}",
+                f", got {self._lines} lines where {self._end_path} has {end[:8].split(' ')[0]!r}",
             )
         if lines[-1]:
             with self._written(), open(self._records_path, "r+b", opener=open_same) as file:
@@ -224,15 +245,21 @@ class Journal(Memory):
         return found
 
     def add(self, record: Record) -> None:
-        row = json.loads(json.dumps(asdict(record)))
-        checksum = _checksum(self._checksum, row)
-        with self._written():
+        self._append(json.loads(json.dumps(asdict(record))))
+
+    def hand_over(self, index: int) -> None:
+        self._append({_HANDED_OVER: index})
+        super().hand_over(index)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with self._writing, self._written():
+            checksum = _checksum(self._checksum, row)
             with open(self._records_path, "a", encoding="utf-8", opener=open_same) as file:
                 file.write(json.dumps({**row, "checksum": checksum}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             write_durably(self._end_path, _end(self._lines + 1, checksum))
-        self._checksum, self._lines = checksum, self._lines + 1
+            self._checksum, self._lines = checksum, self._lines + 1
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
@@ -263,12 +290,6 @@ class Journal(Memory):
 
     def forget_runs(self) -> None:
         shutil.rmtree(self.folder / RUNS, ignore_errors=True)
-
-    def begun_or_finished(self) -> int:
-        runs = {str(record.index) for record in self.records()}
-        with contextlib.suppress(OSError):
-            runs |= {path.name for path in (self.folder / RUNS).iterdir()}
-        return len(runs)
 
     def end(self) -> None:
         """Deletes the files of the study, and the folder if nothing else is in it."""

@@ -249,6 +249,10 @@ class Trial:
         Call it after everything that draws random numbers at the beginning of a run, and draw none
         between it and the next step.
 
+        A run that would repeat steps with other noise or another rounding draws new noise instead:
+        all global generators, those among the objects, and keys of JAX get new states, also if
+        there is no state yet. The study counts its steps (`redrawn_steps`).
+
         Args:
             objects: the objects of `save_state` whose state is restored in place, by the same
                 names. Arrays, numbers and collections need not be given. For a tree of JAX with
@@ -258,8 +262,9 @@ class Trial:
             The saved values that are not restored in place, by name, and `steps`.
 
         Raises:
-            InvalidInput: the objects are not those of `save_state`, or the resumed run would repeat
-                more than `redrawn_steps` of the study with other noise. The study stops.
+            InvalidInput: the objects are not those of `save_state`, a step was taken before, or all
+                attempts at the run might take more than `redrawn_steps` of the study in addition to
+                its steps. The study stops.
 
         Example:
             >>> from audit.accounting import GaussianMechanism
@@ -319,7 +324,7 @@ class Trial:
         if optimizer is not None:
             self._optimizers[id(optimizer)] = optimizer
         if reason := snapshots.reason_to_redraw({"engine": accountant, "optimizer": optimizer}):
-            self.checkpoints.redraws(reason, saves=self.checkpoints.saved > 0)
+            self.checkpoints.redraws(reason)
         self.check_again()
 
     def check_again(self) -> None:

@@ -10,11 +10,22 @@ from audit.errors import InvalidInput, imports_of_game
 from audit.processes import end_with_parent, loky_options, worker_deaths
 from audit.tuning.one_run import Attempt, Task
 
+_LOKY = "LokyBackend"
+"""The backend that never begins a run again by itself. Dask does if a worker is lost."""
 
-def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt]:
-    """Yields the results of the remaining tasks, in any order, from processes of joblib."""
+
+HandOver = Callable[[Task], Task]
+
+
+def attempts(
+    tasks: Callable[[], Iterator[Task]], jobs: int, hand_over: HandOver
+) -> Iterator[Attempt]:
+    """Yields the results of the remaining tasks, in any order, from processes of joblib.
+
+    `hand_over` is called with each task, in any thread, before a worker receives it.
+    """
     if jobs == 1:
-        yield from (task() for task in tasks())
+        yield from (hand_over(task)() for task in tasks())
         return
     with imports_of_game():
         import joblib
@@ -26,12 +37,16 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
             "joblib's active backend must run each job in a process (loky, dask or ray), got "
             f"{type(backend).__name__}"
         )
-    given = {"n_jobs": jobs} | loky_options(_begin_worker)
+    # A run that waits for a worker has been handed over, so there is at most one for each.
+    given = {"n_jobs": jobs, "pre_dispatch": "n_jobs"} | loky_options(_begin_worker)
+    may_repeat = type(backend).__name__ != _LOKY
     # Ray returns nothing before the last run of a call is over, so each call has few runs.
     streams = backend.supports_return_generator
     share = None if streams else 4 * joblib.effective_n_jobs(jobs)
     while next(tasks(), None) is not None:
-        calls = (joblib.delayed(_attempt)(task) for task in itertools.islice(tasks(), share))
+        errors: list[InvalidInput] = []
+        sent = _handed_over(itertools.islice(tasks(), share), hand_over, may_repeat, errors)
+        calls = (joblib.delayed(_attempt)(task) for task in sent)
         workers = joblib.Parallel(**given, return_as="generator_unordered" if streams else "list")
         died, results = False, None
         try:
@@ -46,11 +61,26 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
                 warnings.simplefilter("ignore")
                 if streams and results is not None:
                     results.close()
+        if errors:
+            raise errors[0]
         if died:
             raise RuntimeError(
                 "a worker process died, possibly because memory ran out; run the same study again "
                 "(with fewer jobs if necessary), and it resumes with the same draws"
             )
+
+
+def _handed_over(
+    tasks: Iterator[Task], hand_over: HandOver, may_repeat: bool, errors: list[InvalidInput]
+) -> Iterator[Task]:
+    """Hands over the tasks; ends at the first error, which joblib's thread could not raise."""
+    for task in tasks:
+        task.trial.checkpoints.is_repeated = may_repeat
+        try:
+            yield hand_over(task)
+        except InvalidInput as error:
+            errors.append(error)
+            return
 
 
 def _begin_worker() -> None:

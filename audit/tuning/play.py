@@ -136,7 +136,7 @@ class _Tuning:
         index = 0
         while True:
             if index not in self._done:
-                self._admit(self._task(index, self._plan.point(self._key, index))())
+                self._admit(self._run(index, self._plan.point(self._key, index)))
             if self._done[index].accepted or self._plan.stops(self._key, index):
                 return
             index += 1
@@ -146,7 +146,7 @@ class _Tuning:
         for index in runs:
             if index not in self._done:
                 ended = [self._done[before] for before in runs if before < index]
-                self._admit(self._task(index, self._plan.point(self._key, index, ended))())
+                self._admit(self._run(index, self._plan.point(self._key, index, ended)))
 
     def run_independently(self, runs: Sequence[int], jobs: int) -> None:
         """All runs, in any order."""
@@ -157,6 +157,7 @@ class _Tuning:
                 if index not in self._done
             ),
             jobs,
+            self._hand_over,
         ):
             self._admit(attempt)
 
@@ -176,7 +177,7 @@ class _Tuning:
         if not self._has_final:
             return self._leaders
         if FINAL not in self._done:
-            self._admit(self._task(FINAL, self._leaders[0].point)())
+            self._admit(self._run(FINAL, self._leaders[0].point))
         return [self._done[FINAL]]
 
     def model_of(self, released: Record) -> Any:
@@ -186,7 +187,7 @@ class _Tuning:
         is_kept, model = self._models.read(released.index)
         if is_kept:
             return model
-        again = self._task(released.index, released.point)()
+        again = self._run(released.index, released.point)
         same = replace(again.record, noises=released.noises) == released
         if not same or released.model is None:
             raise StudyAborted(
@@ -207,6 +208,18 @@ class _Tuning:
             trial.checkpoints.folder = self._memory.folder / RUNS / str(index)
         noise = self._plan.noise(self._key, index)
         return Task(self._train, trial, index, point, noise, self._accept, self._devices)
+
+    def _hand_over(self, task: Task) -> Task:
+        """Counts an attempt at a run, durably and before the run can draw any noise."""
+        checkpoints = task.trial.checkpoints
+        checkpoints.handed_over = self._memory.times_handed_over(task.index) + 1
+        # The log first: if the process dies between the two, the attempt has not begun.
+        checkpoints.hand_over()
+        self._memory.hand_over(task.index)
+        return task
+
+    def _run(self, index: int, point: Point) -> Attempt:
+        return self._hand_over(self._task(index, point))()
 
     def _admit(self, attempt: Attempt) -> None:
         """Records a run, and keeps its model if it is one of the best so far."""

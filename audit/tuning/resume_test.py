@@ -5,15 +5,17 @@ test compares the score, every byte of the model, and the states of the global g
 """
 
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from audit.errors import PrivacyLeak
+from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning.checkpoints import RUNS, Checkpoints
 from audit.tuning.one_run import digest
 from audit.tuning.outcome import Outcome, Trial
 
+_ATTEMPTS = 3  # at one run of the test
 _OutcomeOf = Callable[[Trial], tuple[Outcome, tuple[str, ...]]]
 
 
@@ -25,8 +27,9 @@ def check_resumption(outcome_of: _OutcomeOf, trial: Trial) -> None:
     """Compares a run that is killed and resumed with the same run without an interruption.
 
     The killed run saves its state, takes the steps up to the next checkpoint, and loses them. A run
-    that never saves its state, and one whose noise cannot be continued, are not compared: the study
-    counts the steps that they repeat.
+    that never saves its state is not tested. One whose noise cannot be continued must load its
+    state, but is not compared: the study counts the steps that it repeats. If the study allows such
+    steps, a further run is resumed with new noise, and must then give another result.
 
     Args:
         outcome_of: trains once on synthetic or public records, as the study does.
@@ -38,27 +41,50 @@ def check_resumption(outcome_of: _OutcomeOf, trial: Trial) -> None:
     with tempfile.TemporaryDirectory() as folder:
         complete = _attempt(outcome_of, trial, Path(folder) / RUNS / "0")
         saved = complete.checkpoints.saved
-        if not saved or complete.checkpoints.cannot_continue:
+        if not saved:
             return
         kill_after = (saved + 1) // 2
         path = Path(folder) / RUNS / "1"
         killed = _attempt(outcome_of, trial, path, kill_after)
-        resumed = _attempt(outcome_of, trial, path)
         step = killed.checkpoints.last_saved
+        renewed_path = Path(folder) / RUNS / "2"
+        if step and path.is_dir():
+            shutil.copytree(path, renewed_path)
+        resumed = _attempt(outcome_of, trial, path)
         if not resumed.checkpoints.resumed_at and step:
             raise PrivacyLeak(
                 f"train must call trial.load_state, because it calls trial.save_state; a run that "
                 f"was killed after step {step} began again at its first step"
             )
-        for name, value in complete.result.items():
-            if value != resumed.result[name]:
-                raise PrivacyLeak(
-                    "train must continue a resumed run with the same noise and batches, got "
-                    f"another {name} from a run that was killed after the checkpoint at step "
-                    f"{step} and resumed than from the same run without an interruption; save "
-                    "every generator, call load_state after all other draws, and save the state "
-                    "between two iterations over a loader"
-                )
+        if complete.checkpoints.cannot_continue:
+            return
+        _compare(complete, resumed, step)
+        if trial.checkpoints.rules.redrawn_steps and step:
+            renewed = _attempt(outcome_of, trial, renewed_path, renews=True)
+            _check_new_noise(resumed, renewed, step)
+
+
+def _compare(complete: "_Attempt", resumed: "_Attempt", step: int) -> None:
+    for name, value in complete.result.items():
+        if value != resumed.result[name]:
+            raise PrivacyLeak(
+                "train must continue a resumed run with the same noise and batches, got "
+                f"another {name} from a run that was killed after the checkpoint at step "
+                f"{step} and resumed than from the same run without an interruption; save "
+                "every generator, call load_state after all other draws, and save the state "
+                "between two iterations over a loader"
+            )
+
+
+def _check_new_noise(resumed: "_Attempt", renewed: "_Attempt", step: int) -> None:
+    """A run that would repeat its noise with another rounding is no run with repeated steps."""
+    names = ("score", "model")
+    if all(renewed.result[name] == resumed.result[name] for name in names):
+        raise PrivacyLeak(
+            "train must draw its noise from the generators that load_state restores, because "
+            "redrawn_steps is given, got the same result from a run that was resumed after step "
+            f"{step} with new states of all generators"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +94,18 @@ class _Attempt:
 
 
 def _attempt(
-    outcome_of: _OutcomeOf, trial: Trial, folder: Path, kill_after: int | None = None
+    outcome_of: _OutcomeOf,
+    trial: Trial,
+    folder: Path,
+    kill_after: int | None = None,
+    renews: bool = False,
 ) -> _Attempt:
     """One attempt at the run; with `kill_after`, it ends before the state is saved once more."""
+    rules, steps = trial.checkpoints.rules, trial.checkpoints.steps
     trial = dataclasses.replace(trial)
-    checkpoints = Checkpoints(folder, trial.checkpoints.steps)
+    # The test repeats more steps than the study may, on records that are not private.
+    rules = dataclasses.replace(rules, redrawn_steps=_ATTEMPTS * (steps or 0))
+    checkpoints = Checkpoints(folder, steps, rules, renews_always=renews)
     trial.checkpoints = checkpoints
 
     def kill(saved: int) -> None:
@@ -84,6 +117,10 @@ def _attempt(
     try:
         outcome, noises = outcome_of(trial)
     except _Killed:
+        return _Attempt(checkpoints, {})
+    except InvalidInput:
+        if not checkpoints.begins_again:
+            raise
         return _Attempt(checkpoints, {})
     model = digest(outcome.model)
     return _Attempt(

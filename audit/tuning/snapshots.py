@@ -4,6 +4,9 @@ A run that is resumed from such a state takes the same steps with the same noise
 not interrupted.
 """
 
+import hashlib
+import os
+import platform
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +17,16 @@ import numpy as np
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.tuning import new_noise
 
 _SECURE_MODE = "the generator of Opacus' secure_mode has no state that can be saved"
 _NOT_DETERMINISTIC = (
     "steps on a device other than the processor are not reproducible without "
     "torch.use_deterministic_algorithms(True)"
+)
+_JAX_ON_GPU = (
+    "steps of JAX on a GPU are not reproducible without --xla_gpu_deterministic_ops=true in the "
+    "variable XLA_FLAGS"
 )
 # Numbers of Opacus' optimizers that some of its schedulers and subclasses change.
 _OPTIMIZER_NUMBERS = ("noise_multiplier", "max_grad_norm")
@@ -78,14 +86,39 @@ def restore(
     return values
 
 
+def renew(objects: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives all generators new states: the global ones, those of the objects, and keys of JAX.
+
+    Args:
+        objects: the objects of the run, by name.
+        values: the values that `restore` returned.
+
+    Returns:
+        The values, with new keys.
+
+    Raises:
+        InvalidInput: a value may hold a key of JAX that is not recognised.
+    """
+    new_noise.seed_global_generators()
+    for value in objects.values():
+        kind = _kind_of(value)
+        if kind is not None and kind.renew is not None:
+            kind.renew(value)
+    return {name: new_noise.with_new_keys(value) for name, value in values.items()}
+
+
 def reason_to_redraw(objects: Mapping[str, Any]) -> str:
     """Why a run that is resumed with these objects would not take the same steps; "" if it would.
 
     The noise of Opacus' `secure_mode` cannot be continued, and sums on a GPU depend on the order in
-    which its threads end unless torch fixes it.
+    which its threads end unless torch or XLA fixes it.
     """
     if any(getattr(value, "secure_mode", False) is True for value in objects.values()):
         return _SECURE_MODE
+    if _is_on_gpu_of_jax(objects) and "--xla_gpu_deterministic_ops=true" not in os.environ.get(
+        "XLA_FLAGS", ""
+    ):
+        return _JAX_ON_GPU
     torch = sys.modules.get("torch")
     if torch is None or torch.are_deterministic_algorithms_enabled():
         return ""
@@ -93,6 +126,15 @@ def reason_to_redraw(objects: Mapping[str, Any]) -> str:
         tensor.device.type != "cpu" for value in objects.values() for tensor in _tensors(value)
     )
     return _NOT_DETERMINISTIC if elsewhere else ""
+
+
+def _is_on_gpu_of_jax(objects: Mapping[str, Any]) -> bool:
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return False
+    leaves = jax.tree_util.tree_leaves(dict(objects))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    return any(device.platform == "gpu" for array in arrays for device in array.devices())
 
 
 def recorded_steps(objects: Mapping[str, Any]) -> int | None:
@@ -111,14 +153,61 @@ def recorded_steps(objects: Mapping[str, Any]) -> int | None:
 
 def machine() -> dict[str, str]:
     """Properties of this machine that change how numbers are rounded."""
-    properties = {"numpy": np.__version__}
+    properties = {"numpy": np.__version__, "features": _processor_features()}
     torch = sys.modules.get("torch")
     if torch is not None:
         properties["torch"] = str(torch.__version__)
         properties["processor"] = str(torch.backends.cpu.get_cpu_capability())
+        # A sum that several threads share is rounded as their shares are.
+        properties["threads"] = str(torch.get_num_threads())
         if torch.cuda.is_initialized():
             properties["device"] = str(torch.cuda.get_device_name())
+    jax: Any = sys.modules.get("jax")
+    if jax is not None:
+        properties["jax"] = str(jax.__version__)
     return properties
+
+
+def _processor_features() -> str:
+    """A digest of the instruction sets that numpy finds; libraries choose their code by them."""
+    umath: Any = getattr(getattr(np, "_core", None), "_multiarray_umath", None)
+    features = getattr(umath, "__cpu_features__", {})
+    names = sorted(name for name, is_present in features.items() if is_present)
+    text = repr((platform.machine(), names or platform.processor()))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def watch_steps(objects: Mapping[str, Any], before_step: Callable[[], None]) -> bool:
+    """Calls a function before the noise of every step of Opacus' optimizers among the objects.
+
+    Returns:
+        Whether every step is seen. An optimizer whose steps do not call `add_noise`, such as those
+        that add noise per layer, is not.
+    """
+    opacus: Any = sys.modules.get("opacus.optimizers")
+    if opacus is None:
+        return False
+    visible = {opacus.DPOptimizer.pre_step, opacus.DPOptimizerFastGradientClipping.pre_step}
+    optimizers = [value for value in objects.values() if isinstance(value, opacus.DPOptimizer)]
+    if not optimizers or any(type(optimizer).pre_step not in visible for optimizer in optimizers):
+        return False
+    for optimizer in optimizers:
+        # In place of the method, so that no noise of a refused step is drawn.
+        add_noise = getattr(optimizer.add_noise, "add_noise", optimizer.add_noise)
+        optimizer.add_noise = _WatchedNoise(add_noise, before_step)
+    return True
+
+
+@dataclass(frozen=True)
+class _WatchedNoise:
+    """The method `add_noise` of an optimizer, after a call of a function."""
+
+    add_noise: Callable[[], None]
+    before_step: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.before_step()
+        self.add_noise()
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -158,18 +247,29 @@ def _set_loader(loader: Any, states: Sequence[Any]) -> None:
         generator.set_state(state)
 
 
+def _seed_all(generators: Sequence[Any]) -> None:
+    """Seeds torch generators; that of `secure_mode` has no seed, and its noise is always new."""
+    for generator in generators:
+        if hasattr(generator, "get_state") and hasattr(generator, "manual_seed"):
+            new_noise.seed_torch_generator(generator)
+
+
 def _set_bit_generator(generator: np.random.Generator, state: Any) -> None:
     generator.bit_generator.state = state
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of objects whose state is restored in place: its name, and how it is recognised."""
+    """A kind of objects whose state is restored in place: its name, and how it is recognised.
+
+    `renew` gives its generators new states; it is None for objects that have no generator.
+    """
 
     name: str
     includes: Callable[[Any], bool]
     state: Callable[[Any], Any]
     restore: Callable[[Any, Any], object]
+    renew: Callable[[Any], None] | None = None
 
 
 _KINDS = (
@@ -178,36 +278,42 @@ _KINDS = (
         _is_torch("Generator"),
         lambda generator: generator.get_state(),
         lambda generator, state: generator.set_state(state),
+        new_noise.seed_torch_generator,
     ),
     _Kind(
         "loader",
         _is_torch("utils", "data", "DataLoader"),
         lambda loader: [generator.get_state() for generator in _generators_of(loader)],
         _set_loader,
+        lambda loader: _seed_all(_generators_of(loader)),
     ),
     _Kind(
         "numpy generator",
         lambda value: isinstance(value, np.random.Generator),
         lambda generator: generator.bit_generator.state,
         _set_bit_generator,
+        new_noise.seed_numpy_generator,
     ),
     _Kind(
         "numpy state",
         lambda value: isinstance(value, np.random.RandomState),
         lambda generator: generator.get_state(legacy=False),
         lambda generator, state: generator.set_state(state),
+        new_noise.seed_numpy_state,
     ),
     _Kind(
         "python generator",
         lambda value: isinstance(value, random.Random),
         lambda generator: generator.getstate(),
         lambda generator, state: generator.setstate(state),
+        new_noise.seed_python_generator,
     ),
     _Kind(
         "optimizer",  # of Opacus
         lambda value: _has_state(value) and hasattr(value, "original_optimizer"),
         lambda optimizer: _optimizer_state(optimizer),
         lambda optimizer, state: _set_optimizer_state(optimizer, state),
+        lambda optimizer: _seed_all([optimizer.generator]),
     ),
     _Kind(
         "stateful",

@@ -7,9 +7,10 @@ not identically distributed. Given both, the release is the best of n independen
 mechanisms, each dominated by the base: a grid of n candidates (docs/theory.md, "Stopped studies").
 """
 
+import dataclasses
 from dataclasses import dataclass
 
-from audit import protocols
+from audit import checks, protocols
 from audit.accounting import Composition, Mechanism, Mixture, WorstOf
 from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
@@ -71,10 +72,12 @@ def stopped_cost(base: Mechanism, protocol: Protocol, runs: int, delta: float) -
         For a random search, the cost of a grid of `runs` candidates. For a grid, that of the whole
         list, each candidate trained: a candidate without a finished run is one whose mechanism
         outputs nothing. For an adaptive search and for releases of several runs, the composition of
-        all runs.
+        all runs. Each uses the worst member of every mixture in the base, because the time of a run
+        may reveal which member it was.
 
     Raises:
-        InvalidInput: nothing may be released from a stopped study of this protocol.
+        InvalidInput: nothing may be released from a stopped study of this protocol, or the base
+            contains mechanisms that cannot be replaced.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -83,15 +86,43 @@ def stopped_cost(base: Mechanism, protocol: Protocol, runs: int, delta: float) -
         >>> round(cost.epsilon, 2)
         2.76
     """
+    worst = _worst_member(base)
     if isinstance(protocol, protocols.Grid):
-        return costs_of(base, protocols.Grid(protocol.candidates), delta).smallest
+        return costs_of(worst, protocols.Grid(protocol.candidates), delta).smallest
     if protocol.may_never_end or protocol.trains_on_subset or protocol.ends_with_accepted:
         raise InvalidInput(
             "protocol must be a random search, a grid or an adaptive search, so that a stopped "
             f"study may release its best run, got {protocol.spec}"
         )
-    # The time of a run may reveal which of several mechanisms it was.
-    worst = WorstOf(base.candidates) if isinstance(base, Mixture) else base
     if isinstance(protocol, protocols.RandomSearch):
         return costs_of(worst, protocols.Grid(runs), delta).smallest
     return costs_of(Composition((worst,) * runs), protocols.Grid(1), delta).smallest
+
+
+def _worst_member(base: Mechanism) -> Mechanism:
+    """The mechanism with the worst member in place of every mixture, at any depth.
+
+    The time of a run may reveal which member of a mixture it was. Given the members, every part is
+    dominated by its worst one, and a composition of dominated parts is dominated by the composition
+    of the worst ones (docs/theory.md, "Stopped studies").
+    """
+    if isinstance(base, Mixture):
+        return WorstOf(tuple(map(_worst_member, base.candidates)))
+    is_dataclass: bool = dataclasses.is_dataclass(base)
+    if not is_dataclass:
+        if any(isinstance(value, Mechanism) for value in vars(base).values()):
+            raise InvalidInput(
+                "base must be a dataclass if it contains mechanisms, so that a stopped study can "
+                f"replace mixtures among them, got {checks.kind_of(base)}"
+            )
+        return base
+    changes: dict[str, object] = {}
+    for field in dataclasses.fields(base):  # type: ignore[arg-type]
+        value = getattr(base, field.name)
+        if isinstance(value, Mechanism):
+            changes[field.name] = _worst_member(value)
+        elif isinstance(value, tuple) and any(isinstance(part, Mechanism) for part in value):
+            changes[field.name] = tuple(
+                _worst_member(part) if isinstance(part, Mechanism) else part for part in value
+            )
+    return dataclasses.replace(base, **changes) if changes else base  # type: ignore[type-var]

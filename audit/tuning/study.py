@@ -88,12 +88,12 @@ class Study:
             `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
         group_size: k, the largest number of records of one person. The guarantee then holds for all
             of them together; the accounting uses their binomial number in each sampled batch.
-        redrawn_steps: number of steps that one run may repeat with other noise after interruptions,
-            because the state of its generator cannot be saved or a step is not reproducible. The
-            cost counts them in every run; see `Trial.save_state`.
-        checkpoint_every: such a run saves its state at least once in this many steps, so an
-            interruption repeats at most as many. Without it, an interruption is counted as
-            repeating all steps after the checkpoint.
+        redrawn_steps: R. All attempts at one run may take R steps more than the run has, because
+            the state of its generator cannot be saved or a step is not reproducible. The cost
+            counts them in every run; see `Trial.load_state`.
+        checkpoint_every: c. Such a run saves its state at least once in c steps. If the study sees
+            the steps of its optimizer (Opacus), an interruption counts as repeating at most c
+            steps, otherwise as repeating all steps after the checkpoint.
         base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
         scored_on: `public`, or `Private` with the noise of the score.
         seed: replaces the entropy, to repeat a study. Anyone who knows it can compute all random
@@ -510,7 +510,7 @@ class Study:
             ... except KeyboardInterrupt:
             ...     stopped = study.stop()
             >>> stopped.runs, round(stopped.epsilon, 3), round(study.total_epsilon, 3)
-            (2, 2.943, 4.599)
+            (3, 3.609, 4.599)
         """
         if self._played is not None:
             raise InvalidInput("stop must be called before the study has ended")
@@ -525,7 +525,7 @@ class Study:
                 raise InvalidInput("stop needs a study that has begun: call run first")
             state = self._initial_draws(train)
             # A run that has begun and not finished counts: its interruption may depend on it.
-            runs = max(self._memory.begun_or_finished(), 1)
+            runs = max(self._memory.begun(), 1)
             cost = stopped_cost(self.base, self.protocol, runs, self.delta)
             try:
                 with silent_for_good():

@@ -2,6 +2,8 @@
 
 import math
 import os
+import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -358,32 +360,204 @@ def test_steps_with_other_noise_are_counted_before_they_are_taken(
         assert "Study.stop" in trial.checkpoints.error
 
 
+class Engine:
+    """A privacy engine of Opacus' secure mode."""
+
+    secure_mode = True
+    history = ((2.0, 0.5, STEPS),)
+
+    def get_epsilon(self, delta: float) -> float:
+        return math.nan
+
+
 def test_a_restart_without_a_checkpoint_counts_all_steps(tmp_path: Path) -> None:
-    class Engine:
-        secure_mode = True
-        history = ((2.0, 0.5, STEPS),)
-
-        def get_epsilon(self, delta: float) -> float:
-            return math.nan
-
     trial_in(tmp_path).check(Engine())
-    with pytest.raises(InvalidInput, match=r"repeats with other noise \(6 steps\)"):
+    with pytest.raises(InvalidInput, match=r"may repeat with other noise \(6 steps\)"):
         trial_in(tmp_path).check(Engine())
-    trial_in(tmp_path / "new", redrawn_steps=6)  # has no folder, so it is not resumable
-    allowed = tmp_path / "allowed"
-    allowed.mkdir()
-    trial_in(allowed, redrawn_steps=6).check(Engine())
-    trial_in(allowed, redrawn_steps=6).check(Engine())
+
+
+def test_a_restart_needs_new_batches(tmp_path: Path) -> None:
+    # Two steps with independent noise and the same batch reveal more than two sampled steps.
+    trial_in(tmp_path, redrawn_steps=6).check(Engine())
+    with pytest.raises(InvalidInput, match=r"load_state must be called.*new noise and new batches"):
+        trial_in(tmp_path, redrawn_steps=6).check(Engine())
+    trial = trial_in(tmp_path, redrawn_steps=12)
+    before = torch.get_rng_state()
+    assert trial.load_state(optimizer=Secure()) is None
+    assert not torch.equal(torch.get_rng_state(), before)
+    trial.check(Engine())
+
+
+def test_a_worker_without_the_folder_is_refused_if_steps_may_be_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="folder must be on a disk that every worker sees"):
+        trial_in(tmp_path / "unseen", redrawn_steps=6)
+    trial = trial_in(tmp_path / "unseen")
+    trial.save_state(2, optimizer=Secure())
+    trial.checkpoints.is_repeated = True  # as with Dask, which begins a lost run again
+    with pytest.raises(InvalidInput, match="this backend may begin a run again"):
+        trial.save_state(4, optimizer=Secure())
+
+
+def test_a_run_that_saves_and_does_not_load_counts_all_its_steps(tmp_path: Path) -> None:
+    # It was killed after its checkpoint at step 4 of 6: twelve steps in all, where 8 are paid for.
+    rules = {"redrawn_steps": 2, "checkpoint_every": 2}
+    first = trial_in(tmp_path, **rules)
+    for steps in (2, 4):
+        first.save_state(steps, optimizer=Secure())
+    second = trial_in(tmp_path, **rules)
+    with pytest.raises(InvalidInput, match=r"\(6 steps\), got 2"):
+        second.save_state(2, optimizer=Secure())
+
+
+def test_a_killed_attempt_counts_all_steps_after_its_checkpoint_if_they_are_not_seen(
+    tmp_path: Path,
+) -> None:
+    # It saved after one step. Whether it then took 1 or 5 steps before the kill, no one knows.
+    rules = {"redrawn_steps": 4, "checkpoint_every": 1}
+    first = trial_in(tmp_path, **rules)
+    first.load_state(optimizer=Secure())
+    first.save_state(1, optimizer=Secure())
+    with pytest.raises(InvalidInput, match=r"\(5 steps\), got 4"):
+        trial_in(tmp_path, **rules).load_state(optimizer=Secure())
+
+
+def test_a_missing_log_counts_as_a_whole_run(tmp_path: Path) -> None:
+    rules = {"redrawn_steps": 4}
+
+    def hand_over(times: int) -> Any:
+        trial = tuning.Trial({"level": 1}, BASE, seed=7)
+        trial.checkpoints = Checkpoints(
+            tmp_path / RUNS / "0", STEPS, ResumeRules(**rules), handed_over=times
+        )
+        trial.checkpoints.hand_over()
+        trial.checkpoints.begin()
+        return trial
+
+    hand_over(1).save_state(4, optimizer=Secure())
+    assert hand_over(2).load_state(optimizer=Secure()) == {"steps": 4}
+    (tmp_path / RUNS / "0" / "attempts.jsonl").unlink()
+    with pytest.raises(InvalidInput, match=r"\(8 steps\), got 4"):  # two whole runs, less 4 steps
+        hand_over(3).load_state(optimizer=Secure())
+
+
+def system_noise(
+    trial: Any, taken: list[int], kill_at: int = -1, *, loads: bool = True, every: int = 10
+) -> Any:
+    """A loop whose noise is drawn from the operating system, as that of `secure_mode`."""
+    source, weight = random.SystemRandom(), 0.0
+    state = (trial.load_state(optimizer=Secure()) if loads else None) or {"steps": 0, "weight": 0.0}
+    weight = state["weight"]
+    for step in range(state["steps"] + 1, trial.steps + 1):
+        if step == kill_at:
+            raise KeyboardInterrupt
+        weight += source.gauss(0.0, 1.0)
+        taken.append(step)
+        if step % every == 0:
+            trial.save_state(step, optimizer=Secure(), weight=weight)
+    return tuning.Outcome(weight, np.array([weight]))
+
+
+def secure_study(folder: Path | None, **rules: Any) -> Any:
+    return tuning.Study({"lr": [0.1]}, "fixed:1", epsilon=3.0, steps=90, folder=folder, **rules)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize(("every", "kill_at"), [(10, 90), (90, 85), (10, 1)])
+def test_all_steps_of_a_released_run_are_paid_for(
+    tmp_path: Path, loads: bool, every: int, kill_at: int
+) -> None:
+    one = secure_study(tmp_path / "s", redrawn_steps=10, checkpoint_every=10)
+    taken: list[int] = []
+    with pytest.raises((KeyboardInterrupt, InvalidInput)):
+        one.run(lambda trial: system_noise(trial, taken, kill_at, loads=loads, every=every))
+    if loads and kill_at == 90:
+        one.run(lambda trial: system_noise(trial, taken))
+        assert len(taken) <= 100
+        return
+    with pytest.raises(InvalidInput, match="redrawn_steps must be at least"):
+        one.run(lambda trial: system_noise(trial, taken, loads=loads))
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_interruptions_of_one_process_are_counted(tmp_path: Path, in_memory: bool) -> None:
+    # Otherwise the loop could draw until it likes the noise.
+    one = study(protocol="fixed:1", base=BASE, folder=None if in_memory else tmp_path / "s")
+    drawn = []
+
+    def train(trial: Any) -> Any:
+        drawn.append(random.SystemRandom().gauss(0.0, 1.0))
+        trial.save_state(1, optimizer=Secure())
+        if len(drawn) < 31:
+            raise KeyboardInterrupt
+        return tuning.Outcome(drawn[-1], np.array(drawn[-1:]))
+
+    with pytest.raises(KeyboardInterrupt):
+        one.run(train)
+    for _ in range(3):
+        with pytest.raises(InvalidInput, match="redrawn_steps must be at least"):
+            one.run(train)
+    shutil.rmtree(tmp_path / "s" / RUNS, ignore_errors=True)  # the journal has the count, too
+    with pytest.raises(InvalidInput, match="redrawn_steps must be at least"):
+        one.run(train)
+
+
+def test_the_rehearsal_finds_a_secure_run_that_never_loads_its_state() -> None:
+    one = secure_study(None, redrawn_steps=10, checkpoint_every=10)
+    with pytest.raises(PrivacyLeak, match=r"train must call trial.load_state"):
+        one.rehearse(lambda trial, records: system_noise(trial, [], loads=False), np.ones(3))
+    one.rehearse(lambda trial, records: system_noise(trial, []), np.ones(3))
 
 
 def test_a_run_whose_noise_cannot_be_continued_saves_often_enough(tmp_path: Path) -> None:
     rules = {"redrawn_steps": 6, "checkpoint_every": 2}
     with pytest.raises(InvalidInput, match="save_state must be called after at most 2 steps"):
         secure_run(trial_in(tmp_path, **rules), (2, 5))
-    trial = trial_in(tmp_path, **rules)
+    (tmp_path / "late").mkdir()
+    trial = trial_in(tmp_path / "late", **rules)
     trial.save_state(2, optimizer=Secure())
     with pytest.raises(InvalidInput, match="got 4 steps without it"):
         trial.checkpoints.end()
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook")
+def test_opacus_takes_no_step_more_than_an_interval_after_a_checkpoint(tmp_path: Path) -> None:
+    rules = {"redrawn_steps": 2, "checkpoint_every": 2}
+
+    def optimizer_of(trial: Any) -> Any:
+        model: Any = nn.Linear(3, 2)
+        engine = PrivacyEngine(accountant="rdp")
+        model, optimizer, _ = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            data_loader=DPDataLoader(torch.utils.data.TensorDataset(*RECORDS), sample_rate=0.5),
+            noise_multiplier=2.0,
+            max_grad_norm=1.0,
+        )
+        objects = {"optimizer": optimizer, "mode": Secure()}
+        trial.load_state(**objects)
+
+        def step() -> None:
+            images, labels = RECORDS
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+        return step, objects
+
+    trial = trial_in(tmp_path, **rules)
+    step, objects = optimizer_of(trial)
+    step()
+    with pytest.raises(InvalidInput, match="optimizer has taken, 1, got 2"):
+        trial.save_state(2, **objects)
+    step()
+    drawn = torch.get_rng_state()
+    with pytest.raises(InvalidInput, match=r"save_state must be called after at most 2 steps"):
+        step()
+    assert torch.equal(torch.get_rng_state(), drawn)  # no noise of the third step was drawn
+    # The second attempt pays for two steps, because the first could not take more.
+    trial = trial_in(tmp_path, **rules)
+    optimizer_of(trial)
+    assert trial.checkpoints.error == ""
 
 
 def test_steps_on_a_gpu_are_repeated_unless_torch_is_deterministic() -> None:
@@ -402,7 +576,9 @@ def test_another_rounding_counts_as_repeated_steps(
 ) -> None:
     trial_in(tmp_path).save_state(4)
     monkeypatch.setattr(snapshots, "machine", lambda: {"numpy": "1.0"})
-    with pytest.raises(InvalidInput, match=r"repeats with other noise \(2 steps\).*rounds other"):
+    with pytest.raises(
+        InvalidInput, match=r"may repeat with other noise \(2 steps\).*rounds other"
+    ):
         trial_in(tmp_path).load_state()
     assert trial_in(tmp_path, redrawn_steps=2).load_state() == {"steps": 4}
 

@@ -230,3 +230,62 @@ def test_the_progress_is_the_same_whatever_the_runs_do(
         one = study(protocol="geometric:0.3")
         one.run(lambda trial, *records: noisy(trial), records=np.ones(2), progress=True)
     assert shown == [(pytest.approx(1 / 0.3), 20.0)] * 2  # a run of the rehearsal took 1 s
+
+
+LARGE, SMALL = accounting.GaussianMechanism(2.0), accounting.GaussianMechanism(0.05)
+RARE = accounting.Mixture((SMALL, LARGE), (0.99, 0.01))
+NESTED = {
+    "composition": accounting.Composition((RARE, SMALL)),
+    "mixture": accounting.Mixture((RARE, SMALL), (0.5, 0.5)),
+    "worst": accounting.WorstOf((RARE, SMALL)),
+    "deep": accounting.Composition((accounting.WorstOf((SMALL, accounting.Composition((RARE,)))),)),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "tnb:0,0.1",
+        *(
+            pytest.param(spec, marks=pytest.mark.slow)
+            for spec in ("fixed:3", "sequential:5", "best:2/fixed:5", "distinct:5", "adaptive:1,2")
+        ),
+        "grid:2",
+    ],
+)
+def test_a_stop_costs_the_worst_member_of_a_mixture_at_any_depth(
+    nested: str, protocol: str
+) -> None:
+    # One run whose time reveals that it was the large member costs at least that member alone.
+    parsed = protocols.parse_protocol(protocol)
+    cost = stopped_cost(NESTED[nested], parsed, 2, DELTA).epsilon
+    assert cost >= stopped_cost(LARGE, parsed, 2, DELTA).epsilon * (1 - 1e-9)
+    assert cost > LARGE.epsilon(DELTA)
+
+
+def test_candidates_of_a_stopped_grid_are_replaced_one_by_one() -> None:
+    protocol = protocols.parse_protocol("grid:3")
+    base = accounting.Candidates((SMALL, SMALL, RARE))
+    known = accounting.Candidates((SMALL, SMALL, LARGE))
+    cost = stopped_cost(base, protocol, 1, DELTA)
+    assert cost.epsilon >= stopped_cost(known, protocol, 1, DELTA).epsilon * (1 - 1e-6)
+    same_for_all = stopped_cost(LARGE, protocol, 1, DELTA)
+    assert cost.epsilon <= same_for_all.epsilon
+
+
+def test_a_base_that_hides_its_members_is_refused_by_a_stop() -> None:
+    class Hidden(accounting.Mechanism):
+        def __init__(self) -> None:
+            self.inner = RARE
+
+        @property
+        def pairs(self) -> Any:
+            return self.inner.pairs
+
+        @property
+        def description(self) -> str:
+            return "hidden"
+
+    with pytest.raises(InvalidInput, match="base must be a dataclass if it contains mechanisms"):
+        stopped_cost(Hidden(), protocols.parse_protocol("fixed:2"), 2, DELTA)
