@@ -93,9 +93,9 @@ def _answer(report: Report) -> Iterator[str]:
         needed = result.games_needed
         rows.append(
             [
-                _epsilon(one_run),
+                format_epsilon(one_run),
                 rounded_down(report.reported(budget).epsilon),
-                _epsilon(upper),
+                format_epsilon(upper),
                 rounded_up(result.ceiling),
                 "-" if needed is None else f"{needed:,}",
                 format_exact(result.epsilon_base),
@@ -146,7 +146,8 @@ def _conditions(report: Report) -> Iterator[str]:
                 yield from _wrapped(condition, "-")
 
 
-def _epsilon(bound: UpperResult | None) -> str:
+def format_epsilon(bound: UpperResult | None) -> str:
+    """The epsilon of an upper bound, rounded to its safe side; a dash if there is none."""
     if bound is None or bound.epsilon is None:
         return "-"
     return (rounded_down if bound.label == "attained" else rounded_up)(bound.epsilon)
@@ -264,7 +265,7 @@ def _upper_row(report: Report, name: str) -> tuple[str, _Row | None]:
     known = [bound for bound in bounds if bound.epsilon is not None]
     if not known:
         return "", None
-    cells = [_epsilon(result.upper_bounds.get(name)) for result in report.results]
+    cells = [format_epsilon(result.upper_bounds.get(name)) for result in report.results]
     conditions = _parts(bound.assumes for bound in known)
     label = known[0].label
     if label == "valid":
