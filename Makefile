@@ -63,7 +63,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/check_links.py build/site
 	@echo "the site: build/site/index.html"
 
-# Executes all notebooks, in about six minutes, and stores them with their outputs.
+# Executes all notebooks, in about ten minutes, and stores them with their outputs.
 notebooks: $(VENV)/.installed
 	$(BIN)/python docs/store_notebooks.py
 
