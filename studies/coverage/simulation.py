@@ -152,7 +152,7 @@ class _Tally:
             "label": bound.label,
             "claimed": bound.valid,
             "truth": epsilon,
-            "games": len(found),
+            "audits": len(found),
             "violations": violations,
             "rate": violations / len(found),
             "rate_low": float(interval.low),
