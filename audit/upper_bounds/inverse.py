@@ -331,7 +331,7 @@ def _run_at_any_noise(base_of: Callable[[float], Mechanism]) -> Mechanism:
     """One run at the first noise, from 1 on, that is enough for the accounting."""
     noise = 1.0
     while noise < _MAX_NOISE:
-        with contextlib.suppress(ValueError):  # too little noise for so many steps
+        with contextlib.suppress(ValueError):  # more steps need more noise
             return base_of(noise)
         noise *= 8.0
     return base_of(1.0)
