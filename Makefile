@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PLAIN := tests/test_checks.py tests/test_numerics.py tests/test_orders.py \
 	tests/repetitions/test_repetitions.py tests/upper_bounds/test_selection_bounds.py
 
-.PHONY: audit test suite test-slow test-studies test-lowest test-bare lint types docs clean
+.PHONY: audit test suite test-slow test-studies test-lowest test-bare lint types docs notebooks clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
@@ -53,7 +53,7 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# Builds the whole site every time. Warnings and dead links are errors. One process per notebook.
+# Builds the whole site every time. Warnings and dead links are errors.
 # Formulas are typeset by MathJax where npm can install it, and otherwise as MathML.
 docs: $(VENV)/.installed
 	rm -rf build/site docs/reference/generated
@@ -62,6 +62,10 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 4 -b html docs build/site
 	$(BIN)/python docs/check_links.py build/site
 	@echo "the site: build/site/index.html"
+
+# Executes all notebooks, in about ten minutes, and stores them with their outputs.
+notebooks: $(VENV)/.installed
+	$(BIN)/python docs/store_notebooks.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.c)
 	$(PYTHON) -m venv $(VENV)

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     width = max(map(len, COMMANDS))
     in_checkout = (Path(__file__).parents[1] / "studies").is_dir()
     listed = [
-        f"  {name:{width}}  {what}"
+        console.wrap(f"  {name:{width}}  {what}", " " * (width + 2))
         for name, what in COMMANDS.items()
         if in_checkout or name not in _OF_STUDIES
     ]

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,39 @@ Option = tuple[type, str | tuple[str, ...], str]
 """Type of an option's value (bool: a flag without one), its placeholders, and its meaning."""
 
 
+def wrap(line: str, hanging: str = "") -> str:
+    """A line for the terminal; what does not fit follows on lines with the same indentation.
+
+    Args:
+        line: the text; its indentation stays.
+        hanging: further indentation of the following lines.
+    """
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(line) <= columns():
+        return line
+    return textwrap.fill(
+        line.strip(), columns(), initial_indent=indent, subsequent_indent=indent + hanging,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _fit(text: str) -> str:
+    """A text for the terminal: lines that are too long are wrapped."""
+    return "\n".join(map(wrap, text.split("\n")))
+
+
+def _examples(examples: Mapping[str, str]) -> list[str]:
+    """Commands and their meanings in two columns, or on two lines where the terminal is narrow."""
+    width = max(map(len, examples), default=0)
+    lines = []
+    for command, meaning in examples.items():
+        line = f"  {command:{width}}  {meaning}"
+        if len(line) > columns():
+            line = f"{wrap(f'  {command}', '    ')}\n{wrap(f'      {meaning}')}"
+        lines.append(line)
+    return lines
+
+
 def _whole_number(text: str) -> int:
     """Parses a whole number as `audit.checks` does: 1e3 is allowed, and 1_0 is not."""
     try:
@@ -126,14 +160,13 @@ class Parser(argparse.ArgumentParser):
         program = started_as()
         prog = prog.replace(MODULES, program)
         examples = {one.replace(MODULES, program): what for one, what in (examples or {}).items()}
-        width = max(map(len, examples), default=0)
-        shown = [f"  {command:{width}}  {what}" for command, what in examples.items()]
+        shown = _examples(examples)
         epilog = "\n".join([*(["examples:"] if shown else []), *shown, *([notes] if notes else [])])
         super().__init__(
             prog=prog,
             usage=f"{prog} [options]",
-            description=description,
-            epilog=epilog,
+            description=_fit(description),
+            epilog=_fit(epilog),
             formatter_class=_layout,
             # A new option could change the meaning of an abbreviation.
             allow_abbrev=False,

@@ -7,38 +7,50 @@ from typing import Any
 from audit import checks
 
 _STYLE = """
-:root { color-scheme: light; }
+:root { color-scheme: light dark; --text: #1b1f24; --faint: #57606a; --page: #fff;
+  --around: #f3f4f6;
+  --line: #d0d7de; --good: #1a7f37; --good-back: #eefbf1; --doubt: #9a6700; --doubt-back: #fff8c5;
+  --bad: #cf222e; --bad-back: #fff0ee; --mark: #ddf4ff; --broken: #ffd8d3; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --text: #e6edf3; --faint: #9da7b1; --page: #161b22; --around: #0d1117; --line: #3d444d;
+    --good: #3fb950; --good-back: #12261a; --doubt: #d29922; --doubt-back: #2e2408;
+    --bad: #f85149; --bad-back: #351417; --mark: #12304d; --broken: #5c1f1b; }
+  /* Pictures are drawn on white: their lightness is inverted, and their hues stay. */
+  figure svg, figure img { filter: invert(.9) hue-rotate(180deg); }
+}
 * { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f3f4f6; margin: 0; }
-main { max-width: 54rem; margin: 0 auto; padding: 1.25rem; background: #fff; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--around);
+  margin: 0; }
+main { max-width: 54rem; margin: 0 auto; padding: 1.25rem; background: var(--page); }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .75rem; }
-h2 { font-size: 1.1rem; margin: 1.75rem 0 .5rem; border-bottom: 1px solid #d0d7de; }
-.claim { font-size: 1.15rem; padding: .75rem 1rem; border-left: .35rem solid #1a7f37;
-  background: #eefbf1; }
-.claim.doubt { border-color: #9a6700; background: #fff8c5; }
-.void .claim, .alarm .claim.doubt { border-color: #cf222e; background: #fff0ee; }
+h2 { font-size: 1.1rem; margin: 1.75rem 0 .5rem; border-bottom: 1px solid var(--line); }
+.claim { font-size: 1.15rem; padding: .75rem 1rem; border-left: .35rem solid var(--good);
+  background: var(--good-back); }
+.claim.doubt { border-color: var(--doubt); background: var(--doubt-back); }
+.void .claim, .alarm .claim.doubt { border-color: var(--bad); background: var(--bad-back); }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem; }
 figure { flex: 1 1 20rem; min-width: 0; margin: 0; }
-figure svg { width: 100%; height: auto; display: block; }
-figcaption { font-size: .85rem; color: #57606a; }
+figure svg { width: 100%; height: auto; display: block; background: #fff; }
+figcaption { font-size: .85rem; color: var(--faint); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
-  border-bottom: 1px solid #e3e6ea; overflow-wrap: break-word; }
+  border-bottom: 1px solid var(--line); overflow-wrap: break-word; }
 .key td { overflow-wrap: anywhere; }
 figure img { width: 100%; height: auto; }
 @media screen and (max-width: 46em) { figure { overflow-x: auto; } figure img { width: 40rem; } }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n { white-space: nowrap; }
 .key th { width: 13rem; font-weight: 600; }
 .ground { white-space: nowrap; font-size: .85rem; padding: .05rem .4rem; border-radius: .3rem;
-  background: #ddf4ff; }
-.on-trust { background: #fff8c5; }
-.broken { background: #ffd8d3; }
+  background: var(--mark); }
+.on-trust { background: var(--doubt-back); }
+.broken { background: var(--broken); }
 code { font-size: .85em; overflow-wrap: anywhere; }
 @media (max-width: 34rem) {
   main { padding: .9rem; }
   .key th, .key td { display: block; width: auto; border: 0; padding: 0; }
-  .key td { padding-bottom: .5rem; border-bottom: 1px solid #e3e6ea; }
+  .key td { padding-bottom: .5rem; border-bottom: 1px solid var(--line); }
 }
 @media print {
   body { background: #fff; font-size: 10.5pt; }

@@ -23,8 +23,6 @@ from audit.__main__ import COMMANDS, main_of
 sys.path.insert(0, str(Path(__file__).parent))
 from formulas import find_formulas
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the notebooks' kernels inherit it
-
 project = "dp-tuning-audit"
 author = "the dp-tuning-audit authors"
 release = version = audit.__version__
@@ -67,11 +65,7 @@ if "urls" in PROJECT:  # set before a release, see CONTRIBUTING.md
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "force"
-nb_execution_raise_on_error = True
-nb_execution_timeout = 300
-# Continuous integration leaves out the notebook of four minutes; tests run its functions.
-nb_execution_excludepatterns = ["*language_model*"] if os.environ.get("SKIP_LONG_NOTEBOOKS") else []
+nb_execution_mode = "off"  # the outputs are stored: docs/store_notebooks.py
 nb_merge_streams = True
 nb_output_stderr = "remove-warn"
 

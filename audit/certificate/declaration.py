@@ -15,6 +15,7 @@ PRIVATE = "private"
 """Value of `Declaration.records` if the number of records must stay secret."""
 
 NOT_STATED = "not stated"
+CLIPPING_NORM = "Clipping norm"  # title of a row
 
 _MAX_TEXT = 1000
 _MAX_SPENDINGS = 1000
@@ -160,7 +161,7 @@ class Declaration:
             ("Number of records", number(self.records)),
             ("Unit of privacy", own(self.unit)),
             ("Records per person, at most", number(self.records_per_person)),
-            ("Clipping norm", number(self.max_grad_norm)),
+            (CLIPPING_NORM, number(self.max_grad_norm)),
             ("Divisor of the noisy sum", own(self.normalizer)),
             ("Pre-training", own(self.pretraining)),
             ("Preprocessing that read private data", own(self.preprocessing)),

@@ -11,7 +11,6 @@ from audit.certificate import conditions, text
 from audit.certificate.content import Content
 from audit.certificate.numbers import rounded_up
 from audit.errors import InvalidInput
-from audit.numerics import format_exact
 
 _TEMPLATE = """\
 # Draft for the Differential Privacy Deployments Registry, from a certificate.
@@ -125,10 +124,9 @@ def _values(certificate: Content) -> dict[str, str | float | None]:
         f"Candidates: {text.candidates_in_words(certificate)}. Records read by the score: "
         f"{setting.touched['the score']}."
     )
-    norm = stated.max_grad_norm
     mechanisms = (
         f"One run is {certificate.base.description}. "
-        f"Clipping norm: {'not stated' if norm is None else format_exact(norm)}. "
+        f"Clipping norm: {text.clipping_in_words(certificate)}. "
         f"Normalizer: {stated.normalizer or 'not stated'}. "
         f"Implementation: {text.implementation_in_words(certificate)}. "
         f"Random draws of the tuning: {text.draws_in_words(certificate)}."

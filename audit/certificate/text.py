@@ -5,11 +5,13 @@ import textwrap
 from audit import checks
 from audit.certificate.conditions import Ground, how_tested
 from audit.certificate.content import Content
-from audit.certificate.declaration import NOT_STATED
+from audit.certificate.declaration import CLIPPING_NORM, NOT_STATED
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.numerics import format_exact
 
 _WIDTH = 88
+# Names of the clipping norm in search spaces: of Opacus, of TensorFlow Privacy and in general.
+_CLIPPING_NAMES = frozenset({"max_grad_norm", "l2_norm_clip", "clipping_norm"})
 
 Rows = list[tuple[str, str]]
 """Titles and words."""
@@ -142,7 +144,10 @@ def audit(certificate: Content) -> Rows:
 
 def statements(certificate: Content) -> Rows:
     """The author's statements, and what follows from them."""
-    stated = list(certificate.stated.in_words())
+    stated = [
+        (title, clipping_in_words(certificate) if title == CLIPPING_NORM else words)
+        for title, words in certificate.stated.in_words()
+    ]
     if (total := total_in_words(certificate)) is not None:
         stated.append(("Sum", total))
     return [*stated, ("SHA-256 of the released model", certificate.model_hash or NOT_STATED)]
@@ -184,6 +189,20 @@ def candidates_in_words(certificate: Content) -> str:
     """Distribution of the candidates in one line."""
     prior = certificate.study.prior.items()
     return "; ".join(checks.quoted(f"{name}: {words}") for name, words in prior)
+
+
+def clipping_in_words(certificate: Content) -> str:
+    """The clipping norm: the author's number, or the part of the search space that draws it."""
+    norm = certificate.stated.max_grad_norm
+    drawn = [
+        checks.quoted(f"{name}: {words}")
+        for name, words in certificate.study.prior.items()
+        if name in _CLIPPING_NAMES
+    ]
+    chosen = f"chosen in the search space ({'; '.join(drawn)})"
+    if norm is None:
+        return chosen if drawn else NOT_STATED
+    return f"{format_exact(norm)}, and {chosen}" if drawn else format_exact(norm)
 
 
 def groups_in_words(certificate: Content) -> str:

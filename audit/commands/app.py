@@ -9,264 +9,301 @@ import contextlib
 import functools
 import html
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
 from audit import checks, console
 from audit.accounting import DeltaUnreachable, DpSgd
-from audit.commands.bounds_base import rounded_distribution
+from audit.commands import calculator
 from audit.errors import InvalidInput
-from audit.numerics import format_exact, format_rounded
+from audit.numerics import format_rounded
 from audit.processes import end_with_parent
-from audit.protocols import Protocol, parse_protocol
-from audit.upper_bounds import tuning_cost
-from audit.upper_bounds.comparison import cases_with
-from audit.upper_bounds.statement import statement_of_tuning
 
+# The colours are readable on white and, with inverted lightness, on black.
 _COLOURS = (
-    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#949494", "#ca9161", "#56b4e9"),
-    *("#fbafe4", "#ece133"),
+    *("#0173b2", "#c77c02", "#029e73", "#d55e00", "#cc78bc", "#6b6b6b", "#ca9161", "#7b3fa0"),
+    *("#d64fa0", "#9a8f00"),
 )
-RUNS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
-_CURVE_RUNS = (2, 5, 20, 100, 500)
+_WORKERS = 2  # one computes the answer while the other finishes a point of an earlier curve
 _EXAMPLES = {
     "python -m audit.app": "opens the calculator in the browser",
     "python -m audit.app --port 8000 --no-browser": "serves it at http://127.0.0.1:8000",
 }
-# Without the viewport, a phone shows the page as if its screen had 980 pixels.
+# Without the viewport, a phone shows the page as if its screen had 980 pixels. Panel's widgets and
+# figures have fixed light colours, so dark mode inverts their lightness and keeps their hues.
 _TEMPLATE = """{% extends base %}
-{% block postamble %}<meta name="viewport" content="width=device-width">{% endblock %}
+{% block postamble %}<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<style>
+html, body { background: #fff; }
+@media (prefers-color-scheme: dark) {
+  html, body { background: #141414; }
+  [data-root-id] > * { filter: invert(0.92) hue-rotate(180deg); color-scheme: light; }
+}
+</style>{% endblock %}
 {% block contents %}{{ embed(roots.content) }}{% endblock %}"""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The result that the page shows."""
-
-    epsilon: float  # cost of the tuning
-    one_run: float  # epsilon of one run
-    # expected quantile of the best candidate, where candidates come from one prior
-    quantile: float | None
-    sentence: str  # the statement about the released model
-    command: str  # the command line that computes the cost
-    python: str  # the Python lines that compute it
-
-
-_costs: dict[tuple[DpSgd, str, float], float] = {}
-
-
-def _cost(run: DpSgd, spec: str, delta: float) -> float:
-    if (run, spec, delta) not in _costs:
-        _costs[run, spec, delta] = tuning_cost(run, spec, delta).epsilon
-    return _costs[run, spec, delta]
-
-
 @functools.cache
-def _curve_process() -> ProcessPoolExecutor:
-    """The process that computes curves. As a thread, it would delay the next answer."""
-    return ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
+def _workers() -> ProcessPoolExecutor:
+    """The processes that compute smallest bounds. Threads would delay the first curve."""
+    return ProcessPoolExecutor(_WORKERS, get_context("spawn"), end_with_parent)
 
 
-async def _point_of_curve(run: DpSgd, spec: str, delta: float) -> float:
-    loop = asyncio.get_running_loop()
-    try:
-        epsilon = await loop.run_in_executor(_curve_process(), _cost, run, spec, delta)
-    except BrokenProcessPool:  # it was killed; the next inputs start another one
-        _curve_process.cache_clear()
-        raise
-    _costs[run, spec, delta] = epsilon  # the answer is immediate if a slider moves to this point
-    return epsilon
-
-
-def cases(runs: int) -> dict[str, Protocol]:
-    """The protocols of the calculator by title, with rounded parameters.
-
-    Adaptive search is left out: its costs take seconds, and a curve needs many.
-    """
-    protocols: dict[str, Protocol] = {}
-    for case in cases_with(runs):
-        repetitions = case.protocol.search_repetitions
-        if not case.protocol.is_adaptive:
-            protocols[case.title] = (
-                case.protocol
-                if repetitions is None
-                else parse_protocol(rounded_distribution(repetitions))
-            )
-    return protocols
-
-
-def protocol_of(title: str, runs: int) -> Protocol:
-    """The protocol of a title with an expected number of runs."""
-    protocols = cases(runs)
-    return protocols[checks.one_of("protocol", title, protocols)]
-
-
-def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
-    """The cost of a tuning, its quality, its statement and the lines that reproduce it.
-
-    Args:
-        run: one run.
-        title: a key of `cases`.
-        runs: expected number of runs.
-        delta: of the whole tuning, in (0, 1).
-
-    Raises:
-        InvalidInput: an argument is out of its range.
-        DeltaUnreachable: no bound reaches delta.
-    """
-    protocol = protocol_of(title, runs)
-    spec = protocol.spec
-    epsilon = _cost(run, spec, delta)
-    sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
-    # Only the epsilon, which a curve may have computed in its process, takes long.
-    sentence = str(statement_of_tuning(epsilon, delta, run, protocol))
-    command = (
-        f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "
-        f"--steps {run.steps} --neighbours {run.neighbours} --protocol {spec} --delta {at}"
-    )
-    python = (
-        "import audit\n\n"
-        f"run = audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, sampling_rate={rate}, "
-        f"neighbours={run.neighbours!r})\n"
-        f'audit.tuning_cost(run, "{spec}", delta={at}).epsilon'
-    )
-    return Answer(
-        epsilon, run.epsilon(delta), protocol.expected_quantile(), sentence, command, python
-    )
+async def _smallest_cost(run: DpSgd, spec: str, delta: float) -> float:
+    """The cost of a tuning from another process; it is remembered here, too."""
+    if not calculator.is_known(run, spec, delta):
+        loop = asyncio.get_running_loop()
+        try:
+            epsilon = await loop.run_in_executor(_workers(), calculator.cost, run, spec, delta)
+        except BrokenProcessPool:  # it was killed; the next inputs start another one
+            _workers.cache_clear()
+            raise
+        calculator.remember(run, spec, delta, epsilon)
+    return calculator.cost(run, spec, delta)
 
 
 class _Figure:
     """Cost over the number of runs, one line per protocol, and the user's point."""
 
-    def __init__(self) -> None:
-        from bokeh.models import ColumnDataSource, FixedTicker, Legend, LegendItem
+    def __init__(self, show_legend: Callable[[str], None]) -> None:
+        from bokeh.models import ColumnDataSource, FixedTicker, NumeralTickFormatter
         from bokeh.plotting import figure
 
+        self._show_legend = show_legend
         self.plot = figure(
-            x_axis_type="log", height=500, sizing_mode="stretch_width", toolbar_location=None,
-            tools="", x_axis_label="expected number of runs", y_axis_label="ε of the tuning",
-            x_range=(1.8, 560), min_border_right=15,
+            x_axis_type="log", y_axis_type="log", height=420, sizing_mode="stretch_width",
+            toolbar_location=None, tools="", x_axis_label="expected number of runs",
+            y_axis_label="ε of the tuning", x_range=(1.8, 560), min_border_right=15,
         )  # fmt: skip
-        self.plot.y_range.start = 0.0
         self.plot.xaxis.ticker = FixedTicker(ticks=[2, 5, 10, 20, 50, 100, 200, 500])
-        self.lines = {}
-        items = []
-        for title, colour in zip(cases(RUNS[0]), itertools.cycle(_COLOURS), strict=False):
+        self.plot.yaxis.ticker = FixedTicker(
+            ticks=[digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
+        )
+        self.plot.yaxis.formatter = NumeralTickFormatter(format="0.[000000]")
+        self.colours = dict(
+            zip(calculator.cases(calculator.RUNS[0]), itertools.cycle(_COLOURS), strict=False)
+        )
+        self.points: dict[str, dict[int, float]] = {title: {} for title in self.colours}
+        self.lines: dict[str, Any] = {}
+        for title, colour in self.colours.items():
             self.lines[title] = ColumnDataSource({"x": [], "y": []})
             style = "dashed" if title.startswith("grid") else "solid"  # it may cover another line
-            line = self.plot.line(
+            self.plot.line(
                 "x", "y", source=self.lines[title], color=colour, line_width=3, line_dash=style
             )
-            items.append(LegendItem(label=title, renderers=[line]))
         self.point = ColumnDataSource({"x": [], "y": []})
-        point = self.plot.scatter("x", "y", source=self.point, size=15, color="black")
-        items.insert(0, LegendItem(label="yours", renderers=[point]))
-        legend = Legend(items=items, location="bottom_left", border_line_alpha=0, padding=0)
-        self.plot.add_layout(legend, "below")
+        self.plot.scatter("x", "y", source=self.point, size=15, color="black")
+
+    def clear(self) -> None:
+        """Removes all lines and the point."""
+        for title, source in self.lines.items():
+            self.points[title] = {}
+            source.data = {"x": [], "y": []}
+        self.point.data = {"x": [], "y": []}
+        self._show_legend("")
+
+    def mark(self, runs: int, epsilon: float) -> None:
+        """Moves the user's point."""
+        self.point.data = {"x": [runs], "y": [epsilon]}
+
+    def update(self, title: str, points: Mapping[int, float]) -> None:
+        """Adds points to a line, or moves them, and names every line that is drawn."""
+        before = self.points[title]
+        before |= {runs: epsilon for runs, epsilon in points.items() if epsilon > 0.0}
+        runs = sorted(before)
+        self.lines[title].data = {"x": runs, "y": [before[count] for count in runs]}
+        self._show_legend(
+            "".join(
+                f"<span style='white-space: nowrap; margin-right: 1.5em'><span style='display: "
+                f"inline-block; width: 1.8em; vertical-align: middle; border-top: 3px "
+                f"{'dashed' if name.startswith('grid') else 'solid'} {colour}'></span> "
+                f"{html.escape(name)}</span> "
+                for name, colour in self.colours.items()
+                if self.points[name]
+            )
+        )
 
 
-def _page() -> Any:
+class _Inputs:
+    """The fields of the page."""
+
+    def __init__(self) -> None:
+        import panel  # in the extra `app`
+
+        widgets = panel.widgets
+        self.noise = widgets.FloatInput(name="noise multiplier", value=1.1, start=1e-3, step=0.1)
+        self.rate = widgets.FloatInput(
+            name="sampling rate", value=0.01, start=1e-6, end=1.0, step=0.01
+        )
+        self.steps = widgets.IntInput(name="steps of one run", value=2000, start=1, end=10**6)
+        self.delta = widgets.FloatInput(
+            name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6, format="0.[000000000000000]"
+        )
+        self.title = widgets.Select(
+            name="How did you choose the candidates?",
+            groups=calculator.titles_by_choice(),
+            value=calculator.START,
+        )
+        self.runs = widgets.DiscreteSlider(
+            name="expected number of runs", options=list(calculator.RUNS), value=20
+        )
+        self.of_run = [self.noise, self.rate, self.steps, self.delta]
+        self.all = [*self.of_run, self.title, self.runs]
+        for widget in self.all:
+            widget.sizing_mode = "stretch_width"
+
+    def run(self) -> DpSgd:
+        """One run, for neighbours of the same, public number of records, as Opacus assumes."""
+        return DpSgd(self.noise.value, self.steps.value, self.rate.value, "zero-out")
+
+
+async def _improvements(
+    run: DpSgd, title: str, runs: int, delta: float
+) -> AsyncIterator[tuple[str, dict[int, float]]]:
+    """Points of curves by title: quick bounds, then the smallest; the chosen protocol first."""
+    titles = sorted(calculator.cases(runs), key=lambda name: name != title)
+    for name in titles:
+        with contextlib.suppress(InvalidInput, DeltaUnreachable):
+            yield name, await asyncio.to_thread(calculator.first_curve, run, name, runs, delta)
+    for name in titles:
+        for count in calculator.counts_of_curve(runs, refined=name == title):
+            spec = calculator.protocol_of(name, count).spec
+            with contextlib.suppress(InvalidInput, DeltaUnreachable):
+                yield name, {count: await _smallest_cost(run, spec, delta)}
+
+
+class _Page:
     """The page of one visitor."""
-    import panel  # in the extra `app`
 
-    run_inputs = [
-        panel.widgets.FloatInput(name="noise multiplier", value=1.1, start=1e-3, step=0.1),
-        panel.widgets.FloatInput(name="sampling rate", value=0.01, start=1e-6, end=1.0, step=0.01),
-        panel.widgets.IntInput(name="steps of one run", value=2000, start=1, end=10**6),
-        panel.widgets.FloatInput(name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6,
-                                 format="0.[000000000000000]"),
-    ]  # fmt: skip
-    protocol = panel.widgets.Select(
-        name="How did you choose the candidates?",
-        options=[*cases(RUNS[0])],
-        value="grid, every point once",
-    )
-    runs = panel.widgets.DiscreteSlider(
-        name="expected number of runs", options=list(RUNS), value=20
-    )
-    inputs = [*run_inputs, protocol, runs]
-    for one in inputs:
-        one.sizing_mode = "stretch_width"
-    texts = [panel.pane.HTML("", sizing_mode="stretch_width") for _ in range(4)]
-    cost, sentence, command, python = texts
-    figure = _Figure()
-    latest: list[object] = [None]
-    document = panel.state.curdoc
+    def __init__(self) -> None:
+        import panel
 
-    def draw(source: Any, x: list[float], y: list[float]) -> None:
-        # Another event may hold the lock of the document now.
-        document.add_next_tick_callback(lambda: setattr(source, "data", {"x": x, "y": y}))
+        self.inputs = _Inputs()
+        texts = [panel.pane.HTML("", sizing_mode="stretch_width") for _ in range(5)]
+        self.cost, self.sentence, self.command, self.python, self.legend = texts
+        self.figure = _Figure(lambda text: setattr(self.legend, "object", text))
+        self._latest: object = None
+        self._document = panel.state.curdoc
+        panel.bind(self.update, *self.inputs.all, watch=True)
+        panel.state.onload(self.update)
+        panel.state.on_session_destroyed(lambda _: self._stop())
 
-    def show(opacity: float) -> None:
-        for text in texts:
+    def _stop(self) -> None:
+        """Stops computing: the visitor left."""
+        self._latest = None
+
+    def _draw(self, change: Callable[[], None]) -> None:
+        """Changes the figure as soon as no other event holds the lock of the document."""
+        if self._latest is not None:
+            self._document.add_next_tick_callback(change)
+
+    def _set_opacity(self, opacity: float) -> None:
+        for text in (self.cost, self.sentence, self.command, self.python):
             text.styles = {"opacity": f"{opacity}"}
 
-    async def update(*_: Any) -> None:
-        latest[0] = mine = object()
-        show(0.3)  # the answer is that of earlier inputs
-        try:
-            noise, rate, steps = (part.value for part in run_inputs[:3])
-            run = DpSgd(noise, steps, rate, "zero-out")
-            delta, title, mean = run_inputs[3].value, protocol.value, runs.value
-            answer = await asyncio.to_thread(compute, run, title, mean, delta)
-        except (InvalidInput, DeltaUnreachable) as error:
-            for text in texts:
-                text.object = ""
-            sentence.object = f"<p id='error'>Error: {html.escape(str(error))}</p>"
-            show(1.0)
-            return
-        if latest[0] is not mine:
-            return
+    def _show_error(self, error: Exception) -> None:
+        for text in (self.cost, self.command, self.python):
+            text.object = ""
+        self.sentence.object = f"<p id='error'>Error: {html.escape(str(error))}</p>"
+        self._set_opacity(1.0)
+
+    def _show_answer(self, answer: calculator.Answer) -> None:
         quantile = "-" if answer.quantile is None else f"{answer.quantile:.3f}"
-        cost.object = (
+        self.cost.object = (
             "<p style='font-size: 18px'>Cost of the tuning: ε = "
             f"<b id='cost'>{format_rounded(answer.epsilon, up=True)}</b><br>Cost of one run: ε = "
             f"<span id='run'>{format_rounded(answer.one_run, up=True)}</span><br>Expected quantile "
             f"of the best candidate: <span id='quantile'>{quantile}</span></p>"
         )
-        sentence.object = f"<p id='sentence' style='font-size: 14px'>{answer.sentence}</p>"
+        self.sentence.object = f"<p id='sentence' style='font-size: 14px'>{answer.sentence}</p>"
         wrap = "style='white-space: pre-wrap; overflow-wrap: anywhere'"
-        command.object = f"<pre id='command' {wrap}>{answer.command}</pre>"
-        python.object = f"<pre id='python' {wrap}>{html.escape(answer.python)}</pre>"
-        show(1.0)
-        draw(figure.point, [mean], [answer.epsilon])
-        for line in figure.lines.values():
-            draw(line, [], [])
-        # The curves take longer, so they appear after the answer: the chosen protocol and the
-        # points near the answer first.
-        for name in sorted(cases(RUNS[0]), key=lambda name: name != title):
-            points: dict[float, float] = {}
-            counts = RUNS if name == title else {*_CURVE_RUNS, mean}
-            for count in sorted(counts, key=lambda count: abs(math.log(count / mean))):
-                try:
-                    epsilon = await _point_of_curve(run, protocol_of(name, count).spec, delta)
-                except (InvalidInput, DeltaUnreachable):
-                    continue
-                if latest[0] is not mine:
-                    return
-                points[count] = epsilon
-                draw(figure.lines[name], sorted(points), [points[x] for x in sorted(points)])
+        self.command.object = f"<pre id='command' {wrap}>{answer.command}</pre>"
+        self.python.object = f"<pre id='python' {wrap}>{html.escape(answer.python)}</pre>"
+        self._set_opacity(1.0)
 
-    panel.bind(update, *inputs, watch=True)
-    panel.state.onload(update)
-    content = panel.Column(
-        "# The privacy cost of tuning",
-        "The cost of training several models with DP-SGD and releasing the best one.",
-        panel.FlexBox(*(panel.Column(*part, min_width=300, max_width=420, margin=(0, 10))
-                        for part in (run_inputs, (protocol, runs, cost)))),
-        panel.pane.Bokeh(figure.plot, sizing_mode="stretch_width"),
-        "### Privacy statement", sentence,
-        "### On the command line", command,
-        "### In Python", python,
-        max_width=900, sizing_mode="stretch_width", styles={"margin": "auto"},
-    )  # fmt: skip
+    def _show_quick(self, epsilon: float) -> None:
+        self.cost.object = (
+            "<p style='font-size: 18px'>Cost of the tuning: ε ≤ "
+            f"<span id='quick'>{format_rounded(epsilon, up=True)}</span><br>"
+            "A smaller bound is being computed.</p>"
+        )
+        self.cost.styles = {"opacity": "1.0"}
+
+    async def _answer(self, token: object) -> None:
+        """Shows the answer as soon as another process has computed its epsilon."""
+        inputs = self.inputs
+        run, title, runs, delta = (
+            inputs.run(), inputs.title.value, inputs.runs.value, inputs.delta.value
+        )  # fmt: skip
+        spec = calculator.protocol_of(title, runs).spec
+        try:
+            epsilon = await _smallest_cost(run, spec, delta)
+            answer = await asyncio.to_thread(calculator.compute, run, title, runs, delta)
+        except (InvalidInput, DeltaUnreachable) as error:
+            if self._latest is token:
+                self._show_error(error)
+            return
+        if self._latest is token:
+            self._show_answer(answer)
+            self._draw(lambda: self.figure.mark(runs, epsilon))
+
+    async def update(self, *_: Any) -> None:
+        """Computes everything again: a quick bound, the answer, and the curves."""
+        self._latest = token = object()
+        self._set_opacity(0.3)  # the answer is that of earlier inputs
+        inputs = self.inputs
+        title, runs, delta = inputs.title.value, inputs.runs.value, inputs.delta.value
+        try:
+            run = inputs.run()
+            spec = calculator.protocol_of(title, runs).spec
+            quick = await asyncio.to_thread(calculator.quick_cost, run, spec, delta)
+        except (InvalidInput, DeltaUnreachable) as error:
+            self._show_error(error)
+            return
+        if self._latest is not token:
+            return
+        self._draw(self.figure.clear)
+        self._draw(lambda: self.figure.mark(runs, quick))
+        if not calculator.is_known(run, spec, delta):
+            self._show_quick(quick)
+        answering = asyncio.create_task(self._answer(token))
+        async for name, points in _improvements(run, title, runs, delta):
+            if self._latest is not token:
+                break
+            self._draw(functools.partial(self.figure.update, name, points))
+        await answering
+
+    @property
+    def content(self) -> Any:
+        """The page for Panel."""
+        import panel
+
+        inputs = self.inputs
+        return panel.Column(
+            "# The privacy cost of tuning",
+            "The cost of training several models with DP-SGD and releasing the best one.",
+            panel.FlexBox(*(panel.Column(*part, min_width=300, max_width=420, margin=(0, 10))
+                            for part in (inputs.of_run, (inputs.title, inputs.runs, self.cost)))),
+            panel.pane.Bokeh(self.figure.plot, sizing_mode="stretch_width"),
+            self.legend,
+            "Curves are drawn from quick upper bounds first and then refined in place.",
+            "### Privacy statement", self.sentence,
+            "### On the command line", self.command,
+            "### In Python", self.python,
+            max_width=900, sizing_mode="stretch_width", styles={"margin": "auto"},
+        )  # fmt: skip
+
+
+def _page() -> Any:
+    """The page of one visitor, as Panel serves it."""
+    import panel
+
     page = panel.Template(_TEMPLATE)
-    page.add_panel("content", content)
+    page.add_panel("content", _Page().content)
     return page
 
 
@@ -302,6 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.report_error(f"port must be free, got {port}: {checks.reason_of(error)}")
     _protect(server._tornado, server.port)
     server.start()
+    _workers().submit(calculator.cases, calculator.RUNS[0])  # the process imports its modules now
     with contextlib.suppress(RuntimeError):  # the loop of a notebook is running already
         server.io_loop.start()
     return console.OK

@@ -17,6 +17,7 @@ from audit.errors import InvalidInput
 WRONG, VOID = 1, 3
 SECONDS = 20.0
 
+_WRONG_LINE = "wrong: "
 _CODES = {Status.CORRECT: console.OK, Status.WRONG: WRONG, Status.VOID: VOID}
 
 
@@ -104,10 +105,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     if allowed is not None and signer is None:
         print("wrong: the signature is not that of an allowed signer for this file")
         for line in verdict.lines:
-            print(f"  apart from the signature: {line}")
+            print(console.wrap(f"  apart from the signature: {line}", "    "))
         return WRONG
     for line in verdict.lines:
-        print(line)
+        # What is wrong stays on one line, as errors do, so that programs find it.
+        print(line if line.startswith(_WRONG_LINE) else console.wrap(line, "    "))
     if signer is not None:
         print(f"signature: valid, by {signer!a}")
     elif key is None and verdict.status is not Status.WRONG:

@@ -11,7 +11,14 @@ from audit import checks
 from audit.arrays import FloatArray
 from audit.numerics import format_exact
 from audit.protocols.adaptive_density import MIN_RUNS, confidence_density, covariance
-from audit.protocols.base import CandidateSpace, Case, FinishedRun, Point, SimulatedTunings
+from audit.protocols.base import (
+    USES_RESULTS,
+    CandidateSpace,
+    Case,
+    FinishedRun,
+    Point,
+    SimulatedTunings,
+)
 from audit.protocols.random_search import RandomRuns
 from audit.protocols.statement import Statement
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial
@@ -70,7 +77,7 @@ class Adaptive(RandomRuns):
     def cases(cls, runs: float) -> list[Case]:
         low, high = _DENSITY_RANGE
         search = cls(TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs), low, high)
-        return [Case(f"adaptive within [{low:g}, {high:g}], logarithmic K", search)]
+        return [Case(f"adaptive within [{low:g}, {high:g}], logarithmic K", search, USES_RESULTS)]
 
     @cached_property
     def statement(self) -> Statement:

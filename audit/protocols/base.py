@@ -98,6 +98,10 @@ class SimulatedTunings(Interface):
         ...
 
 
+USES_RESULTS = "with earlier results"
+"""How candidates are chosen by an optimiser, or by hand; see `Case.chosen`."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One setting of a protocol in comparisons and in the calculator.
@@ -105,6 +109,7 @@ class Case:
     Attributes:
         title: the setting in words.
         protocol: the protocol with about the wanted expected number of runs.
+        chosen: how candidates are chosen, in words that continue "candidates are chosen".
 
     Example:
         >>> from audit.protocols import RandomSearch
@@ -114,6 +119,7 @@ class Case:
 
     title: str
     protocol: "Protocol"
+    chosen: str = "at random"
 
 
 class Protocol(ABC):

@@ -79,10 +79,10 @@ class Grid(Protocol):
 
     @classmethod
     def cases(cls, runs: float) -> list[Case]:
-        count = whole_runs(runs)
+        count, chosen = whole_runs(runs), "from a list fixed beforehand"
         return [
-            Case("grid, every point once", cls(count)),
-            Case("grid, every point with chance 1/2", cls(2 * count, 0.5)),
+            Case("grid, every point once", cls(count), chosen),
+            Case("grid, every point with chance 1/2", cls(2 * count, 0.5), chosen),
         ]
 
     @cached_property

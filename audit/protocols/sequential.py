@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from audit import checks
-from audit.protocols.base import Case, Protocol, whole_runs
+from audit.protocols.base import USES_RESULTS, Case, Protocol, whole_runs
 from audit.repetitions import MAX_RUNS
 
 
@@ -45,7 +45,7 @@ class Sequential(Protocol):
 
     @classmethod
     def cases(cls, runs: float) -> list[Case]:
-        return [Case("chosen by results (TPE, by hand)", cls(whole_runs(runs)))]
+        return [Case("chosen by results (TPE, by hand)", cls(whole_runs(runs)), USES_RESULTS)]
 
     @property
     def mean_runs(self) -> float:

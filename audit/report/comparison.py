@@ -26,7 +26,7 @@ from audit.game.store import is_started, read_settings, write_text
 from audit.numerics import format_exact
 from audit.report import pictures, results, summary, tables
 from audit.report.results import BudgetResult, Report, UpperResult
-from audit.report.text import rounded_down, rounded_up
+from audit.report.text import rounded_down, rounded_up, wrapped
 from threat_models import THREATS
 from threat_models.datasets import FOREIGN
 
@@ -225,7 +225,8 @@ def to_text(audits: Sequence[Audit]) -> str:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines_of_rows = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
         blocks.append("\n".join([title, *lines_of_rows]))
-    text = "\n\n".join([*blocks, "\n".join(_notes(audits))])
+    notes = ["\n".join(wrapped(note)) for note in _notes(audits)]
+    text = "\n\n".join([*blocks, "\n".join(notes)])
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -11,7 +11,7 @@ from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
-from audit.report.text import rounded_down, rounded_up
+from audit.report.text import format_epsilon, rounded_down, rounded_up
 
 _FIGURES = {
     "figure.png": "Upper bounds from theory, and lower bounds from the trials.",
@@ -40,9 +40,9 @@ def html(report: Report, folder: Path) -> str:
     threat, training_set, canary = row_of_table(report.config)
     title = f"Audit: {threat}, training set {training_set}, canary {canary}"
     body = [f"<h1>{escape(title)}</h1>"]
+    body += _answer(report)
     for result in report.results:
-        answer = f'<p class="claim">{escape(_answer(report, result))}</p>'
-        body += [answer, *_contradiction(result)]
+        body += _contradiction(result)
     for name, words in _FIGURES.items():
         if (folder / name).is_file():
             png = base64.b64encode((folder / name).read_bytes()).decode("ascii")
@@ -62,24 +62,36 @@ def html(report: Report, folder: Path) -> str:
     return document(title, body, "alarm" if alarm else "")
 
 
-def _answer(report: Report, result: BudgetResult) -> str:
-    recommended = report.recommended
-    bound = result.lower_bounds[recommended.proxy][recommended.key]
-    shown = (
-        f"The budget of one run is epsilon {format_exact(result.epsilon_base)}. The attack shows "
-        f"that the tuning leaks at least epsilon {rounded_down(bound.epsilon)} at "
-        f"delta = {format_exact(report.config.delta)}, with "
-        f"{100 * bound.confidence:g} % confidence"
+def _answer(report: Report) -> Iterator[str]:
+    """One table: for every budget, one run, both bounds, and what the trials could show."""
+    bound = report.reported(0)
+    several = ", not jointly" if len(report.results) > 1 else ""
+    yield (
+        f'<p class="claim">With {100 * bound.confidence:g} % confidence{several}, the tuning leaks '
+        f"at least eps_L at delta = {format_exact(report.config.delta)}. It leaks at most eps_U, "
+        "the smallest upper bound that is valid for this audit.</p>"
     )
-    upper = result.smallest_upper
-    if upper is not None and upper.epsilon is not None:
-        shown += f"; it leaks at most {rounded_up(upper.epsilon)} ({upper.name})"
-    detectable = (
-        f"{bound.pooled.trials:,} trials can show at most epsilon {rounded_up(result.ceiling)}"
-    )
-    if upper is not None and result.games_needed is not None:
-        detectable += f"; at least {result.games_needed:,} are needed to show the upper bound"
-    return f"{shown}. {detectable}."
+    rows = []
+    for budget, result in enumerate(report.results):
+        upper, one_run = result.smallest_upper, result.upper_bounds.get("base")
+        needed = result.games_needed
+        rows.append(
+            [
+                format_epsilon(one_run),
+                rounded_down(report.reported(budget).epsilon),
+                format_epsilon(upper),
+                "-" if upper is None else upper.name,
+                rounded_up(result.ceiling),
+                "-" if needed is None else f"{needed:,}",
+                format_exact(result.epsilon_base),
+            ]
+        )
+    heads = [
+        "one run leaks at most", "eps_L", "eps_U", "bound of eps_U",
+        f"largest eps_L that {bound.pooled.trials:,} trials can show", "trials to show eps_U",
+        "eps_B of the papers (one run, by Renyi divergences)",
+    ]  # fmt: skip
+    yield table(heads, rows, numbers=(0, 1, 2, 4, 5, 6))
 
 
 def _contradiction(result: BudgetResult) -> Iterator[str]:
@@ -94,8 +106,12 @@ def _contradiction(result: BudgetResult) -> Iterator[str]:
 
 
 def _of_budget(result: BudgetResult) -> Iterator[str]:
-    setting = f"eps_B = {format_exact(result.epsilon_base)}, score {escape(result.score)}"
-    yield f"<h2>Upper bounds at {setting}</h2>"
+    one_run = format_epsilon(result.upper_bounds.get("base"))
+    setting = (
+        f"if one run leaks {one_run} (eps_B = {format_exact(result.epsilon_base)}), score "
+        f"{escape(result.score)}"
+    )
+    yield f"<h2>Upper bounds {setting}</h2>"
     yield table(
         ["upper bound", "epsilon", "validity", "assumptions"],
         [
@@ -110,7 +126,7 @@ def _of_budget(result: BudgetResult) -> Iterator[str]:
         ],
         numbers=(1,),
     )
-    yield f"<h2>Lower bounds at {setting}</h2>"
+    yield f"<h2>Lower bounds {setting}</h2>"
     yield (
         "<p>The bound to report was chosen before the first trial, so it has the stated "
         "confidence. Each other bound has this confidence on its own, not jointly: the largest "

@@ -18,12 +18,14 @@ from audit.claims import Kind
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.game.store import written_completely
+from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (
     ALL_RUNS,
     PAPER_PROTOCOL,
     UNCORRECTED,
     VALID,
+    BudgetResult,
     Report,
     row_of_table,
     way_of_tuning,
@@ -36,7 +38,7 @@ _PROXIES = {
     "lambda_b": (r"$\lambda_b$", 1, "s"),
     "lambda_c": (r"$\lambda_c$", 5, "v"),
 }
-_BUDGET = r"budget of one run, $\varepsilon_B$"
+_BUDGET = r"$\varepsilon$ of one run (in brackets: $\varepsilon_B$ of the papers)"
 _STYLES_OF_ANY_SCORE = (":", "-.", "-")
 _COLOURS_OF_ANY_SCORE = (3, 4, 2, 8)
 _ONE_RUN = "one run"
@@ -174,6 +176,15 @@ class _Label:
     bold: bool = False
 
 
+def _budget(result: BudgetResult) -> str:
+    """The exact epsilon of one run, and the papers' value in brackets."""
+    exact = result.upper_bounds.get("base")
+    papers = f"{result.epsilon_base:g}"
+    if exact is None or exact.epsilon is None:
+        return f"({papers})"
+    return f"{format_rounded(exact.epsilon, up=True, digits=3)} ({papers})"
+
+
 def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]:
     """Draws a group of markers and lines for every budget eps_B; labels are for the last group."""
     results = report.results
@@ -182,7 +193,7 @@ def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]
         *_draw_upper(axes, report, colours, scale),
         *_draw_lower(axes, report, colours, scale),
     ]
-    axes.set_xticks(range(len(results)), [f"{result.epsilon_base:g}" for result in results])
+    axes.set_xticks(range(len(results)), [_budget(result) for result in results])
     axes.set_xlim(-0.6, len(results) - 0.4)
     axes.set_ylim(bottom=0.0)
     axes.grid(False, axis="x")
@@ -318,7 +329,7 @@ def draw_scores(report: Report, trials: Mapping[tuple[int, int], Trials], path: 
                 inside = score[(bit == side) & np.isfinite(score)]
                 share = np.histogram(inside, edges)[0] / max(len(inside), 1)
                 axes.stairs(share, edges, color=colour, linestyle=style, lw=2.2, label=title)
-            axes.set_title(rf"$\varepsilon_B$ = {results[budget].epsilon_base:g}")
+            axes.set_title(f"one run: {_budget(results[budget])}")
             axes.set_xlabel(f"score ({config.score})")
             axes.tick_params(axis="x", rotation=30)
         panels[0].set_ylabel("share of the trials")

@@ -52,7 +52,7 @@ def rounded_up(value: float, places: int = 3) -> str:
     return format_places(value, up=True, places=places)
 
 
-def _wrapped(text: str, mark: str = "") -> list[str]:
+def wrapped(text: str, mark: str = "") -> list[str]:
     """A paragraph in lines that fit, with a hanging mark on its left."""
     first = f"{mark} " if mark else ""
     return textwrap.wrap(
@@ -70,7 +70,7 @@ def _attacked(report: Report) -> list[str]:
     tuning = way_of_tuning(config)
     protocol = "random search" if is_search(config) else "protocol"
     repeats = f" x {config.repeats} repeats" if config.repeats > 1 else ""
-    return _wrapped(
+    return wrapped(
         f"Attacked: {protocol} {tuning}, score {config.score}, threat model {threat}, "
         f"training set {training_set}, canary {canary}; delta = {format_exact(config.delta)}, "
         f"{config.trials:,} trials{repeats} at each eps_B."
@@ -93,9 +93,9 @@ def _answer(report: Report) -> Iterator[str]:
         needed = result.games_needed
         rows.append(
             [
-                _epsilon(one_run),
+                format_epsilon(one_run),
                 rounded_down(report.reported(budget).epsilon),
-                _epsilon(upper),
+                format_epsilon(upper),
                 rounded_up(result.ceiling),
                 "-" if needed is None else f"{needed:,}",
                 format_exact(result.epsilon_base),
@@ -109,14 +109,14 @@ def _answer(report: Report) -> Iterator[str]:
     confidence = f"{100 * bound.confidence:g} % confidence"
     recommended = report.recommended
     several = " at each eps_B, not jointly" if len(report.results) > 1 else ""
-    yield from _wrapped(
+    yield from wrapped(
         f"eps_L holds with {confidence}{several}: {recommended.key} from {recommended.proxy}, "
         "chosen before the first trial."
     )
     smallest = [result.smallest_upper for result in report.results]
     names = dict.fromkeys(one.name for one in smallest if one is not None)
     if names:
-        yield from _wrapped(
+        yield from wrapped(
             f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
         )
 
@@ -126,7 +126,7 @@ def _chance(report: Report) -> Iterator[str]:
     confidence = report.config.confidence
     for result in report.results:
         for one in result.contradictions if result.contradiction is None else ():
-            yield from _wrapped(
+            yield from wrapped(
                 f"At eps_B = {format_exact(result.epsilon_base)}, {one.key} from {one.proxy} is "
                 f"above eps_U. For each lower bound, this happens by chance in up to "
                 f"{100 * (1 - confidence):.3g} % of audits. It is below eps_U when the "
@@ -143,10 +143,11 @@ def _conditions(report: Report) -> Iterator[str]:
         if conditions:
             yield title
             for condition in conditions:
-                yield from _wrapped(condition, "-")
+                yield from wrapped(condition, "-")
 
 
-def _epsilon(bound: UpperResult | None) -> str:
+def format_epsilon(bound: UpperResult | None) -> str:
+    """The epsilon of an upper bound, rounded to its safe side; a dash if there is none."""
     if bound is None or bound.epsilon is None:
         return "-"
     return (rounded_down if bound.label == "attained" else rounded_up)(bound.epsilon)
@@ -174,7 +175,7 @@ class _Footnotes:
     @property
     def lines(self) -> list[str]:
         """The footnotes."""
-        found = [_wrapped(words, f"{mark:>3}") for words, mark in self.conditions.items()]
+        found = [wrapped(words, f"{mark:>3}") for words, mark in self.conditions.items()]
         return ["Conditions:", *(line for lines in found for line in lines)] if found else []
 
 
@@ -206,7 +207,7 @@ def _bounds(report: Report, notes: _Footnotes) -> Iterator[str]:
             yield ""
         yield " " * wide + _columns(budgets[part], _COLUMN) + "   conditions"
         for (title, rows), of_group in zip(groups, marks, strict=True):
-            yield from _wrapped(title)
+            yield from wrapped(title)
             for row, mark in zip(rows, of_group, strict=True):
                 cells = _columns(row.cells[part], _COLUMN).ljust(_COLUMN * len(budgets[part]))
                 yield f"  {row.name:{wide - 2}}{cells}   {mark}".rstrip()
@@ -264,7 +265,7 @@ def _upper_row(report: Report, name: str) -> tuple[str, _Row | None]:
     known = [bound for bound in bounds if bound.epsilon is not None]
     if not known:
         return "", None
-    cells = [_epsilon(result.upper_bounds.get(name)) for result in report.results]
+    cells = [format_epsilon(result.upper_bounds.get(name)) for result in report.results]
     conditions = _parts(bound.assumes for bound in known)
     label = known[0].label
     if label == "valid":
@@ -284,20 +285,20 @@ def _parts(texts: Sequence[str] | Iterator[str]) -> list[str]:
 
 def _remarks(report: Report) -> Iterator[str]:
     config = report.config
-    yield from _wrapped(f"Engine {report.engine.name}: {report.engine.reason}.")
+    yield from wrapped(f"Engine {report.engine.name}: {report.engine.reason}.")
     for line in (*_records(report), *_candidates(report.candidates)):
-        yield from _wrapped(line)
+        yield from wrapped(line)
     yield from _rounding(report)
     if config.stop_at:
         counts = [result.lower_bounds["lambda_a"] for result in report.results]
         played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
-        yield from _wrapped(
+        yield from wrapped(
             f"Stopped when eps_L = {config.stop_at:g} was shown, or at the last trial: after "
             f"{', '.join(f'{count:,}' for count in played)} of {config.trials:,} trials. All "
             "analyses of the results share the error."
         )
     if "lambda_c" in report.proxies:
-        yield from _wrapped(
+        yield from wrapped(
             "lambda_a is from the final run; lambda_c is the likelihood ratio of the tuning's "
             "winner and the final run together, without X."
             if config.parsed_protocol.trains_on_subset
@@ -309,7 +310,7 @@ def _remarks(report: Report) -> Iterator[str]:
 def _rounding(report: Report) -> Iterator[str]:
     """The sensitivity of a step whose operands are rounded."""
     if report.precision:
-        yield from _wrapped(report.precision.sensitivity)
+        yield from wrapped(report.precision.sensitivity)
 
 
 def _diverged(report: Report) -> Iterator[str]:
@@ -317,7 +318,7 @@ def _diverged(report: Report) -> Iterator[str]:
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
         runs = sum(result.runs for result in report.results)
-        yield from _wrapped(
+        yield from wrapped(
             f"{diverged} of {runs} runs diverged (weights or score not finite) and were not "
             "released."
         )
@@ -351,7 +352,7 @@ def _contradictions(report: Report) -> Iterator[str]:
         found = result.contradiction
         if found is not None:
             share = 100 * (1 - report.config.confidence)
-            yield from _wrapped(
+            yield from wrapped(
                 f"WARNING: CONTRADICTION at eps_B = {format_exact(result.epsilon_base)}: eps_L = "
                 f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "
                 f"{rounded_up(found.upper)} ({found.upper_bound}). It remains when the "

@@ -78,6 +78,12 @@ def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     return [_curve(pair, protocol.repetitions, low=low, high=high) for pair in base.pairs]
 
 
+def _preview(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
+    """The adaptive bound, without its error."""
+    curves = adaptive_curves(base, protocol)
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
 @bound(
     "adaptive",
     100,
@@ -85,6 +91,7 @@ def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     about=("any base",),
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive (any score)",
+    preview=_preview,
 )
 def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions."""

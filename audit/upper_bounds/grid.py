@@ -26,6 +26,7 @@ _MAX_POINTS, _FEW_POINTS = 1 << 16, 1 << 12
 # Shares of delta for events beyond the cut. Every share gives a valid bound. A hull in logarithms
 # interpolates to events with a tiny 1-s, so on rarely sampled batches larger cuts give less.
 _SHARES = (1e-6, 1e-2, 0.1, 0.3)
+_PREVIEW_SHARE = 1e-2
 # Relative gain below which no further share is tried.
 _SUFFICIENT = 1e-3
 # Change of log(b/a) beyond which a piece of the curve of products is divided, and its largest
@@ -238,6 +239,21 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
     )
 
 
+def _preview(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
+    """The grid bound from few points of the curve, for one share of delta beyond the cut.
+
+    Every share and every number of points give a valid bound, because the curve is rounded up.
+    """
+    inclusion = protocol.inclusion
+    if protocol.candidates * inclusion <= delta:
+        return BoundValue(0.0)
+    curves = [
+        GridCurve(*side, inclusion, _PREVIEW_SHARE * delta, _FEW_POINTS)
+        for side in sides(base, protocol)
+    ]
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
 @bound(
     "grid",
     100,
@@ -246,6 +262,7 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
     protocol=Grid,
     title=r"$\varepsilon_U$ grid (any score)",
     exceeds=_exceeds,
+    preview=_preview,
 )
 def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the grid bound gives at delta, over both directions."""

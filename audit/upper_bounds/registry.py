@@ -61,6 +61,7 @@ class Entry:
     # whether it is computed after all others, if its quick test leaves it a chance to be smallest
     deferred: bool = False
     is_quick: bool = False  # whether it is fast and at most slightly above the smallest bound
+    preview: Body | None = None  # a faster computation, whose value is at least that of the bound
 
     def is_above(self, epsilon: float, base: Mechanism, protocol: Protocol, delta: float) -> bool:
         """Whether a quick test shows that the bound does not gain, for parsed arguments."""
@@ -111,6 +112,7 @@ def bound(
     exceeds: Exceeds | None = None,
     deferred: bool = False,
     is_quick: bool = False,
+    preview: Body | None = None,
 ) -> Callable[[Body], Bound]:
     """Registers a bound.
 
@@ -142,6 +144,7 @@ def bound(
             exceeds,
             deferred,
             is_quick,
+            preview,
         )
         _ENTRIES[protocol, name] = entry
         return function

@@ -13,7 +13,7 @@ def failures(study: pd.DataFrame, alpha: float = 0.05) -> pd.DataFrame:
     Each row is tested by a one-sided binomial test, with Bonferroni's correction for all rows.
     """
     claimed = study.loc[study["claimed"]]
-    p_value = stats.binom.sf(claimed["violations"] - 1, claimed["games"], alpha)
+    p_value = stats.binom.sf(claimed["violations"] - 1, claimed["audits"], alpha)
     return pd.DataFrame(claimed[p_value < FALSE_ALARM / max(len(claimed), 1)])
 
 
@@ -25,4 +25,4 @@ def merge_mechanisms(study: pd.DataFrame) -> pd.DataFrame:
     """
     claimed = study.loc[study["claimed"]]
     by = ["trials", "estimator", "rule", "claimed"]
-    return claimed.groupby(by, as_index=False, sort=False)[["games", "violations"]].sum()
+    return claimed.groupby(by, as_index=False, sort=False)[["audits", "violations"]].sum()

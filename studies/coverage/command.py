@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parts.append(part)
         row = part.iloc[0]
         print(
-            f"{row['mechanism']:32} {row['trials']:7d} trials  {row['games']:4d} audits  "
+            f"{row['mechanism']:32} {row['trials']:7d} trials  {row['audits']:4d} audits  "
             f"{row['estimator']} {row['mean']:.3f} of {row['truth']:.3f}, "
             f"violations {row['rate']:.1%}",
             flush=True,

@@ -1,8 +1,12 @@
-"""Estimators that only the study uses: sequential analyses, and the bounds of jax_privacy."""
+"""Estimators that only the study uses: sequential analyses, and those of other projects."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import Estimator, LowerBound, Scan, SequentialPlan, doubling_sizes
@@ -76,10 +80,48 @@ class JaxPrivacy(Estimator):
         return self.result(float(epsilon), scores, alpha)
 
 
-def jax_privacy_estimators() -> list[Estimator]:
-    """The estimators of jax_privacy; none if it is not installed."""
-    try:
+class PrivacyGuard(Estimator):
+    """The empirical epsilon of PrivacyGuard (Meta), with Clopper-Pearson intervals.
+
+    It is the largest value over all thresholds of the same scores, each with two-sided intervals of
+    95 %, whatever the confidence asked for. Nothing corrects for the choice of the threshold, so it
+    is not a bound at a stated confidence.
+
+    Attributes:
+        results: the class `privacy_guard.analysis.mia.mia_results.MIAResults`.
+    """
+
+    name: ClassVar[str] = "PrivacyGuard"
+
+    def __init__(self, results: Callable[..., Any]) -> None:
+        self.results = results
+
+    @property
+    def rule_name(self) -> str:
+        return "max over thresholds"
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(Kind.UNCORRECTED, "PrivacyGuard", assumptions=(Assumption.INDEPENDENT_TRIALS,))
+
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
+        import torch
+
+        sides = (torch.from_numpy(side.copy()) for side in (scores.in_scores, scores.out_scores))
+        with np.errstate(all="ignore"):  # it takes logarithms of negative numbers for its log file
+            _, _, epsilon = self.results(*sides).compute_acc_auc_ci_epsilon(delta)
+        return self.result(max(float(epsilon), 0.0), scores, alpha)
+
+
+def estimators_of_others() -> list[Estimator]:
+    """The estimators of jax_privacy and PrivacyGuard, of those that are installed."""
+    found: list[Estimator] = []
+    with contextlib.suppress(ImportError):
         from jax_privacy import auditing
-    except ImportError:
-        return []
-    return [JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split")]
+
+        found += [JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split")]
+    with contextlib.suppress(ImportError):
+        from privacy_guard.analysis.mia.mia_results import MIAResults
+
+        found.append(PrivacyGuard(MIAResults))
+    return found

@@ -17,13 +17,13 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
     flagged_rows = failures(study)
     key = ["mechanism", "trials", "estimator", "rule"]
     flagged = set(flagged_rows[key].itertuples(index=False, name=None))
-    largest = claimed[claimed["games"] >= _MIN_AUDITS_FOR_MAXIMUM]["rate"].max()
+    largest = claimed[claimed["audits"] >= _MIN_AUDITS_FOR_MAXIMUM]["rate"].max()
     lines = [
         "# Coverage",
         "",
         "This page shows how often a lower bound with 95 % confidence exceeds the true epsilon,",
         "for mechanisms whose epsilon is known exactly. [The full table](coverage.csv) also has",
-        "the number of audits (column `games`), the standard deviation and the time of every",
+        "the number of audits (column `audits`), the standard deviation and the time of every",
         "estimator. This command repeats the study:",
         "",
         f"    {command}",
@@ -48,10 +48,11 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
         "  `canaries apart`, the scores are independent. In `canaries unequal`, half of them have",
         "  no effect. In `canaries alike`, all canaries share one random size, so bounds for",
         "  independent canaries are not valid.",
-        "- `jax_privacy` is the estimator of another project, jax_privacy.",
+        "- `jax_privacy` and `PrivacyGuard` are estimators of other projects. The latter is the",
+        "  largest value over all thresholds, without a correction.",
     ]
     for trials, part in study.groupby("trials"):
-        lines += ["", f"## {trials:,} + {trials:,} trials, {part['games'].max()} audits"]
+        lines += ["", f"## {trials:,} + {trials:,} trials, {part['audits'].max()} audits"]
         for kind, rows in part.groupby(part["mechanism"].map(_kind), sort=False):
             lines += ["", f"### {kind}, {trials:,} + {trials:,}", "", *_table(rows, flagged)]
     return "\n".join(lines) + "\n"

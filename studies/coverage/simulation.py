@@ -15,7 +15,7 @@ from audit.lower_bounds import LowerBound, all_estimators, pooled_bounds
 from audit.lower_bounds.scores import Scores
 from audit.processes import loky_options
 from studies.coverage.canaries import CanaryRun, canary_runs
-from studies.coverage.estimators import LargestOverAnalyses, jax_privacy_estimators
+from studies.coverage.estimators import LargestOverAnalyses, estimators_of_others
 from studies.coverage.mechanisms import (
     DELTA,
     GAUSSIAN_ERROR,
@@ -31,7 +31,7 @@ DEFAULT_AUDITS = 100
 """The number of audits for other numbers of trials."""
 
 # These are slow, and omitted above the given numbers of trials: the pooled runs, which are E[K]
-# times as many as the trials; the bounds of jax_privacy; and runs with many canaries.
+# times as many as the trials; the estimators of other projects; and runs with many canaries.
 _MAX_POOLED_TRIALS = 10_000
 _MAX_CANARY_TRIALS = 1_000
 _SEQUENTIAL_MECHANISMS = ("pure noise", "Gaussian mu=1.5")
@@ -72,7 +72,7 @@ def simulate_audits(
         ),
         *(LargestOverAnalyses(planned) for planned in (True, False) if sequential),
         *mechanism.own_estimators,
-        *(jax_privacy_estimators() if trials <= _MAX_POOLED_TRIALS else []),
+        *(estimators_of_others() if trials <= _MAX_POOLED_TRIALS else []),
     ]
     pooled = mechanism.known >= MONOTONE and mechanism.repetitions is not None
     pooled = pooled and trials <= _MAX_POOLED_TRIALS
@@ -152,7 +152,7 @@ class _Tally:
             "label": bound.label,
             "claimed": bound.valid,
             "truth": epsilon,
-            "games": len(found),
+            "audits": len(found),
             "violations": violations,
             "rate": violations / len(found),
             "rate_low": float(interval.low),

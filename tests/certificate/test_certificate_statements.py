@@ -25,6 +25,7 @@ from audit.certificate import (
     model_hash,
     schema,
     sign,
+    text,
 )
 from audit.certificate.conditions import AS_STATED
 
@@ -72,6 +73,19 @@ def test_declared_statements(certificate: Certificate, tmp_path: Path) -> None:
     assert certificate.not_stated[0] == "responsible"
     alone = certificate.declare(earlier_spending=()).as_dict()["total"]
     assert alone == {"epsilon": certificate.numbers.epsilon, "delta": 1e-5}
+
+
+def test_a_clipping_norm_of_the_space_is_stated(certificate: Certificate) -> None:
+    def stated(prior: dict[str, str], **declared: float) -> str:
+        other = replace(certificate, study=replace(certificate.study, prior=prior))
+        return dict(text.statements(other.declare(**declared)))["Clipping norm"]
+
+    assert stated({"learning_rate": "0.1"}) == "not stated"
+    assert stated({"learning_rate": "0.1"}, max_grad_norm=0.5) == "0.5"
+    space = {"max_grad_norm": "uniform among [0.5, 1.0]", "learning_rate": "0.1"}
+    chosen = 'chosen in the search space ("max_grad_norm: uniform among [0.5, 1.0]")'
+    assert stated(space) == chosen
+    assert stated(space, max_grad_norm=1.0) == f"1, and {chosen}"
 
 
 @pytest.mark.parametrize(

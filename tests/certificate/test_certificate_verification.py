@@ -36,12 +36,18 @@ def test_a_certificate_round_trips_through_json(certificate: Certificate, tmp_pa
     assert isinstance(again.numbers, Numbers)
 
 
+def unwrapped(out: str) -> list[str]:
+    """The lines of an answer before they were wrapped at the width of the terminal."""
+    assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("wrong: "))
+    return re.sub(r"\n {4,}", " ", out).splitlines()
+
+
 def test_correct_certificate(
     certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     certificate.with_evidence(0.1, 0.95, 100, 200).save(tmp_path / "c.json")
     assert verify.main([str(tmp_path / "c.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out)
     assert re.fullmatch(
         r"correct: \([\d.]+, 1e-05\)-DP by region, if the 14 conditions on trust hold", lines[0]
     )
@@ -239,7 +245,7 @@ def test_a_certificate_of_larger_bounds_stays_correct(
     path = tmp_path / "old.json"
     path.write_text(json.dumps(larger_costs(certificate, 1.2, run, attained)))
     assert verify.main([str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out)
     today = costs_of(certificate.base, certificate.protocol, certificate.delta).smallest
     bound = re.escape(rounded_up(today.epsilon))
     words = rf"correct; today's bound is {bound}: \([\d.]+, 1e-05\)-DP by {today.name}"

@@ -21,17 +21,19 @@ import pytest
 
 import audit
 from audit.bounds import main as bounds
-from audit.commands import app
+from audit.commands import app, calculator
 from audit.errors import InvalidInput
 from audit.numerics import format_rounded
+from audit.upper_bounds.costs import TuningCosts
 
 IN_USE = os.strerror(errno.EADDRINUSE)
 RUN = audit.DpSgd(noise_multiplier=70.0, steps=300)
+START = audit.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01, neighbours="zero-out")
 
 
-@pytest.mark.parametrize("title", app.cases(10))
+@pytest.mark.parametrize("title", calculator.cases(10))
 def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = app.compute(RUN, title, 10, 1e-5)
+    answer = calculator.compute(RUN, title, 10, 1e-5)
     *lines, last = answer.python.splitlines()
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)
@@ -46,34 +48,78 @@ def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[
 
 
 def test_protocols_have_the_expected_number_of_runs() -> None:
-    for runs, title in itertools.product(app.RUNS, app.cases(10)):
-        mean = app.protocol_of(title, runs).mean_runs
+    for runs, title in itertools.product(calculator.RUNS, calculator.cases(10)):
+        mean = calculator.protocol_of(title, runs).mean_runs
         assert mean is None or mean == pytest.approx(runs, rel=0.02)
 
 
-def test_curves_continue_after_their_process_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_costs", {})
+def test_costs_continue_after_their_process_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calculator, "_costs", {})
 
     def cost() -> float:
-        return asyncio.run(app._point_of_curve(RUN, "fixed:2", 1e-5))
+        return asyncio.run(app._smallest_cost(RUN, "fixed:2", 1e-5))
 
     expected = audit.tuning_cost(RUN, "fixed:2", 1e-5).epsilon
     assert cost() == expected
-    monkeypatch.setattr(app, "tuning_cost", None)  # the answer at a point of a curve is known
-    assert app._cost(RUN, "fixed:2", 1e-5) == expected
-    (pid,) = app._curve_process()._processes
-    psutil.Process(pid).kill()
+    monkeypatch.setattr(calculator, "costs_of", None)  # a cost of another process is remembered
+    assert calculator.cost(RUN, "fixed:2", 1e-5) == expected
+    monkeypatch.setattr(calculator, "_costs", {})
+    for pid in app._workers()._processes:
+        psutil.Process(pid).kill()
     with pytest.raises(BrokenProcessPool):
         cost()
-    assert cost() > 0.0
-    app._curve_process().shutdown()
-    app._curve_process.cache_clear()
+    assert cost() == expected
+    app._workers().shutdown()
+    app._workers.cache_clear()
+
+
+def test_every_way_of_choosing_has_a_case() -> None:
+    ways = calculator.titles_by_choice()
+    assert list(ways) == ["at random", "with earlier results", "from a list fixed beforehand"]
+    kinds = {
+        way: {type(calculator.protocol_of(title, 20)).name for title in titles}
+        for way, titles in ways.items()
+    }
+    assert kinds == {
+        "at random": {"search", "until"},
+        "with earlier results": {"adaptive", "sequential"},
+        "from a list fixed beforehand": {"grid"},
+    }
+
+
+@pytest.mark.parametrize("title", calculator.cases(10))
+def test_first_curves_take_a_second_and_are_refined_downwards(title: str) -> None:
+    sigma = 1.1 + 1e-4 * list(calculator.cases(10)).index(title)  # nothing is remembered
+    run = audit.DpSgd(sigma, 2000, 0.01, "zero-out")
+    before = time.process_time()
+    curve = calculator.first_curve(run, title, 20, 1e-5)
+    # Measured: .3 to .7; two seconds leave room for a busy machine.
+    assert time.process_time() - before < 2.0
+    assert set(curve) == {2, 5, 20, 100, 500}
+    assert next(iter(curve)) == 20
+    assert list(dict(sorted(curve.items())).values()) == sorted(curve.values())
+    costs = TuningCosts(run, calculator.protocol_of(title, 20), 1e-5)
+    attained = max((row.epsilon for row in costs.attained), default=run.epsilon(1e-5))
+    assert attained <= curve[20]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", calculator.cases(10))
+def test_first_curves_are_at_least_the_smallest_bounds(title: str) -> None:
+    for run, delta in itertools.product((RUN, START), (1e-5, 1e-2)):
+        for runs in (2, 20):
+            spec = calculator.protocol_of(title, runs).spec
+            smallest = calculator.cost(run, spec, delta)
+            assert smallest <= calculator.quick_cost(run, spec, delta) * (1.0 + 1e-9)
+            assert calculator.quick_cost(run, spec, delta) <= 1.3 * smallest + 0.8
 
 
 def test_quantiles_are_those_of_the_best_of_independent_draws() -> None:
     for title in ("random search, fixed K", "grid, every point once"):
-        assert app.compute(RUN, title, 20, 1e-5).quantile == pytest.approx(20 / 21)
-    assert app.compute(RUN, "repeat until one is accepted", 20, 1e-5).quantile == 1 - 0.05 / 2
+        assert calculator.compute(RUN, title, 20, 1e-5).quantile == pytest.approx(20 / 21)
+    assert (
+        calculator.compute(RUN, "repeat until one is accepted", 20, 1e-5).quantile == 1 - 0.05 / 2
+    )
 
 
 def test_a_port_in_use_is_one_line() -> None:
@@ -92,7 +138,7 @@ def test_an_unknown_protocol_and_a_wrong_port_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(InvalidInput, match="protocol must be one of"):
-        app.compute(RUN, "guess", 20, 1e-5)
+        calculator.compute(RUN, "guess", 20, 1e-5)
     assert app.main(["--port", "70000"]) == 2
     assert capsys.readouterr().err.startswith("error: port must be")
 
@@ -213,7 +259,7 @@ def page() -> Iterator[Any]:
                 chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
                 chrome.get(address)
                 yield chrome
-            (curves,) = psutil.Process(server.pid).children()[-1:]
+            curves = psutil.Process(server.pid).children()[-1]
         finally:
             server.terminate()
         curves.wait(30.0)  # it ends with the server
@@ -249,11 +295,18 @@ def wait_for(page: Any, name: str, expected: str) -> float:
     return time.perf_counter() - start
 
 
+def background(page: Any, scheme: str) -> Any:
+    """The colour behind the page if the visitor prefers a scheme."""
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    return page.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+
 def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
     def rounded(run: audit.DpSgd, protocol: str) -> str:
         return format_rounded(audit.tuning_cost(run, protocol, delta=1e-5).epsilon, up=True)
 
-    wait_for(page, "cost", rounded(RUN, "grid:20"))
+    wait_for(page, "cost", rounded(START, "grid:20"))
     # Old numbers are dimmed until the new ones are there.
     page.execute_script(
         FIND + "const host = found[0].getRootNode().host; window.opacities = [];"
@@ -262,12 +315,14 @@ def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
     # A new noise multiplier, then another protocol, then another number of runs by the slider.
     inputs = page.execute_script(FIND + "return found", "input[type=text]")
     replace_all = "\ue009a\ue009"  # control and a, then control is released
-    inputs[0].send_keys(replace_all, "100\n")
-    run = audit.DpSgd(noise_multiplier=100.0, steps=300)
+    inputs[0].send_keys(replace_all, "2\n")
+    run = audit.DpSgd(2.0, 2000, 0.01, "zero-out")
     wait_for(page, "cost", rounded(run, "grid:20"))
     time.sleep(0.1)
     opacities = page.execute_script("return window.opacities")
     assert [value for value, _ in itertools.groupby(opacities)][-2:] == ["0.3", "1"]
+    light, dark = (background(page, scheme) for scheme in ("light", "dark"))
+    assert light != dark
     assert shown(page, "run") == format_rounded(run.epsilon(1e-5), up=True)
     assert shown(page, "quantile") == f"{20 / 21:.3f}"
     (protocol,) = page.execute_script(FIND + "return found", "select")
@@ -278,7 +333,7 @@ def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
     (runs,) = page.execute_script(FIND + "return found", ".noUi-handle")
     runs.send_keys("\ue014")  # the right arrow: 30 runs
     wait_for(page, "cost", rounded(run, "fixed:30"))
-    assert "--repetitions fixed:30" in (shown(page, "command") or "")
+    assert "--protocol fixed:30" in (shown(page, "command") or "")
     inputs[0].send_keys(replace_all, "\ue017\n")  # an empty field
     wait_for(page, "error", "Error: noise_multiplier must be in (0, inf), got None")
     # Nothing is wider than a phone, and nothing was fetched from another machine.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from html_page import Page
 
-from audit import lower_bounds, run
+from audit import html_page, lower_bounds, run
 from audit.report import __main__ as command
 from audit.report import page as page_of_report
 from audit.report import summary
@@ -32,9 +32,18 @@ def test_the_page_is_self_contained_and_begins_with_the_answer(
     page.feed(text)
     assert page.open == []
     assert page.fetched == []
-    assert text.index("<h1>") < text.index("The attack shows that the tuning leaks at least")
-    stated = float(re.search(r"60 trials can show at most epsilon ([\d.]+)", text)[1])  # type: ignore[index]
+    assert text.index("<h1>") < text.index("the tuning leaks at least eps_L") < text.index("<img")
+    assert text.count('class="claim"') == 1
+    answer = text[text.index("<table>") : text.index("</table>")]
+    assert "largest eps_L that 60 trials can show" in answer
+    one_run, lower, upper_bound, stated, _, papers = map(
+        float, re.findall(r'<td class="n">([\d.,]+)</td>', answer)
+    )
     report = summary.read(tmp_path / "audit" / "summary.json")
+    assert one_run == pytest.approx(report.results[0].upper_bounds["base"].epsilon, abs=1e-3)
+    assert one_run < 2.0 == papers  # the exact epsilon first, eps_B of the papers last
+    assert lower <= report.reported(0).epsilon
+    assert upper_bound >= report.results[0].smallest_upper.epsilon
     found = report.results[0].lower_bounds["lambda_a"]["scan:scan"].pooled
     detectable = lower_bounds.max_detectable_epsilon(found.trials_without, found.trials_with)
     assert stated - 1e-3 < detectable == report.results[0].ceiling <= stated
@@ -42,6 +51,18 @@ def test_the_page_is_self_contained_and_begins_with_the_answer(
     upper = report.results[0].smallest_upper
     assert lower_bounds.max_detectable_epsilon(needed // 2, needed // 2) >= upper.epsilon
     assert lower_bounds.max_detectable_epsilon(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
+
+
+def test_pages_have_colours_for_dark_screens_and_light_paper() -> None:
+    text = html_page.document("A title", ["<p>words</p>"])
+    dark = text.partition("@media screen and (prefers-color-scheme: dark)")[2]
+    named = set(re.findall(r"var\((--[a-z-]+)\)", text))
+    light_values, dark_values = (
+        dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]+)", part.partition("}")[0]))
+        for part in (text, dark)
+    )
+    assert named == set(light_values) == set(dark_values)
+    assert all(light_values[name] != dark_values[name] for name in named)
 
 
 def test_a_contradiction_is_stated_and_escaped() -> None:

@@ -131,7 +131,7 @@ def test_committed_study_is_complete_and_no_valid_estimator_fails() -> None:
     assert len(failures(committed)) == 0
     assert len(failures(merge_mechanisms(committed))) == 0
     assert set(committed["trials"]) == set(AUDITS)
-    expected = committed.groupby("trials")["games"].first().to_dict()
+    expected = committed.groupby("trials")["audits"].first().to_dict()
     assert expected == AUDITS
     page = coverage_page(committed, "python -m audit.coverage_study --seed 1")
     assert page == path.with_suffix(".md").read_text()

@@ -1,0 +1,17 @@
+import matplotlib.pyplot as plt
+
+import audit
+
+run = audit.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01)
+protocols = {
+    "an optimiser, or by hand": "sequential:20",
+    "a fixed list or number": "grid:20",
+    "Poisson number": "poisson:20",
+    "geometric number": "tnb:1,0.05",
+    "until one is good enough": "until:0.05",
+}
+costs = {name: audit.tuning_cost(run, spec, delta=1e-5).epsilon for name, spec in protocols.items()}
+plt.bar_label(plt.barh(list(costs), list(costs.values())), fmt="%.2f", padding=3)
+plt.axvline(run.epsilon(1e-5), color="black")
+plt.xlabel("ε of twenty runs (line: one run)")
+print(", ".join(f"{cost:.2f}" for cost in costs.values()))
