@@ -212,7 +212,7 @@ class Journal(Memory):
         self._checksum, self._lines = _checksum("", self.state() or {}), 0
         lines = self._read(self._records_path).split(b"\n")
         self._handed_over.clear()
-        found, ends = [], [""]
+        records, ends = [], [""]
         for number, line in enumerate(lines[:-1], 1):
             try:
                 row = json.loads(line)
@@ -224,7 +224,7 @@ class Journal(Memory):
                 else:
                     for name in ("point", "checked", "noises"):
                         row[name] = tuple(row[name])
-                    found.append(Record(**row))
+                    records.append(Record(**row))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise self._edited(self._records_path, f", got a damaged line {number}") from error
             self._checksum, self._lines = checksum, number
@@ -242,7 +242,7 @@ class Journal(Memory):
         if end != ends[-1]:  # a second death at this place must not leave two lines uncounted
             with self._written():
                 write_durably(self._end_path, ends[-1])
-        return found
+        return records
 
     def add(self, record: Record) -> None:
         self._append(json.loads(json.dumps(asdict(record))))

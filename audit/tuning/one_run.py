@@ -56,15 +56,15 @@ class Task:
             if self.devices is not None:
                 self.trial.device = self.devices.claim(stack)
             try:
-                found = self._attempted()
+                attempt = self._attempted()
             finally:
                 self.trial.checkpoints.discard()
         if self.trial.checkpoints.error:
             # The run has not lost: it continues when the study is resumed.
             raise InvalidInput(self.trial.checkpoints.error)
-        if found.interrupted or is_pending():
+        if attempt.interrupted or is_pending():
             raise KeyboardInterrupt
-        return found
+        return attempt
 
     def _attempted(self) -> Attempt:
         lost = Record(self.index, self.point, None)

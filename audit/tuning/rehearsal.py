@@ -70,7 +70,7 @@ class Rehearsal:
         """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
-        found, noises, watched, saved, longest = [], set[str](), False, 0, 0.0
+        outcomes, noises, watched, saved, longest = [], set[str](), False, 0, 0.0
         for index in indices:
             trial = self.trial(key, index)
             began = time.monotonic()
@@ -81,17 +81,17 @@ class Rehearsal:
             if alike := sorted(noises & {*noise}):
                 raise ProtocolViolation(seeded_alike(alike[0]))
             noises.update(noise)
-            found.append(outcome)
+            outcomes.append(outcome)
         if saved:
             check_resumption(self.outcome, self.trial())
         if accept is not None:
-            for one in found:
-                is_yes(accept(one))
+            for outcome in outcomes:
+                is_yes(accept(outcome))
         if save is not None and load is not None:
             with tempfile.TemporaryDirectory() as folder:
-                save(found[0].model, Path(folder) / "model")
+                save(outcomes[0].model, Path(folder) / "model")
                 load(Path(folder) / "model")
-        return Rehearsed(found, watched, longest)
+        return Rehearsed(outcomes, watched, longest)
 
 
 class Rehearsed(NamedTuple):

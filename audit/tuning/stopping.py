@@ -25,7 +25,7 @@ class Stopped:
 
     Attributes:
         best: the best of the finished runs.
-        runs: number of runs that had begun. It is no longer secret.
+        runs: number of runs that had begun or had been handed to a worker. It is no longer secret.
         cost: upper bound on the cost of the release.
         delta: delta of the release.
 

@@ -14,7 +14,7 @@ def gradients(weights, x, y):
     """Gradient of the cross-entropy of each record, [n, 64 * 10]."""
     scores = np.exp(x @ weights - (x @ weights).max(axis=1, keepdims=True))
     errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(10)[y]
-    return (x[:, :, None] * errors[:, None, :]).reshape(len(x), -1)
+    return (x[:, :, None] * errors[:, None, :]).reshape(len(x), weights.size)  # also for no record
 
 
 def train(trial, records):
@@ -29,6 +29,7 @@ def train(trial, records):
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
         noise = trial.noise_multiplier * generator.normal(size=rows.shape[1])
         noisy = (rows.sum(axis=0) + noise).reshape(weights.shape)
+        noisy = trial.watch.step(noisy, weights)  # in a study, only the rehearsal looks
         weights = weights - trial.candidate["learning_rate"] * noisy
         if (step + 1) % SAVE_EVERY == 0:
             trial.save_state(step + 1, generator=generator, weights=weights)

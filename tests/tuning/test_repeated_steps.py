@@ -16,6 +16,8 @@ from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning import snapshots
 from audit.tuning.attempts import PastAttempt, steps_taken
 from audit.tuning.checkpoints import RUNS, Checkpoints, ResumeRules
+from audit.tuning.one_run import Task
+from audit.tuning.parallel import attempts
 
 STEPS = 6
 BASE = accounting.DpSgd(2.0, STEPS, 0.5, "zero-out")
@@ -36,7 +38,7 @@ def test_all_attempts_together_never_exceed_the_count() -> None:
         for kills in itertools.product(range(1, 7), repeat=2):
             for loads in itertools.product((False, True), repeat=2):
                 for gaps in itertools.product((1, 2, 3), repeat=2):
-                    state, true, attempts = 0, 0, []
+                    state, true, history = 0, 0, []
                     for kill, is_loaded, gap in zip(kills, loads, gaps, strict=True):
                         start = state if is_loaded else 0
                         saved, step = start, start
@@ -47,8 +49,8 @@ def test_all_attempts_together_never_exceed_the_count() -> None:
                             true += 1
                             if (step - start) % gap == 0:
                                 saved = state = step
-                        attempts.append(PastAttempt(start, saved, limited=is_limited))
-                    counted = steps_taken(attempts, total, interval, same_noise=False)
+                        history.append(PastAttempt(start, saved, limited=is_limited))
+                    counted = steps_taken(history, total, interval, same_noise=False)
                     assert counted >= true
                     if is_limited:
                         assert counted <= true + 2 * interval
@@ -241,3 +243,39 @@ def test_load_state_comes_before_the_first_step(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInput, match="load_state must be called before the first step"):
         trial_in(tmp_path).load_state(accountant=Accountant())
+
+
+def test_an_attempt_ends_when_a_later_one_has_begun(tmp_path: Path) -> None:
+    # As with Dask, which begins a run again after it has lost contact with a worker.
+    class Secure:
+        secure_mode = True
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None:
+            """Restores nothing."""
+
+    first = trial_in(tmp_path, redrawn_steps=20)
+    first.load_state(mode=Secure())
+    first.save_state(2, mode=Secure())
+    second = trial_in(tmp_path, redrawn_steps=20)
+    second.load_state(mode=Secure())
+    with pytest.raises(InvalidInput, match="must not train one run at the same time"):
+        first.save_state(4, mode=Secure())
+    second.save_state(4, mode=Secure())
+    second.checkpoints.end()
+
+
+def test_an_error_of_the_journal_ends_a_study_with_workers() -> None:
+    def hand_over(task: Any) -> Any:
+        raise InvalidInput("folder must be one that can be written")
+
+    def run(trial: Any) -> Any:
+        return tuning.Outcome(0.0)
+
+    def tasks() -> Any:
+        return iter([Task(run, tuning.Trial({}, BASE, seed=1), 0, (0.0,), 0.0, None)])
+
+    with pytest.raises(InvalidInput, match="folder must be one that can be written"):
+        list(attempts(tasks, 2, hand_over))
