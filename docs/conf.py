@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import sys
@@ -131,6 +132,20 @@ def _write_help_texts(app: Any) -> None:
         ):
             main_of(name)([*words, option])
         (folder / f"{title}.txt").write_text(output.getvalue())
+
+
+def _embed_attachments(app: Any, name: str, source: list[str]) -> None:
+    """Replaces the attached pictures of a notebook, which Sphinx cannot read, by their bytes."""
+    if not name.startswith("notebooks/") or '"attachments"' not in source[0]:
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        for file, picture in cell.get("attachments", {}).items():
+            data = "".join(picture["image/png"]).replace("\n", "")
+            text = text.replace(f"(attachment:{file})", f"(data:image/png;base64,{data})")
+        cell["source"] = text
+    source[0] = json.dumps(notebook)
 
 
 def _interleave(app: Any, env: Any, names: list[str]) -> None:
@@ -274,6 +289,7 @@ def _full_address_of_card(app: Any, page: str, template: str, context: Any, tree
 
 def setup(app: Any) -> None:
     """Connects the functions above to Sphinx."""
+    app.connect("source-read", _embed_attachments)
     app.add_html_math_renderer(
         "mathml",
         inline_renderers=(_inline_formula, None),

@@ -322,7 +322,7 @@ def test_help_and_errors_name_the_command_as_it_was_started(
         title = f"{own}{name}{' --train' * bool(options)}"
         assert text.startswith(f"usage: {title} [options]\n")
         (example, *_) = text.partition("examples:\n")[2].splitlines()
-        assert example.startswith(f"  {own}{name} ")
+        assert f"{example} ".startswith(f"  {own}{name} ")
         with pytest.raises(SystemExit):
             commands.main_of(name)([*options, "--unknown"])
         assert f"(see {title} --help)" in capsys.readouterr().err
