@@ -5,6 +5,7 @@ issued is still correct then: a tuning that is (epsilon, delta)-DP is so for eve
 """
 
 import math
+from dataclasses import dataclass
 
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.certificate.numbers import (
@@ -26,13 +27,36 @@ SAFE = 1.0 - 1e-9
 _EQUAL = 1e-6
 
 
+@dataclass(frozen=True)
+class Proved:
+    """Numbers whose costs today's bounds prove.
+
+    Attributes:
+        numbers: the numbers that follow from the stated costs.
+        weaker: the stated numbers, by name, that are correct but weaker than today's.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.certificate.numbers import compute
+        >>> from audit.protocols import parse_protocol
+        >>> tuning = GaussianMechanism(0.5), parse_protocol("fixed:1"), 1e-5
+        >>> with_stated_costs(compute(*tuning, ["region"]), *tuning).weaker
+        ()
+    """
+
+    numbers: Numbers
+    weaker: tuple[str, ...]
+
+
 def with_stated_costs(
     stated: Numbers, base: Mechanism, protocol: Protocol, delta: float
-) -> Numbers | None:
+) -> Proved | None:
     """The numbers that follow from the stated costs; None if one of these is below today's bounds.
 
-    At every delta the named bounds are computed, in their order, until one is at most the stated
-    cost, and all bounds only if none is. So a correct certificate is verified quickly.
+    At its own delta a named bound must prove the stated cost, because the certificate states the
+    source of that bound. At every other delta the named bounds are computed, in their order, until
+    one is at most the stated cost, and all bounds only if none is. So a correct certificate is
+    verified quickly.
 
     Args:
         stated: the numbers of the certificate.
@@ -53,8 +77,8 @@ def with_stated_costs(
         >>> today = compute(*tuning, ["region"])
         >>> larger = tuple(replace(point, epsilon=point.epsilon + 1) for point in today.profile)
         >>> stated = replace(today, profile=larger, epsilon=today.epsilon + 1)
-        >>> with_stated_costs(stated, *tuning).epsilon == today.epsilon + 1
-        True
+        >>> with_stated_costs(stated, *tuning).weaker
+        ('epsilon', 'profile')
         >>> smaller = tuple(replace(point, epsilon=point.epsilon - 0.1) for point in today.profile)
         >>> stated = replace(today, profile=smaller, epsilon=today.epsilon - 0.1)
         >>> with_stated_costs(stated, *tuning) is None
@@ -69,19 +93,33 @@ def with_stated_costs(
         return None
     if not math.isclose(stated.epsilon, points[deltas.index(delta)].epsilon, rel_tol=_EQUAL):
         return None
-    if not all(_is_proved(point, base, protocol, stated.bounds) for point in points):
+    if SAFE * at_delta[0].epsilon > stated.epsilon:
+        return None
+    proofs = {point.delta: _proof(point, base, protocol, stated.bounds) for point in points}
+    if any(proof is None for proof in proofs.values()):
         return None
     run_today, attained_today = epsilon_of_run(base, delta), largest_attained(costs)
     run, attained = stated.run_epsilon, stated.attained
     if run is None or run_today is None or run < SAFE * run_today:
         run = run_today
-    if attained is None or attained_today is None or attained > attained_today:
-        attained = attained_today  # an attack of an earlier version may attain less
-    # The order of the names may have changed together with the bounds.
+    # An attack of an earlier version may attain less, but never less than 0.
+    if attained is None or attained_today is None or not 0.0 <= attained <= attained_today:
+        attained = attained_today
     is_larger = stated.epsilon > (1.0 + _EQUAL) * at_delta[0].epsilon
+    weaker = {
+        "run_epsilon": run is not None and run > (1.0 + _EQUAL) * (run_today or 0.0),
+        "epsilon": is_larger,
+        "attained": attained is not None and attained < (1.0 - _EQUAL) * (attained_today or 0.0),
+        "profile": any(
+            point.epsilon > (1.0 + _EQUAL) * (proofs[point.delta] or 0.0)
+            for point in points
+            if point.delta != delta or is_larger
+        ),
+    }
+    # The order of the names may have changed together with the bounds.
     names = stated.bounds if is_larger else tuple(bound.name for bound in at_delta)
     (first_named,) = [bound for bound in at_delta if bound.name == names[0]]
-    return Numbers(
+    numbers = Numbers(
         run_epsilon=run,
         bounds=names,
         source=first_named.source,
@@ -89,12 +127,13 @@ def with_stated_costs(
         attained=attained,
         **derived(points, delta),
     )
+    return Proved(numbers, tuple(name for name, is_weaker in weaker.items() if is_weaker))
 
 
-def _is_proved(
+def _proof(
     point: PrivacyPoint, base: Mechanism, protocol: Protocol, names: tuple[str, ...]
-) -> bool:
-    """Whether one of today's bounds is at most a stated cost, the named bounds first."""
+) -> float | None:
+    """The first of today's bounds that is at most a stated cost, the named ones first; or None."""
     costs = costs_of(base, protocol, point.delta)
     quick = costs.quick_names(names)
     for name in [*quick, *(name for name in names if name not in quick)]:
@@ -103,8 +142,9 @@ def _is_proved(
         except DeltaUnreachable:
             continue
         if SAFE * bound.epsilon <= point.epsilon:
-            return True
+            return bound.epsilon
     try:
-        return SAFE * costs.smallest.epsilon <= point.epsilon
+        least = costs.smallest.epsilon
     except DeltaUnreachable:
-        return False
+        return None
+    return least if SAFE * least <= point.epsilon else None

@@ -205,14 +205,14 @@ def _verdict(values: Any) -> Verdict:
         return _wrong(problem)
     tuning = certificate.base, certificate.protocol, certificate.delta
     try:
-        numbers = with_stated_costs(certificate.numbers, *tuning)
-        if numbers is None:  # the recomputed numbers name the field that is wrong
+        proved = with_stated_costs(certificate.numbers, *tuning)
+        if proved is None:  # the recomputed numbers name the field that is wrong
             numbers = compute(*tuning, certificate.numbers.bounds)
             right = replace(certificate, numbers=numbers)
             return _wrong(_problem(values, right) or "the numbers are not those of the inputs")
     except DeltaUnreachable:
         return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
-    right = replace(certificate, numbers=numbers)
+    right = replace(certificate, numbers=proved.numbers)
     if problem := _problem(values, right):
         return _wrong(problem)
     evidence = certificate.evidence
@@ -222,11 +222,13 @@ def _verdict(values: Any) -> Verdict:
             "more than the certified epsilon"
         )
     return Verdict(
-        Status.VOID if right.void else Status.CORRECT, tuple(map(_ascii, _lines(right))), right
+        Status.VOID if right.void else Status.CORRECT,
+        tuple(map(_ascii, _lines(right, proved.weaker))),
+        right,
     )
 
 
-def _lines(right: Certificate) -> Iterator[str]:
+def _lines(right: Certificate, weaker: tuple[str, ...]) -> Iterator[str]:
     today = costs_of(right.base, right.protocol, right.delta).smallest
     stated = right.numbers.epsilon
     is_larger = stated > today.epsilon * (1.0 + _TOLERANCE)
@@ -241,8 +243,8 @@ def _lines(right: Certificate) -> Iterator[str]:
     else:
         yield f"correct{smaller}: {claim}"
     yield (
-        "numbers: recomputed; every stated cost is at least that of today's bounds"
-        if is_larger
+        f"numbers: recomputed; correct, but weaker than today's: {', '.join(weaker)}"
+        if weaker
         else "numbers: recomputed and correct"
     )
     grounds = [one.ground for one in right.conditions]

@@ -136,7 +136,8 @@ def print_checked(arguments: argparse.Namespace) -> int:
             "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
         )
     solved = arguments.solve if arguments.target_epsilon is not None else None
-    notes += [*delta_note(arguments), *_ends_of_search(base, protocol, solved, arguments.max_runs)]
+    notes += delta_note(delta, arguments.records)
+    notes += _ends_of_search(base, protocol, solved, arguments.max_runs)
     report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
     rows = [*report.bounds, *upper_bounds.costs_of(base, protocol, delta).rows]
     total = _total(base, protocol, arguments)

@@ -59,15 +59,12 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
     return (1.0 if rate is None else rate), steps, computed
 
 
-def delta_note(arguments: argparse.Namespace) -> list[str]:
+def delta_note(delta: float, records: int | None) -> list[str]:
     """A warning if delta is so large that it allows the release of a record."""
-    if arguments.records is None:
-        return []
-    records = checks.integer("records", arguments.records, 1)
-    if arguments.delta <= 1.0 / records:
+    if records is None or delta <= 1.0 / checks.integer("records", records, 1):
         return []
     return [
-        f"delta = {format_exact(arguments.delta)} exceeds 1 / records = "
+        f"delta = {format_exact(delta)} exceeds 1 / records = "
         f"{format_rounded(1.0 / records, up=False, digits=3)}: publishing one record at random "
         "would be allowed; choose a smaller --delta"
     ]

@@ -161,7 +161,8 @@ _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
     "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
     "--solve runs": _SOLVED | _ONE_RUN,
-    "--solve distribution": (_SOLVED | _ONE_RUN | {"max_runs"}) - {"repetitions"},
+    # The answer is a distribution of K, so that the one of a protocol would be ignored.
+    "--solve distribution": (_SOLVED | _ONE_RUN | {"max_runs"}) - {"protocol", "repetitions"},
     "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
 }
 """The options that apply to each task; all others are refused."""

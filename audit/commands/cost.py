@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from audit import accounting, console
-from audit.numerics import format_exact, format_rounded
+from audit.commands.bounds_base import delta_note
 
 _EXAMPLES = {
     "python -m audit.cost runs.csv --chosen grid --records 60000": "a fixed list",
@@ -122,7 +122,7 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     sources = arguments.source
     source = sources[0] if len(sources) == 1 else sources
     cost = cost_of_trials(source, protocol=arguments.repetitions, **options)
-    notes = _delta_note(cost.delta, arguments.records)
+    notes = delta_note(cost.delta, arguments.records)
     if arguments.json:
         print(json.dumps(cost.as_dict() | {"notes": notes}, indent=2))
     else:
@@ -130,14 +130,3 @@ def _print_cost(arguments: argparse.Namespace) -> int:
         wrapped = [textwrap.fill(f"note: {note}", width, subsequent_indent="  ") for note in notes]
         print("\n".join([*cost.wrapped(width), *wrapped]))
     return console.OK
-
-
-def _delta_note(delta: float, records: int | None) -> list[str]:
-    """A warning if delta is so large that it allows the release of a record."""
-    if records is None or delta <= 1.0 / records:
-        return []
-    return [
-        f"delta = {format_exact(delta)} exceeds 1 / records = "
-        f"{format_rounded(1.0 / records, up=False, digits=3)}: publishing one record at random "
-        "would be allowed; choose a smaller --delta"
-    ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from audit import checks, console
 from audit.commands import bounds_options
 from audit.commands.bounds_answer import comparison_lines
-from audit.commands.bounds_base import one_run
+from audit.commands.bounds_base import delta_note, one_run
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import compare_protocols
 from audit.upper_bounds.comparison import MAX_COMPARED
@@ -30,7 +30,9 @@ def make_parser() -> console.Parser:
     parser.add_argument("runs", type=float, metavar="RUNS", help="mean number of runs")
     parser.add_options(bounds_options.part("one run: DP-SGD, or another mechanism"))
     parser.add_options({"answer": bounds_options.named(("delta", "json"))})
-    parser.add_options({console.RARE: bounds_options.named(("neighbours", "group-size"))})
+    parser.add_options(
+        {console.RARE: bounds_options.named(("neighbours", "group-size", "accounting"))}
+    )
     parser.add_imports()
     return parser
 
@@ -51,6 +53,7 @@ def _print_comparison(arguments: argparse.Namespace, runs: float) -> int:
     bounds_options.checked_options(arguments)
     delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
     base, notes = one_run(arguments)
+    notes += delta_note(delta, arguments.records)
     compared = compare_protocols(base, runs, delta)
     if arguments.json:
         rows = [vars(row) | {"protocol": row.protocol.spec} for row in compared]

@@ -123,9 +123,12 @@ class TuningCosts:
             if is_exact and self.protocol.search_repetitions is None:
                 break
         rows = [tried[entry.name] for entry in valid if entry.name in tried]
-        if not any(bound.attains for bound in rows):  # a bound may have found an attained epsilon
-            rows += self.attained
-        return smallest(without_contradictions(rows))
+        return smallest(self._without_contradictions(rows))
+
+    def _without_contradictions(self, rows: list[UpperBound]) -> list[UpperBound]:
+        """Some rows, checked against what is known to be attained, which may be among them."""
+        known = any(bound.attains for bound in rows)  # a bound may have found an attained epsilon
+        return without_contradictions(rows if known else rows + self.attained)
 
     def within(self, ratio: float, names: Sequence[str] = ()) -> list[UpperBound]:
         """The bounds for every score up to `ratio` times the smallest, the smallest first.
@@ -140,7 +143,8 @@ class TuningCosts:
         """
         usable = {entry.name: entry for entry in self._entries if entry.claim.any_score}
         wanted = [checks.one_of("bounds", name, usable) for name in names] or [*usable]
-        applying = [bound for bound in (self.row(usable[name]) for name in wanted) if bound.applies]
+        rows = self._without_contradictions([self.row(usable[name]) for name in wanted])
+        applying = [bound for bound in rows if bound.applies and bound.claim.any_score]
         if not applying:
             self.smallest  # noqa: B018  # raises the error that states the reason
             raise DeltaUnreachable(

@@ -302,7 +302,7 @@ def least_noise(
     """
     target, delta = _checked_target(target_epsilon, target_delta, bound)
     protocol = parse_protocol(protocol)
-    run = base_of(1.0)
+    run = _run_at_any_noise(base_of)
     if isinstance(run, DpSgd) and run.sampling_rate == 1.0:
         # Full batches are a Gaussian base, whose mu is inversely proportional to the noise. The
         # bounds of some protocols depend on the neighbours and the group, not only on mu.
@@ -325,6 +325,16 @@ def least_noise(
     if protocol.search_repetitions is not None:
         guess = search.by(None, guess)
     return math.exp(-(search.by_smallest(guess) if bound is None else search.by(bound, guess)))
+
+
+def _run_at_any_noise(base_of: Callable[[float], Mechanism]) -> Mechanism:
+    """One run at the first noise, from 1 on, that is enough for the accounting."""
+    noise = 1.0
+    while noise < _MAX_NOISE:
+        with contextlib.suppress(ValueError):  # too little noise for so many steps
+            return base_of(noise)
+        noise *= 8.0
+    return base_of(1.0)
 
 
 def _base_at(base_of: Callable[[float], Mechanism], noise: float) -> Mechanism:

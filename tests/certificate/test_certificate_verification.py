@@ -245,7 +245,11 @@ def test_a_certificate_of_larger_bounds_stays_correct(
     words = rf"correct; today's bound is {bound}: \([\d.]+, 1e-05\)-DP by {today.name}"
     assert re.match(words, lines[0])
     assert float(lines[0].split("(")[1].split(",")[0]) > 1.19 * certificate.numbers.epsilon
-    assert lines[1] == "numbers: recomputed; every stated cost is at least that of today's bounds"
+    weaker = ["epsilon", "attained", "profile"] if attained < 1.0 else ["epsilon", "profile"]
+    weaker = ["run_epsilon", *weaker] if run > 1.0 else weaker
+    assert lines[1] == (
+        f"numbers: recomputed; correct, but weaker than today's: {', '.join(weaker)}"
+    )
     # The rendered page has the stated cost.
     assert verify.main([str(path), "--render", str(tmp_path / "page.txt")]) == 0
     assert (
@@ -253,30 +257,77 @@ def test_a_certificate_of_larger_bounds_stays_correct(
     )
 
 
-def test_a_cost_between_the_smallest_bound_and_the_named_one_is_correct(
+def test_a_cost_between_the_smallest_bound_and_the_named_one_is_correct_at_other_deltas(
     certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The named bound is the region bound, and `tight` is smaller at every delta.
-    tuning = certificate.base, certificate.protocol
-    profile = tuple(
-        replace(point, epsilon=costs_of(*tuning, point.delta).smallest.epsilon * (1.0 + 1e-12))
-        for point in certificate.numbers.profile
-    )
-    assert any(
-        new.epsilon < old.epsilon * (1.0 - 1e-5)
-        for new, old in zip(profile, certificate.numbers.profile, strict=True)
-    )
-    numbers = replace(certificate.numbers, **derived(profile, certificate.delta))
-    values = replace(certificate, numbers=numbers).as_dict()
+    tuning, delta = (certificate.base, certificate.protocol), certificate.delta
+
+    def verified(factor: float) -> tuple[int, str]:
+        profile = tuple(
+            point
+            if point.delta == delta  # there, the named bound must prove the cost
+            else replace(point, epsilon=costs_of(*tuning, point.delta).smallest.epsilon * factor)
+            for point in certificate.numbers.profile
+        )
+        numbers = replace(certificate.numbers, **derived(profile, delta))
+        values = replace(certificate, numbers=numbers).as_dict()
+        (tmp_path / "c.json").write_text(json.dumps(values))
+        return verify.main([str(tmp_path / "c.json")]), capsys.readouterr().out
+
+    code, printed = verified(1.0 + 1e-12)
+    assert (code, printed.split(":")[0]) == (0, "correct")
+    code, printed = verified(1.0 - 1e-6)
+    assert code == 1
+    assert re.match(r"wrong: (statement|numbers\.\w+(\[\d+\])?(\.\w+)?) is ", printed)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("run_epsilon", lambda numbers: replace(numbers, run_epsilon=1e6)),
+        ("attained", lambda numbers: replace(numbers, attained=0.0)),
+        (
+            "profile",
+            lambda numbers: replace(
+                numbers,
+                **derived(
+                    tuple(
+                        replace(point, epsilon=point.epsilon + 50.0 * (point.delta != 1e-5))
+                        for point in numbers.profile
+                    ),
+                    1e-5,
+                ),
+            ),
+        ),
+    ],
+)
+def test_weaker_numbers_are_named(
+    certificate: Certificate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    field: str,
+    change: Callable[[Numbers], Numbers],
+) -> None:
+    values = replace(certificate, numbers=change(certificate.numbers)).as_dict()
     (tmp_path / "c.json").write_text(json.dumps(values))
     assert verify.main([str(tmp_path / "c.json")]) == 0
-    assert capsys.readouterr().out.startswith("correct: ")
-    smaller = tuple(replace(point, epsilon=point.epsilon * (1.0 - 1e-6)) for point in profile)
-    numbers = replace(certificate.numbers, **derived(smaller, certificate.delta))
-    values = replace(certificate, numbers=numbers).as_dict()
-    (tmp_path / "c.json").write_text(json.dumps(values))
-    assert verify.main([str(tmp_path / "c.json")]) == 1
-    assert re.match(r"wrong: (statement|numbers\.epsilon) is ", capsys.readouterr().out)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"numbers: recomputed; correct, but weaker than today's: {field}"
+
+
+def test_a_negative_attained_epsilon_and_a_false_source_are_wrong(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = certificate.numbers
+    for changed in (
+        replace(numbers, attained=-5.0),
+        replace(numbers, bounds=("liu-talwar",), source="Liu & Talwar 2019"),
+    ):
+        values = replace(certificate, numbers=changed).as_dict()
+        (tmp_path / "c.json").write_text(json.dumps(values))
+        assert verify.main([str(tmp_path / "c.json")]) == 1
+        assert capsys.readouterr().out.startswith("wrong: ")
 
 
 @pytest.mark.parametrize(

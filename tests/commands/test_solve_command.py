@@ -65,6 +65,12 @@ def test_protocols_has_the_costs_of_bounds(capsys: pytest.CaptureFixture[str]) -
         (["solve", "runs", "3"], "exactly one of --noise-multiplier"),
         (["protocols", "1", "--mu", "1"], "runs must be in [2, 1e+06], got 1"),
         (["protocols", "20"], "exactly one of --noise-multiplier"),
+        (["protocols", "20", "--mu", "1", "--records", "-7"], "records must be a whole number"),
+        # Its answer is a distribution of K.
+        (
+            ["solve", "distribution", "3", "--mu", "1", "--protocol", "poisson:10"],
+            "--protocol does not apply to --solve distribution",
+        ),
         (["protocols", "20", "--mu", "1", *SAMPLED], "--sampling-rate does not apply to --mu"),
     ],
 )
@@ -75,3 +81,27 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_protocols_warns_of_a_large_delta_and_reads_a_renyi_epsilon(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = ["protocols", "2", "--gaussian-epsilon", "1"]
+    answer = _json(capsys, *run, "--records", "1000", "--delta", "0.01")
+    assert [note for note in answer["notes"] if "exceeds 1 / records" in note]  # type: ignore[attr-defined]
+    exact, renyi = (
+        _json(capsys, *run, "--accounting", accounting)["compared"][0]["epsilon"]  # type: ignore[index]
+        for accounting in ("exact", "rdp")
+    )
+    assert renyi < exact  # 1 by a Renyi accountant is .916 exactly
+
+
+def test_the_noise_of_very_long_runs_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    # At noise 1 the run is beyond what the accounting can represent.
+    noise = []
+    for steps in ("100", "1000000000"):
+        assert main(["solve", "noise", "3", "--steps", steps]) == 0
+        noise.append(
+            float(capsys.readouterr().out.splitlines()[0].removeprefix("noise multiplier = "))
+        )
+    assert noise[1] == pytest.approx(noise[0] * 10**3.5, rel=1e-5)
