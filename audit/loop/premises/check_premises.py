@@ -48,7 +48,7 @@ from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.opacus_objects import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
-from audit.loop.runs.training_runs import Train, run_seed
+from audit.loop.runs.training_runs import Train, run_seed, without_log_lines
 from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of
 from audit.numerics import format_exact, format_rounded
 
@@ -133,12 +133,13 @@ def check_premises(
     known = relation or "add-remove"
     experiment = Experiment(train, records, canary, candidate, known, seed, max_work, cpu)
     try:
-        first = experiment.runs.run(records, run_seed(seed, 0, 9))
-        if first.error is not None:
-            raise InvalidInput(f"train must return without an exception, got {first.error}")
-        if relation is None and first.by_opacus:
-            experiment.relation = "zero-out"
-        best, replaced = _tested(experiment, first, claim, delta, loss)
+        with without_log_lines():
+            first = experiment.runs.run(records, run_seed(seed, 0, 9))
+            if first.error is not None:
+                raise InvalidInput(f"train must return without an exception, got {first.error}")
+            if relation is None and first.by_opacus:
+                experiment.relation = "zero-out"
+            best, replaced = _tested(experiment, first, claim, delta, loss)
     except CouldNotFinish as unfinished:
         return PremiseTest(_unfinished(experiment, str(unfinished), cpu.used - before), None, None)
     report = _report(experiment, first, cpu.used - before, assumed=relation is None)

@@ -194,8 +194,8 @@ class Trace:
     @property
     def slices(self) -> list[slice]:
         """The coordinates of every tensor."""
-        ends = np.cumsum([0, *self.sizes])
-        return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+        ends = itertools.accumulate(self.sizes, initial=0)
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
     @property
     def unrecorded(self) -> int:
