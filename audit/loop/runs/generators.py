@@ -17,6 +17,9 @@ import numpy as np
 
 from audit.loop.sources.trees import as_numbers, is_random_key
 
+# Forms of the states of numpy, of torch's CPU generator, and of Python's Mersenne Twister.
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_SHAPE_OF_TORCH, _SHAPE_OF_PYTHON = (5056,), (625,)
 _MAX_DEPTH, _MAX_ITEMS, _MAX_VISITED = 3, 64, 1000
 
 
@@ -44,6 +47,40 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
         for part in _local_states(last):
             state.update(part)
     return state.digest()
+
+
+def global_states() -> dict[str, bytes]:
+    """The states of the global generators of Python, numpy and torch on the CPU, by library."""
+    states = {
+        "Python": repr(hash(random.getstate())).encode(),
+        "numpy": _of_bits(np.random.get_state(legacy=False)),  # noqa: NPY002
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """Names of returned values that are the state of a generator, and the library of each.
+
+    Args:
+        numbers: returned numbers and texts by name, see `released_numbers.numbers_of`.
+
+    Example:
+        >>> returned_states({"loss": np.array(0.1), "name": np.array("PCG64")})
+        {'name': 'numpy'}
+    """
+    libraries: dict[str, str] = {}
+    for name, value in numbers.items():
+        values = np.asarray(value)
+        if values.dtype.kind == "U" and values.ndim == 0 and str(values) in _BIT_GENERATORS:
+            libraries[name] = "numpy"
+        elif values.dtype == np.uint8 and values.shape == _SHAPE_OF_TORCH:
+            libraries[name] = "torch"
+        elif values.dtype.kind == "i" and values.shape == _SHAPE_OF_PYTHON:
+            libraries[name] = "Python"
+    return libraries
 
 
 def _local_states(last: types.CodeType) -> Iterator[bytes]:
