@@ -707,12 +707,31 @@ _ALL = (
         test="canary_runs.run_canaries",
     ),
     FindingKind(
+        "random number of steps",
+        "released numbers",
+        "The random number of steps has another distribution for {less} records than for {n} "
+        "(means {mean of few:.3g} and {mean:.3g}), although every released gradient was the same.",
+        "Empty batches, or batches below a size, are skipped, so that the number of steps reveals "
+        "their number.",
+        "Release noise in every step, also for an empty batch.",
+        test="canary_runs.compare_random_numbers_of_steps",
+    ),
+    FindingKind(
         "released",
         "released numbers",
         "{names} on the record, but {it} not part of the accounted output.",
         "It is computed from the records without noise: a loss or an accuracy on the training "
         "records, a statistic, an early stop, or weights that something else changed.",
         "Do not release it, compute it on public records, or add noise and account for it.",
+        test="check_premises.check_premises",
+    ),
+    FindingKind(
+        "generator state",
+        "released numbers",
+        "{names} the state of the random generator that the steps draw from.",
+        "A checkpoint stores the generator, to continue the training. Its earlier numbers can be "
+        "computed from its state, so that the noise can be subtracted.",
+        "Keep the states of generators out of everything that is released.",
         test="check_premises.check_premises",
     ),
     FindingKind(

@@ -44,6 +44,7 @@ LISTS = (
     "arrays",
     "mechanisms",
     "from_reports",
+    "later_reports",
 )
 
 

@@ -84,6 +84,55 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+# Replacements in the plain script of the tests, which were written before the test was run on them.
+REPLACEMENTS: dict[str, list[tuple[str, str]]] = {
+    "mixup": [
+        (
+            "        optimizer.zero_grad()",
+            "        x = 0.7 * x + 0.3 * x[torch.randperm(len(x))]\n        optimizer.zero_grad()",
+        )
+    ],
+    "first layer also trained by a plain optimizer": [
+        ("# after make_private", "other = torch.optim.SGD(model._module[0].parameters(), lr=0.1)"),
+        ("        # after step", "        other.step()"),
+        (
+            "        loss = criterion(model(x), y)\n        loss.backward()",
+            "        other.zero_grad()\n"
+            "        loss = criterion(model(x), y)\n        loss.backward()\n"
+            "        raw = [p.grad_sample.mean(0) if len(y) else 0 * p"
+            " for p in model._module[0].parameters()]",
+        ),
+        (
+            "        other.step()",
+            "        for p, g in zip(model._module[0].parameters(), raw):\n"
+            "            p.grad = g.clone().detach()\n"
+            "        other.step()",
+        ),
+    ],
+    "a batch with a loss above 5 is skipped": [
+        (
+            "        loss.backward()",
+            "        if loss > 5:\n            continue\n        loss.backward()",
+        )
+    ],
+}
+
+CORRECT_REPLACEMENTS: dict[str, list[tuple[str, str]]] = {
+    "physical batches, average of weights, schedule": [
+        ("from torch import nn", "from torch import nn\n"
+         "from opacus.utils.batch_memory_manager import BatchMemoryManager"),
+        ("# after make_private",
+         "average = torch.optim.swa_utils.AveragedModel(model._module)\n"
+         "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)"),
+        ("    for x, y in private_loader:",
+         "    with BatchMemoryManager(data_loader=private_loader, max_physical_batch_size=4,"
+         " optimizer=optimizer) as batches:\n     for x, y in batches:"),
+        ("        # after step",
+         "        if not optimizer._is_last_step_skipped:\n"
+         "            schedule.step()\n            average.update_parameters(model._module)"),
+    ],
+}  # fmt: skip
+
 
 def shapes() -> dict[str, Script]:
     """Scripts in the shapes of public examples, from the tests."""
@@ -100,6 +149,14 @@ def shapes() -> dict[str, Script]:
     scripts["Hugging Face's shape, little noise for small batches"] = Script(
         own.HUGGING_FACE_BROKEN, mistake=True
     )
+    for table, mistake in ((REPLACEMENTS, True), (CORRECT_REPLACEMENTS, False)):
+        for name, replacements in table.items():
+            text = own.PLAIN
+            for old, new in replacements:
+                if old not in text:
+                    raise ValueError(f"the plain script must hold {old!r}")
+                text = text.replace(old, new, 1)
+            scripts[f"plain, {name}"] = Script(text, mistake=mistake)
     return scripts
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,14 @@ _SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
 # Records whose numbers of steps are compared over seeds, numbers of these seeds, and the p-value at
 # which no more are needed.
 _MAX_SUSPECTS, _SEEDS_OF_STEPS, _CERTAIN = 3, (32, 96), 1e-10
+# Number of records with which most Poisson samples are empty.
+_FEW_RECORDS = 3
 # P-value at which a likely cause is that records stay after their batch.
 _CARRIES = 1e-4
+# Seeds for which weights are compared. Batches of equal records have fewer sizes than this.
+_SEEDS_OF_WEIGHTS = 16
+# Factors by which the records that differ most are made larger and smaller.
+_FACTORS_OF_SIZE = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0)
 # Number of steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
@@ -194,8 +200,9 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
         other: list[int] = []
         p_value = 1.0
         for look, seeds in enumerate(_SEEDS_OF_STEPS, 1):
-            usual += _numbers_of_steps(experiment, experiment.pool[0], range(len(usual), seeds))
-            other += _numbers_of_steps(experiment, suspect, range(len(other), seeds))
+            for numbers, record in ((usual, experiment.pool[0]), (other, suspect)):
+                data = experiment.with_canary(record)
+                numbers += _numbers_of_steps(experiment, data, range(len(numbers), seeds))
             if min(len(usual), len(other)) < seeds:
                 break  # the function raises an error for some seeds
             p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, other))
@@ -204,18 +211,40 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
         differing = [(u, o) for u, o in zip(usual, other, strict=False) if u != o]
         if not differing:
             continue
-        numbers = dict(zip(("one", "other"), differing[0], strict=True))
-        experiment.collect(TestResult(p_value, "number of steps", numbers))
+        shown = dict(zip(("one", "other"), differing[0], strict=True))
+        experiment.collect(TestResult(p_value, "number of steps", shown))
         if p_value < _CERTAIN:
             return True
     return False
 
 
-def _numbers_of_steps(
-    experiment: Experiment, canary: PoolRecord, seeds: Sequence[int]
-) -> list[int]:
+def compare_random_numbers_of_steps(experiment: Experiment) -> None:
+    """Tests whether a random number of steps has another distribution with fewer records.
+
+    A loop that skips empty batches takes fewer steps with fewer records. A chain of removals leads
+    to fewer records, so that some removal changes the distribution.
+    """
+    records = experiment.records
+    if experiment.relation != "add-remove" or len(records) <= _FEW_RECORDS:
+        return
+    seeds = range(_SEEDS_OF_STEPS[0])
+    usual = _numbers_of_steps(experiment, records, seeds)
+    few = _numbers_of_steps(experiment, records.first(_FEW_RECORDS), seeds)
+    # A number of steps that is computed from n is the same for all seeds, and another finding.
+    if min(len(usual), len(few)) < len(seeds) or min(usual) == max(usual):
+        return
+    numbers: dict[str, float | int | str] = {
+        "n": len(records),
+        "less": _FEW_RECORDS,
+        "mean": float(np.mean(usual)),
+        "mean of few": float(np.mean(few)),
+    }
+    p_value = two_sample_p_value(usual, few)
+    experiment.collect(TestResult(min(1.0, p_value), "random number of steps", numbers))
+
+
+def _numbers_of_steps(experiment: Experiment, data: TrainingSet, seeds: Sequence[int]) -> list[int]:
     """Numbers of steps of complete runs, or up to one more than are tested."""
-    data = experiment.with_canary(canary)
     numbers = []
     for number in seeds:
         trace = experiment.coupled(
@@ -331,6 +360,33 @@ def weights_have_own_noise(experiment: Experiment) -> bool:
         strict=False,
     )
     return any(a.weights != b.weights for a, b in list(pairs)[1:])
+
+
+def weights_without_noise(experiment: Experiment, pool: Sequence[PoolRecord]) -> int | None:
+    """The first step, from 0, before which weights depend on the records without any noise.
+
+    The weights differ between seeds although all gradients are forced. Either noise is added to
+    them, or the drawn batch changes them. With copies of one record, batches of equal sizes are
+    equal, so that the weights of some seeds agree exactly. With noise, those of two seeds never do.
+
+    Returns:
+        The step; None if the weights may have noise, or do not depend on the records.
+    """
+    seeds = [experiment.seed_of(1100 + i) for i in range(_SEEDS_OF_WEIGHTS)]
+    by_record: list[list[Trace]] = []
+    for record in (pool[0], next((r for r in pool if r.label != pool[0].label), pool[-1])):
+        data = experiment.records
+        for place in range(len(data)):
+            data = replace_one(data, record, place)
+        by_record.append([experiment.coupled(data, seed) for seed in seeds])
+    runs = [run for record_runs in by_record for run in record_runs]
+    for step in range(1, min(len(run.steps) for run in runs)):
+        ours, theirs = ([run.steps[step].weights for run in side] for side in by_record)
+        if ours == theirs:
+            continue
+        agree = len(set(ours)) < len(ours) and len(set(theirs)) < len(theirs)
+        return step if agree else None
+    return None
 
 
 def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> bool:
@@ -463,6 +519,12 @@ def measure(
     pool, traces = [*pool, *further.pool], [*traces, *further.traces]
     if len(traces) > before:
         found = found_by(traces)
+    resized = _Sorted()
+    for canary in _other_sizes(experiment, _chosen(pool, traces, found).pair):
+        resized.add(experiment, canary)
+    pool, traces = [*pool, *resized.pool], [*traces, *resized.traces]
+    if resized.traces:
+        found = found_by(traces)
     canaries = _chosen(pool, traces, found)
     if experiment.not_finite:
         gradients = [trace.gradients for trace in (*traces, *experiment.not_finite)]
@@ -474,6 +536,27 @@ def measure(
     if experiment.apart is not None:
         np.maximum(found.largest, experiment.apart[: len(found.largest)], out=found.largest)
     return canaries
+
+
+def _other_sizes(experiment: Experiment, pair: Sequence[PoolRecord]) -> list[PoolRecord]:
+    """The two records that differ most, in other sizes.
+
+    A clipping that leaves out a part of the gradient is exceeded most by a record whose gradient is
+    about as long as the threshold.
+    """
+    if experiment.records.features.dtype.kind != "f" or not experiment.work_left(0.4):
+        return []
+    records = {id(record): record for record in pair}.values()
+    return [
+        replace(
+            record,
+            features=(np.asarray(record.features) * factor).astype(record.features.dtype),
+            size=record.size * factor,
+            family="resized",
+        )
+        for factor in _FACTORS_OF_SIZE
+        for record in records
+    ]
 
 
 def _in_other_places(

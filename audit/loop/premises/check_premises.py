@@ -45,10 +45,11 @@ from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.generators import returned_states
 from audit.loop.runs.opacus_objects import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
-from audit.loop.runs.training_runs import Train, run_seed
+from audit.loop.runs.training_runs import Train, run_seed, without_log_lines
 from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of
 from audit.numerics import format_exact, format_rounded
 
@@ -133,12 +134,13 @@ def check_premises(
     known = relation or "add-remove"
     experiment = Experiment(train, records, canary, candidate, known, seed, max_work, cpu)
     try:
-        first = experiment.runs.run(records, run_seed(seed, 0, 9))
-        if first.error is not None:
-            raise InvalidInput(f"train must return without an exception, got {first.error}")
-        if relation is None and first.by_opacus:
-            experiment.relation = "zero-out"
-        best, replaced = _tested(experiment, first, claim, delta, loss)
+        with without_log_lines():
+            first = experiment.runs.run(records, run_seed(seed, 0, 9))
+            if first.error is not None:
+                raise InvalidInput(f"train must return without an exception, got {first.error}")
+            if relation is None and first.by_opacus:
+                experiment.relation = "zero-out"
+            best, replaced = _tested(experiment, first, claim, delta, loss)
     except CouldNotFinish as unfinished:
         return PremiseTest(_unfinished(experiment, str(unfinished), cpu.used - before), None, None)
     report = _report(experiment, first, cpu.used - before, assumed=relation is None)
@@ -238,6 +240,8 @@ def _watched(
     experiment.tested.append("contribution")
     canary_runs.compare_steps_without_the_record(experiment, canaries)
     equal = run_equal_records(experiment, canaries)
+    if equal is None:
+        canary_runs.compare_random_numbers_of_steps(experiment)
     _compare_accountant(experiment, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
     if experiment.relation == "replace-one" and first.history:
@@ -289,6 +293,8 @@ def _coupled_canaries(
     if canary_runs.weights_have_own_noise(experiment):
         if canary_runs.first_weights_depend(experiment, pool):
             experiment.findings.append(weights_outside(0, settings=False, within=False))
+        elif (step := canary_runs.weights_without_noise(experiment, pool)) is not None:
+            experiment.findings.append(weights_outside(step, settings=False, within=False))
         return (
             "the weights differ between seeds although all gradients were forced, so that p.grad "
             "is not all that changes them: noise is added after the step, the learning rate is set "
@@ -391,6 +397,7 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     if released is None or not released.compared:
         return
     experiment.tested.append("released numbers")
+    _report_returned_states(experiment)
     if released.shifted:
         _compare_distributions(experiment, released.shifted)
     if not released.differing:
@@ -403,6 +410,24 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
         )
     elif not any(finding.kind in WEIGHTS_FINDINGS for finding in experiment.findings):
         experiment.findings.append(released_outside(released.differing))
+
+
+def _report_returned_states(experiment: Experiment) -> None:
+    """Reports returned states of generators, from which earlier random numbers follow.
+
+    The states of Mersenne Twisters and of PCG64 can be computed backwards. If no generator of
+    another library moved, the noise and the batches were drawn from that of this library.
+    """
+    base = experiment.base
+    states = returned_states(base.released)
+    only = [name for name, library in states.items() if base.moved_generators <= {library}]
+    if only:
+        experiment.findings.append(explain("generator state", names=listed(only, "hold")))
+    elif states:
+        experiment.notes.append(
+            f"{listed(states, 'hold')} the state of a random generator: anyone who knows it can "
+            "compute the numbers that were drawn before, such as noise or batches"
+        )
 
 
 def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from audit.arrays import FloatArray
-from audit.errors import imports_of_game
 from audit.loop.explanations import explain, explain_test
 from audit.loop.finding_kinds import EXPLAINED_BY_RANDOM_GRADIENTS, KINDS
 from audit.loop.findings import Finding
@@ -365,11 +364,11 @@ def significant(p_values: Sequence[float], alpha: float) -> list[int]:
         >>> significant([0.04, 0.5, 0.01], 0.05)
         [2]
     """
-    with imports_of_game():
-        from statsmodels.stats.multitest import multipletests
-
-    rejected = multipletests(p_values, alpha=alpha, method="holm")[0]
-    return [int(place) for place in np.argsort(p_values, kind="stable") if rejected[place]]
+    order = np.argsort(p_values, kind="stable")
+    # Holm's method rejects ascending p-values as long as the k-th of m is at most alpha / (m - k).
+    limits = alpha / np.arange(len(p_values), 0, -1)
+    accepted = np.flatnonzero(np.asarray(p_values)[order] > limits)
+    return [int(place) for place in order[: accepted[0] if len(accepted) else len(order)]]
 
 
 def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> TrainingSet:

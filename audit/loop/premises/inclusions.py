@@ -27,7 +27,9 @@ from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
 from audit.loop.premises.noise import TestResult
 from audit.loop.runs.records import TrainingSet
 
-_MAX_CANARIES = 8
+_MAX_CANARIES = 16
+# So many canaries are taken if they are independent at all, and more if they are so to this share.
+_SOME_CANARIES, _CLEARLY_INDEPENDENT = 8, 0.25
 # Seeds that teach the contributions, and steps of a complete lesson.
 _MAX_LESSONS = 6
 # A canary is decoded if its contribution has this share outside of those of the others.
@@ -185,10 +187,13 @@ def _different(canaries: CanaryRuns, steps: int) -> list[PoolRecord]:
     first = next(i for i, each in enumerate(canaries.pool) if each is canaries.pair[0])
     chosen = [first]
     left = gradients - gradients[first]
-    for _ in range(_MAX_CANARIES - 1):
+    longest = float(np.linalg.norm(left, axis=1).max())
+    while len(chosen) < _MAX_CANARIES:
         norms = np.linalg.norm(left, axis=1)
         best = int(np.argmax(norms))
         if norms[best] <= 1e-6 * np.linalg.norm(gradients[first]):
+            break
+        if len(chosen) >= _SOME_CANARIES and norms[best] < _CLEARLY_INDEPENDENT * longest:
             break
         chosen.append(best)
         direction = left[best] / norms[best]

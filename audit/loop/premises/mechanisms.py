@@ -275,14 +275,32 @@ def _usable_changes(
 def _values(
     experiment: Experiment, first: Trace, records: TrainingSet, seed: int
 ) -> _Values | None:
-    """The declared values of a run before they were forced; None where they differ in kind."""
+    """The declared values of a run before they were forced; None where they differ in kind.
+
+    A function may raise an error because a forced value has another shape than its own. The values
+    up to this one are then returned, and empty ones take the place of the later ones.
+    """
     trace = experiment.runs.run(records, seed, like=first, digests=False)
-    if trace.error is not None or len(trace.declared) != len(first.declared):
+    if trace.error is not None:
+        return _values_before_error(trace, first)
+    if len(trace.declared) != len(first.declared):
         return None
     values = [declared.values for declared in trace.declared]
     if any((a is None) != (b.values is None) for a, b in zip(values, first.declared, strict=True)):
         return None
     return [np.zeros(0) if value is None else value for value in values]
+
+
+def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
+    """The values up to one of another shape, with which a run ended; None if no shape differs."""
+    values = [value.values for value in trace.declared if value.values is not None]
+    usual = [value.values for value in first.declared if value.values is not None]
+    if len(values) < len(trace.declared) or len(usual) < len(first.declared):
+        return None
+    pairs = zip(values, usual, strict=False)
+    if all(value.shape == other.shape for value, other in pairs):
+        return None
+    return [*values, *(np.zeros_like(value) for value in usual[len(values) :])]
 
 
 def _refuse_unused(experiment: Experiment, first: Trace, seed: int) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
 from audit.loop.runs.callers import line_of_user
-from audit.loop.runs.generators import digest_of_generators
+from audit.loop.runs.generators import digest_of_generators, global_states, returned_states
 from audit.loop.runs.opacus_objects import (
     History,
     StepThreshold,
@@ -147,6 +147,8 @@ class Trace:
         opacus: whether the watched optimizer scales its gradients as Opacus does.
         line: file and line of the user's code that called the first step.
         expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
+        moved_generators: libraries whose global generator was drawn from since `watch` was called,
+            if the run returned the state of a generator.
         by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
         declared: their values before they were forced, and their noise.
@@ -185,6 +187,7 @@ class Trace:
     record_gradient: Any = None
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
+    moved_generators: frozenset[str] = frozenset()
 
     @property
     def gradients(self) -> Vector:
@@ -194,8 +197,8 @@ class Trace:
     @property
     def slices(self) -> list[slice]:
         """The coordinates of every tensor."""
-        ends = np.cumsum([0, *self.sizes])
-        return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+        ends = itertools.accumulate(self.sizes, initial=0)
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
     @property
     def unrecorded(self) -> int:
@@ -322,12 +325,14 @@ class RecordingWatch(Watch):
         self._can_stop = True
         self.has_more_steps = False
         self._hooks: list[Any] = []
+        self._states: dict[str, bytes] = {}
         self._threshold: Any = None
         self._described: list[int] = []
         self.recorded = Trace()
 
     def _attach(self) -> None:
         optimizer = self._optimizer
+        self._states = global_states()
         if not self._hooks:
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
@@ -464,6 +469,11 @@ class RecordingWatch(Watch):
     def released(self, result: Any) -> Mapping[str, Any]:
         """Every number that the run released, by name."""
         numbers = dict(numbers_of(result))
+        if returned_states(numbers):
+            now = global_states().items()
+            self.recorded.moved_generators = frozenset(
+                library for library, state in now if state != self._states.get(library)
+            )
         if self._model is not None and self._model is not result:
             numbers |= {f"model.{k}": v for k, v in numbers_of(self._model).items()}
         elif self._optimizer is not None and not numbers and not self.recorded.of_arrays:

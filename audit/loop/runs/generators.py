@@ -7,17 +7,19 @@ are running, such as a numpy Generator for batches and noise.
 
 import functools
 import hashlib
-import inspect
 import random
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from audit.loop.sources.trees import as_numbers, is_random_key
 
+# Forms of the states of numpy, of torch's CPU generator, and of Python's Mersenne Twister.
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_SHAPE_OF_TORCH, _SHAPE_OF_PYTHON = (5056,), (625,)
 _MAX_DEPTH, _MAX_ITEMS, _MAX_VISITED = 3, 64, 1000
 
 
@@ -47,6 +49,40 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
     return state.digest()
 
 
+def global_states() -> dict[str, bytes]:
+    """The states of the global generators of Python, numpy and torch on the CPU, by library."""
+    states = {
+        "Python": repr(hash(random.getstate())).encode(),
+        "numpy": _of_bits(np.random.get_state(legacy=False)),  # noqa: NPY002
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """Names of returned values that are the state of a generator, and the library of each.
+
+    Args:
+        numbers: returned numbers and texts by name, see `released_numbers.numbers_of`.
+
+    Example:
+        >>> returned_states({"loss": np.array(0.1), "name": np.array("PCG64")})
+        {'name': 'numpy'}
+    """
+    libraries: dict[str, str] = {}
+    for name, value in numbers.items():
+        values = np.asarray(value)
+        if values.dtype.kind == "U" and values.ndim == 0 and str(values) in _BIT_GENERATORS:
+            libraries[name] = "numpy"
+        elif values.dtype == np.uint8 and values.shape == _SHAPE_OF_TORCH:
+            libraries[name] = "torch"
+        elif values.dtype.kind == "i" and values.shape == _SHAPE_OF_PYTHON:
+            libraries[name] = "Python"
+    return libraries
+
+
 def _local_states(last: types.CodeType) -> Iterator[bytes]:
     """States of the generators among the variables of all functions that `last` called."""
     frame = sys._getframe(2)
@@ -61,41 +97,58 @@ def _local_states(last: types.CodeType) -> Iterator[bytes]:
 
 def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     kind: Any = type(value)
-    if value is None or _is_plain(kind):
+    read, split = _readers(kind)
+    if read is None and split is None:
         return
     if depth > _MAX_DEPTH or id(value) in seen or len(seen) > _MAX_VISITED:
         return
     seen.add(id(value))
-    own = _state(value)
-    if own is not None:
-        yield own
-        return
-    for part in _parts(value):
-        yield from _states(part, depth + 1, seen)
+    state = None if read is None else read(value)
+    if state is not None:
+        yield state
+    elif split is not None:
+        for part in split(value):
+            yield from _states(part, depth + 1, seen)
+
+
+_Read = Callable[[Any], bytes | None]
+_Split = Callable[[Any], Iterable[Any]]
 
 
 @functools.cache
-def _is_plain(kind: Any) -> bool:
-    """Whether values of a type hold no generator: numbers, texts, arrays, tensors and modules."""
-    if issubclass(kind, str | bytes | int | float | np.ndarray | type):
-        return True
+def _readers(kind: Any) -> tuple[_Read | None, _Split | None]:
+    """How values of a type are read as a generator, and how they are split; None if they hold none.
+
+    Numbers, texts, arrays, tensors and modules hold no generator.
+    """
+    if issubclass(kind, str | bytes | int | float | np.ndarray | type | None):
+        return None, None
     names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in kind.__mro__}
-    return bool(names & {"torch.Tensor", "torch.Module", "torch._TensorBase"})
+    if names & {"torch.Tensor", "torch.Module", "torch._TensorBase"}:
+        return None, None
+    return _reader(kind), _splitter(kind)
 
 
-def _state(value: Any) -> bytes | None:
-    """The state of a generator; None for anything else."""
-    if isinstance(value, np.random.Generator):
-        return _of_bits(value.bit_generator.state)
-    if isinstance(value, np.random.BitGenerator):
-        return _of_bits(value.state)
-    if isinstance(value, np.random.RandomState):
-        return _of_bits(value.get_state(legacy=False))
-    if isinstance(value, random.Random):
-        return repr(hash(value.getstate())).encode()
+def _reader(kind: Any) -> _Read | None:
+    """Reads the state of a generator of this type; None for types that are no generators."""
+    if issubclass(kind, np.random.Generator):
+        return lambda value: _of_bits(value.bit_generator.state)
+    if issubclass(kind, np.random.BitGenerator):
+        return lambda value: _of_bits(value.state)
+    if issubclass(kind, np.random.RandomState):
+        return lambda value: _of_bits(value.get_state(legacy=False))
+    if issubclass(kind, random.Random):
+        return lambda value: repr(hash(value.getstate())).encode()
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Generator):
-        return bytes(value.get_state().cpu().numpy().tobytes())
+    if torch is not None and issubclass(kind, torch.Generator):
+        return lambda value: bytes(value.get_state().cpu().numpy().tobytes())
+    if kind.__module__.startswith("jax"):
+        return _state_of_key
+    return None
+
+
+def _state_of_key(value: Any) -> bytes | None:
+    """The data of a random key of JAX; None for any other array."""
     if is_random_key(value) or _is_raw_key(value):
         numbers = as_numbers(value)
         return None if numbers is None else numbers.tobytes()
@@ -117,22 +170,26 @@ def _of_bits(state: Any) -> bytes:
     return repr(state).encode()
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Values that an object holds and that may be generators."""
-    if isinstance(value, Mapping):
-        yield from list(value.values())[:_MAX_ITEMS]
-    elif isinstance(value, list | tuple):
-        yield from value[:_MAX_ITEMS]
-    elif isinstance(value, types.GeneratorType):
-        if value.gi_frame is not None:
-            yield from value.gi_frame.f_locals.values()
-    elif isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # a variable that has no value yet
-                continue
-    elif isinstance(value, types.MethodType):
-        yield value.__self__
-    elif not inspect.ismodule(value) and not hasattr(value, "named_parameters"):
-        yield from list(getattr(value, "__dict__", {}).values())[:_MAX_ITEMS]
+def _splitter(kind: Any) -> _Split | None:
+    """Returns the values that an object of this type holds and that may be generators."""
+    if issubclass(kind, Mapping):
+        return lambda value: list(value.values())[:_MAX_ITEMS]
+    if issubclass(kind, list | tuple):
+        return lambda value: value[:_MAX_ITEMS]
+    if issubclass(kind, types.GeneratorType):
+        return lambda value: () if value.gi_frame is None else value.gi_frame.f_locals.values()
+    if issubclass(kind, types.FunctionType):
+        return _values_of_closure
+    if issubclass(kind, types.MethodType):
+        return lambda value: (value.__self__,)
+    if issubclass(kind, types.ModuleType) or hasattr(kind, "named_parameters"):
+        return None
+    return lambda value: list(getattr(value, "__dict__", {}).values())[:_MAX_ITEMS]
+
+
+def _values_of_closure(function: Any) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            continue

@@ -7,6 +7,7 @@ without being accounted for.
 
 import contextlib
 import functools
+import random
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,6 +57,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
     if id(value) in seen:
         return
     seen = seen | {id(value)}
+    value = _state_of_generator(value)
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _walk(each, _joined(path, str(key)), depth + 1, seen)
@@ -82,6 +84,17 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
         for key, each in {**held, **getattr(value, "__dict__", {})}.items():
             if not callable(each) or hasattr(each, "__dict__"):
                 yield from _walk(each, _joined(path, key), depth + 1, seen)
+
+
+def _state_of_generator(value: Any) -> Any:
+    """The state of a numpy or Python generator; any other value itself."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.BitGenerator):
+        return value.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return value.getstate() if isinstance(value, random.Random) else value
 
 
 def held_by_function(value: Any) -> dict[str, Any] | None:
@@ -122,7 +135,9 @@ def _module_attributes(module: Any, path: str, depth: int, seen: set[int]) -> _N
 def _as_array(value: Any) -> Any:
     """A number, a text, an array or a tensor as an array; None for anything else."""
     if isinstance(value, bool | int | float | complex | str | bytes | np.generic):
-        return np.asarray(value)
+        array = np.asarray(value)
+        # Python's whole numbers of more than 64 bits, such as the state of a generator.
+        return np.asarray(str(value)) if array.dtype.kind == "O" else array
     if isinstance(value, np.ndarray):
         value = in_plain_type(value)
         return value if value.dtype.kind in "fiubcSU" and value.size <= _MAX_NUMBERS else None

@@ -261,14 +261,32 @@ def seed_everything(seed: int) -> None:
 @contextmanager
 def many_runs() -> Iterator[None]:
     """As `undisturbed_generators`, without what each run would repeat: warnings, log lines."""
-    disabled = logging.root.manager.disable
-    with undisturbed_generators(), remembered_calibration(), warnings.catch_warnings():
+    with (
+        undisturbed_generators(),
+        remembered_calibration(),
+        warnings.catch_warnings(),
+        without_log_lines(),
+    ):
         warnings.simplefilter("ignore")
-        logging.disable(max(disabled, logging.WARNING))
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
+        yield
+
+
+@contextmanager
+def without_log_lines() -> Iterator[None]:
+    """Disables log lines up to warnings.
+
+    `logging.disable` clears the caches of all loggers, which takes as long as a step of a small
+    loop. A check of many runs therefore enters this once.
+    """
+    disabled = logging.root.manager.disable
+    if disabled >= logging.WARNING:
+        yield
+        return
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 @contextmanager
