@@ -290,6 +290,41 @@ def test_a_dead_worker_of_ray_is_replaced(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
+def test_a_lost_node_of_ray_is_replaced(tmp_path: Path) -> None:
+    # A local cluster of two nodes, of which the one without the head goes away.
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    # Many blocks, so that the node is lost in the middle.
+    command = [sys.executable, "-m", "audit.run", *OPTIONS, "--trials", "2000"]
+    alone = [*command, "--out", str(tmp_path / "alone")]
+    subprocess.run(alone, cwd=ROOT, check=True, capture_output=True)
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        node = cluster.add_node(num_cpus=1)
+        place = ["--backend", "ray", "--scheduler", cluster.address, "--jobs", "2"]
+        shards = tmp_path / "audit" / "shards"
+        process = subprocess.Popen(
+            [*command, *place, "--out", str(tmp_path / "audit")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        while process.poll() is None and not (shards.exists() and any(shards.iterdir())):
+            time.sleep(0.05)
+        cluster.remove_node(node, allow_graceful=False)
+        output, _ = process.communicate(timeout=300)
+    finally:
+        cluster.shutdown()
+    assert process.returncode == 0, output
+    files = [tmp_path / name / "results.csv" for name in ("alone", "audit")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_dead_workers_are_replaced_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
