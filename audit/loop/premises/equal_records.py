@@ -594,6 +594,9 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             return
         for kept, trace in zip((runs.same, runs.other, runs.mixed), traces, strict=True):
             kept.append(trace.gradients[: experiment.steps])
+        accounted = traces[0].accounted
+        if accounted is not None:  # the rate may depend on the number of records
+            rates = [accounted.rate(t) for t in range(experiment.steps)]
         if not experiment.work_left(0.85):
             break
     if len(runs.same) < 4:
