@@ -44,7 +44,7 @@ def mixed_up(state: Any, x: Any, y: Any) -> list[Any]:
 
 
 def augmented_by_noise(state: Any, x: Any, y: Any) -> list[Any]:
-    """Features are mixed with a public record, drawn anew for each record."""
+    """Features are mixed with a public record, drawn independently for each record."""
     public = torch.eye(8)[torch.randint(8, (len(y),))]
     return loops.each_gradient(state, 0.7 * x + 0.3 * public, y)
 
@@ -162,7 +162,7 @@ def by_category(
 
 
 LATER_REPORTS: dict[str, Control] = {
-    "mean gradient left beside the clipped sum, Poisson": Control(
+    "mean gradient left next to the clipped sum, Poisson": Control(
         Loop(total=mean_gradient_left, sampling_rate=0.25, steps=6),
         source="https://github.com/dayu11/Differentially-Private-Deep-Learning/issues/7",
     ),
