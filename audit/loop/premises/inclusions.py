@@ -28,7 +28,7 @@ from audit.loop.premises.noise import TestResult
 from audit.loop.runs.records import TrainingSet
 
 _MAX_CANARIES = 16
-# This many canaries are taken if they are independent at all, and more if they are so to this share.
+# This many canaries are taken if they are independent at all, and more if they are to this share.
 _SOME_CANARIES, _CLEARLY_INDEPENDENT = 8, 0.25
 # Seeds that teach the contributions, and steps of a complete lesson.
 _MAX_LESSONS = 6
