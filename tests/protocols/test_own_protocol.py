@@ -19,7 +19,7 @@ import json, math, sys
 import audit, my_protocol
 from audit import certificate, tuning
 from audit.accounting import GaussianMechanism
-from audit.commands import app
+from audit.commands import calculator
 from audit.upper_bounds import calibrate_mu_for_tuning, compare_protocols, tuning_cost
 
 protocol = audit.protocols.parse_protocol("shortlist:6,3")
@@ -31,7 +31,7 @@ mu = calibrate_mu_for_tuning(protocol, target_epsilon=2.0, target_delta=1e-5)
 found["inverse"] = tuning_cost(GaussianMechanism(mu), protocol, 1e-5).epsilon
 found["compared"] = [row.title for row in compare_protocols(base, 3, 1e-5)]
 run = audit.DpSgd(noise_multiplier=20.0, steps=100)
-found["calculator"] = app.compute(run, "shortlist, half of a list", 3, 1e-5).epsilon
+found["calculator"] = calculator.compute(run, "shortlist, half of a list", 3, 1e-5).epsilon
 
 space = {"lr": [1, 2, 3, 4, 5, 6]}
 study = audit.Study(space, protocol, base=run, folder=None, seed=3)
