@@ -20,7 +20,7 @@ _ANSWERS = {
     "bounds --mu 0.25 --protocol sequential:20": "epsilon = ",
     "solve noise 3 --protocol tnb:0,0.1 --steps 300": "noise multiplier ",
     "solve runs 2 --mu 0.25 --protocol tnb:1,0.1": "",
-    "protocols 10 --mu 0.25": "",
+    "protocols 2 --mu 0.25": "",
     "cost runs.csv --chosen grid": "2 trials, chosen: grid",
 }
 
