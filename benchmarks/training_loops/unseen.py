@@ -36,13 +36,6 @@ def merged_pairs(state: Any, x: Any, y: Any) -> Any:
     return x, y
 
 
-def stratified_part(state: Any, x: Any, y: Any) -> Any:
-    """Four fifths of every class are kept; a new record changes the part by one record."""
-    kept = [torch.nonzero(y == c)[:, 0] for c in range(loops.CLASSES)]
-    kept = torch.cat([each[: len(each) * 4 // 5] for each in kept]).sort().values
-    return x[kept], y[kept]
-
-
 def by_teacher(state: Any, x: Any, y: Any) -> list[Any]:
     """A teacher that takes a step without noise before each step gives the labels."""
     if "teacher" not in state.__dict__:
@@ -473,7 +466,6 @@ def two_groups(state: Any, each: list[Any]) -> list[Any]:
 
 
 UNSEEN_CORRECT: dict[str, Control] = {
-    "training part stratified by private labels": Control(Loop(prepare=stratified_part)),
     "soft clipping": Control(Loop(model=normalised, total=soft_clipping)),
     "loss scale before clipping": Control(Loop(gradients=scaled_loss, clip=32.0, divisor=640.0)),
     "Poisson sampling by gaps": Control(Loop(batch=by_gaps, sampling_rate=0.3, steps=8)),
