@@ -11,7 +11,7 @@ from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
-from audit.report.text import format_epsilon, rounded_down, rounded_up
+from audit.report.text import answer_cells, format_epsilon, rounded_down, rounded_up
 
 _FIGURES = {
     "figure.png": "Upper bounds from theory, and lower bounds from the trials.",
@@ -65,27 +65,17 @@ def html(report: Report, folder: Path) -> str:
 def _answer(report: Report) -> Iterator[str]:
     """One table: for every budget, one run, both bounds, and what the trials could show."""
     bound = report.reported(0)
-    several = ", not jointly" if len(report.results) > 1 else ""
+    jointly = ", not jointly" if len(report.results) > 1 else ""
     yield (
-        f'<p class="claim">With {100 * bound.confidence:g} % confidence{several}, the tuning leaks '
+        f'<p class="claim">With {100 * bound.confidence:g} % confidence{jointly}, the tuning leaks '
         f"at least eps_L at delta = {format_exact(report.config.delta)}. It leaks at most eps_U, "
         "the smallest upper bound that is valid for this audit.</p>"
     )
     rows = []
     for budget, result in enumerate(report.results):
-        upper, one_run = result.smallest_upper, result.upper_bounds.get("base")
-        needed = result.games_needed
-        rows.append(
-            [
-                format_epsilon(one_run),
-                rounded_down(report.reported(budget).epsilon),
-                format_epsilon(upper),
-                "-" if upper is None else upper.name,
-                rounded_up(result.ceiling),
-                "-" if needed is None else f"{needed:,}",
-                format_exact(result.epsilon_base),
-            ]
-        )
+        *bounds, ceiling, needed, papers = answer_cells(report, budget)
+        upper = result.smallest_upper
+        rows.append([*bounds, "-" if upper is None else upper.name, ceiling, needed, papers])
     heads = [
         "one run leaks at most", "eps_L", "eps_U", "bound of eps_U",
         f"largest eps_L that {bound.pooled.trials:,} trials can show", "trials to show eps_U",

@@ -87,20 +87,7 @@ def _answer(report: Report) -> Iterator[str]:
         ("trials to", "show eps_U,", "at least"),
         ("eps_B: one", "run by Renyi", "divergences"),
     ]
-    rows = []
-    for budget, result in enumerate(report.results):
-        upper, one_run = result.smallest_upper, result.upper_bounds.get("base")
-        needed = result.games_needed
-        rows.append(
-            [
-                format_epsilon(one_run),
-                rounded_down(report.reported(budget).epsilon),
-                format_epsilon(upper),
-                rounded_up(result.ceiling),
-                "-" if needed is None else f"{needed:,}",
-                format_exact(result.epsilon_base),
-            ]
-        )
+    rows = [answer_cells(report, budget) for budget in range(len(report.results))]
     for line in zip(*heads, strict=True):
         yield _columns(line, _ANSWER_COLUMN)
     for row in rows:
@@ -119,6 +106,20 @@ def _answer(report: Report) -> Iterator[str]:
         yield from wrapped(
             f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
         )
+
+
+def answer_cells(report: Report, budget: int) -> list[str]:
+    """One run, eps_L, eps_U, what the trials can show, trials to show eps_U, and eps_B."""
+    result = report.results[budget]
+    needed = result.games_needed
+    return [
+        format_epsilon(result.upper_bounds.get("base")),
+        rounded_down(report.reported(budget).epsilon),
+        format_epsilon(result.smallest_upper),
+        rounded_up(result.ceiling),
+        "-" if needed is None else f"{needed:,}",
+        format_exact(result.epsilon_base),
+    ]
 
 
 def _chance(report: Report) -> Iterator[str]:
@@ -175,8 +176,8 @@ class _Footnotes:
     @property
     def lines(self) -> list[str]:
         """The footnotes."""
-        found = [wrapped(words, f"{mark:>3}") for words, mark in self.conditions.items()]
-        return ["Conditions:", *(line for lines in found for line in lines)] if found else []
+        notes = [wrapped(words, f"{mark:>3}") for words, mark in self.conditions.items()]
+        return ["Conditions:", *(line for lines in notes for line in lines)] if notes else []
 
 
 def _letters(place: int) -> str:
