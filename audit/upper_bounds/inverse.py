@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -302,7 +302,9 @@ def least_noise(
     """
     target, delta = _checked_target(target_epsilon, target_delta, bound)
     protocol = parse_protocol(protocol)
-    run = _run_at_any_noise(base_of)
+    _, run = next(_runs_by_noise(base_of), (1.0, None))
+    if run is None:
+        run = base_of(1.0)  # raises the reason
     if isinstance(run, DpSgd) and run.sampling_rate == 1.0:
         # Full batches are a Gaussian base, whose mu is inversely proportional to the noise. The
         # bounds of some protocols depend on the neighbours and the group, not only on mu.
@@ -327,14 +329,14 @@ def least_noise(
     return math.exp(-(search.by_smallest(guess) if bound is None else search.by(bound, guess)))
 
 
-def _run_at_any_noise(base_of: Callable[[float], Mechanism]) -> Mechanism:
-    """One run at the first noise, from 1 on, that is enough for the accounting."""
+def _runs_by_noise(base_of: Callable[[float], Mechanism]) -> Iterator[tuple[float, Mechanism]]:
+    """One run at each tried noise, from 1 on, that is enough for the accounting."""
     noise = 1.0
     while noise < _MAX_NOISE:
         with contextlib.suppress(ValueError):  # more steps need more noise
-            return base_of(noise)
+            run = base_of(noise)
+            yield noise, run
         noise *= 8.0
-    return base_of(1.0)
 
 
 def _base_at(base_of: Callable[[float], Mechanism], noise: float) -> Mechanism:
@@ -367,12 +369,10 @@ def _noise_of_one_run(
 
     It is at most eight times as large as needed for one run.
     """
-    noise = 1.0
-    while noise < _MAX_NOISE:
-        with contextlib.suppress(ValueError):  # too little noise for the accounting
-            if base_of(noise).epsilon(delta) <= target:
+    for noise, run in _runs_by_noise(base_of):
+        with contextlib.suppress(ValueError):  # too little noise for delta
+            if run.epsilon(delta) <= target:
                 return noise
-        noise *= 8.0
     costs_of(base_of(noise), protocol, delta).smallest  # noqa: B018  # raises if no bound applies
     raise InvalidInput(
         f"target_epsilon must be reachable with {protocol.spec} at some noise, got "
