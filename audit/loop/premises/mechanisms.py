@@ -278,7 +278,7 @@ def _values(
     """The declared values of a run before they were forced; None where they differ in kind.
 
     A function may raise an error because a forced value has another shape than its own. The values
-    up to this one are then returned, and empty ones take the place of the later ones.
+    up to this one are then returned, and zeros take the place of the later ones.
     """
     trace = experiment.runs.run(records, seed, like=first, digests=False)
     if trace.error is not None:

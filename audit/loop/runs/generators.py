@@ -20,6 +20,7 @@ from audit.loop.sources.trees import as_numbers, is_random_key
 # Forms of the states of numpy, of torch's CPU generator, and of Python's Mersenne Twister.
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _SHAPE_OF_TORCH, _SHAPE_OF_PYTHON = (5056,), (625,)
+_CLASSES = np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random
 _MAX_DEPTH, _MAX_ITEMS, _MAX_VISITED = 3, 64, 1000
 
 
@@ -52,7 +53,7 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
 def global_states() -> dict[str, bytes]:
     """The states of the global generators of Python, numpy and torch on the CPU, by library."""
     states = {
-        "Python": repr(hash(random.getstate())).encode(),
+        "Python": _of_bits(random.getstate()),
         "numpy": _of_bits(np.random.get_state(legacy=False)),  # noqa: NPY002
     }
     torch = sys.modules.get("torch")
@@ -131,14 +132,8 @@ def _readers(kind: Any) -> tuple[_Read | None, _Split | None]:
 
 def _reader(kind: Any) -> _Read | None:
     """Reads the state of a generator of this type; None for types that are no generators."""
-    if issubclass(kind, np.random.Generator):
-        return lambda value: _of_bits(value.bit_generator.state)
-    if issubclass(kind, np.random.BitGenerator):
-        return lambda value: _of_bits(value.state)
-    if issubclass(kind, np.random.RandomState):
-        return lambda value: _of_bits(value.get_state(legacy=False))
-    if issubclass(kind, random.Random):
-        return lambda value: repr(hash(value.getstate())).encode()
+    if issubclass(kind, _CLASSES):
+        return lambda value: _of_bits(state_of_generator(value))
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, torch.Generator):
         return lambda value: bytes(value.get_state().cpu().numpy().tobytes())
@@ -162,12 +157,24 @@ def _is_raw_key(value: Any) -> bool:
     return getattr(value, "shape", None) == (2,) and str(getattr(value, "dtype", "")) == "uint32"
 
 
+def state_of_generator(value: Any) -> Any:
+    """The state of a numpy or Python generator; any other value itself."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.BitGenerator):
+        return value.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return value.getstate() if isinstance(value, random.Random) else value
+
+
 def _of_bits(state: Any) -> bytes:
     if isinstance(state, Mapping):
         return b"".join(_of_bits(part) for part in state.values())
     if isinstance(state, np.ndarray):
         return state.tobytes()
-    return repr(state).encode()
+    # The state of a Python generator is a tuple of 625 numbers.
+    return repr(hash(state) if isinstance(state, tuple) else state).encode()
 
 
 def _splitter(kind: Any) -> _Split | None:

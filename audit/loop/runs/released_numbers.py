@@ -7,13 +7,13 @@ without being accounted for.
 
 import contextlib
 import functools
-import random
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from audit.loop.runs.generators import state_of_generator
 from audit.loop.sources.trees import as_numbers, in_plain_type
 
 _Numbers = Iterator[tuple[str, Any]]
@@ -57,7 +57,7 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
     if id(value) in seen:
         return
     seen = seen | {id(value)}
-    value = _state_of_generator(value)
+    value = state_of_generator(value)
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _walk(each, _joined(path, str(key)), depth + 1, seen)
@@ -84,17 +84,6 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
         for key, each in {**held, **getattr(value, "__dict__", {})}.items():
             if not callable(each) or hasattr(each, "__dict__"):
                 yield from _walk(each, _joined(path, key), depth + 1, seen)
-
-
-def _state_of_generator(value: Any) -> Any:
-    """The state of a numpy or Python generator; any other value itself."""
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, np.random.BitGenerator):
-        return value.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=False)
-    return value.getstate() if isinstance(value, random.Random) else value
 
 
 def held_by_function(value: Any) -> dict[str, Any] | None:
