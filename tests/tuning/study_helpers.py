@@ -7,12 +7,15 @@ from typing import Any
 from light_runs import noisy
 
 from audit import accounting, protocols, tuning
+from audit.tuning.checkpoints import RUNS, Checkpoints, ResumeRules
 from audit.tuning.journal import Memory
 from audit.tuning.plan import Plan
 from audit.tuning.play import play
 from audit.tuning.space import Space
 
 BASE = accounting.GaussianMechanism(0.5)
+STEPS = 6
+DP_SGD = accounting.DpSgd(2.0, STEPS, 0.5, "zero-out")
 
 
 LEVELS = {"level": [1, 2, 3, 4]}
@@ -21,6 +24,26 @@ LEVELS = {"level": [1, 2, 3, 4]}
 def study(**settings: Any) -> Any:
     settings = {"space": LEVELS, "protocol": "fixed:6", "base": BASE, "folder": None} | settings
     return tuning.Study(**settings)
+
+
+def trial_in(folder: Path, base: Any = DP_SGD, **rules: Any) -> Any:
+    """An attempt at the first run of a study in a folder, which has begun."""
+    trial = tuning.Trial({"level": 1}, base, seed=7)
+    trial.checkpoints = Checkpoints(folder / RUNS / "0", STEPS, ResumeRules(**rules))
+    trial.checkpoints.begin()
+    return trial
+
+
+class Secure:
+    """An optimizer of Opacus' secure mode, whose generator has no state."""
+
+    secure_mode = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restores nothing."""
 
 
 def plan_of(protocol: Any, space: Any = LEVELS, base: Any = BASE) -> Any:

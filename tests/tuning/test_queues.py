@@ -94,11 +94,11 @@ def check_resumed_elsewhere(folder: Path) -> None:
 def test_the_rehearsal_tests_the_loop_of_the_scripts(scripts: Path) -> None:
     training = importlib.import_module("my_training")
     images, labels = training.IMAGES[training.PUBLIC] / 16, training.LABELS[training.PUBLIC]
-    one = training.make_study(None, **SETTINGS)
-    one.rehearse(training.train, (images[:60], labels[:60]))
-    assert not one.premises.broken
-    assert {"contribution", "noise", "batches"} <= set(one.premises.tested)
-    assert "empty batches were not tested" not in str(one.premises)
+    queued = training.make_study(None, **SETTINGS)
+    queued.rehearse(training.train, (images[:60], labels[:60]))
+    assert not queued.premises.broken
+    assert {"contribution", "noise", "batches"} <= set(queued.premises.tested)
+    assert "empty batches were not tested" not in str(queued.premises)
 
 
 SCRIPT = """

@@ -9,25 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from study_helpers import study
+from study_helpers import DP_SGD, STEPS, Secure, study, trial_in
 
 from audit import accounting, tuning
 from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning import snapshots
 from audit.tuning.attempts import PastAttempt, steps_taken
-from audit.tuning.checkpoints import RUNS, Checkpoints, ResumeRules
 from audit.tuning.one_run import Task
 from audit.tuning.parallel import attempts
 
-STEPS = 6
-BASE = accounting.DpSgd(2.0, STEPS, 0.5, "zero-out")
-
-
-def trial_in(folder: Path, **rules: Any) -> Any:
-    trial = tuning.Trial({"level": 1}, BASE, seed=7)
-    trial.checkpoints = Checkpoints(folder / RUNS / "0", STEPS, ResumeRules(**rules))
-    trial.checkpoints.begin()
-    return trial
+BASE = DP_SGD
 
 
 def test_all_attempts_together_never_exceed_the_count() -> None:
@@ -62,11 +53,11 @@ def test_attempts_with_the_same_noise_are_one() -> None:
     again = PastAttempt(4, 4, machine=here)
     assert steps_taken([first, again], 6, None, same_noise=True) == 6
     assert steps_taken([first, again], 6, None, same_noise=False) == 6 + 2
-    other = PastAttempt(4, 4, renewed=True, machine=there)
-    assert steps_taken([first, again, other], 6, None, same_noise=True) == 6 + 2
+    renewed = PastAttempt(4, 4, renewed=True, machine=there)
+    assert steps_taken([first, again, renewed], 6, None, same_noise=True) == 6 + 2
     # An attempt that begins again repeats the noise of the first one, not that of the renewed one.
     restart = PastAttempt(machine=there)
-    assert steps_taken([first, other, restart], 6, None, same_noise=True) == 6 + 2 + 6
+    assert steps_taken([first, renewed, restart], 6, None, same_noise=True) == 6 + 2 + 6
     refused = PastAttempt(refused=True, machine=there)
     assert steps_taken([first, refused], 6, None, same_noise=True) == 6
 
@@ -130,9 +121,9 @@ def test_another_rounding_draws_new_noise_from_every_generator(
     monkeypatch.setattr(snapshots, "machine", lambda: {"numpy": "1.0"})
     seen = []
     for _ in range(2):  # every attempt has noise of its own
-        other = generators()
-        trial_in(tmp_path, redrawn_steps=4).load_state(**other)
-        seen.append(draws(other))
+        restored = generators()
+        trial_in(tmp_path, redrawn_steps=4).load_state(**restored)
+        seen.append(draws(restored))
         assert not {*seen[-1].values()} & {*following.values()}
     assert not {*seen[0].values()} & {*seen[1].values()}
 
@@ -206,26 +197,17 @@ def test_the_rehearsal_finds_noise_that_a_resumed_run_cannot_renew(from_seed: bo
         return tuning.Outcome(weight, np.array([weight]))
 
     settings = {"space": {"lr": [1.0]}, "epsilon": 3.0, "steps": STEPS, "base": None}
-    one = study(**settings, redrawn_steps=2)
+    repeating = study(**settings, redrawn_steps=2)
     study(**settings).rehearse(train, np.ones(3))
     if not from_seed:
-        one.rehearse(train, np.ones(3))
+        repeating.rehearse(train, np.ones(3))
         return
     with pytest.raises(PrivacyLeak, match="must draw its noise from the generators"):
-        one.rehearse(train, np.ones(3))
+        repeating.rehearse(train, np.ones(3))
 
 
 def test_going_back_within_a_run_is_a_new_attempt(tmp_path: Path) -> None:
     # A loop that loads its state again when a step displeases it draws among its results.
-    class Secure:
-        secure_mode = True
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: Any) -> None:
-            """Restores nothing."""
-
     trial = trial_in(tmp_path, redrawn_steps=4)
     trial.save_state(4, mode=Secure())
     for _ in range(2):
@@ -247,15 +229,6 @@ def test_load_state_comes_before_the_first_step(tmp_path: Path) -> None:
 
 def test_an_attempt_ends_when_a_later_one_has_begun(tmp_path: Path) -> None:
     # As with Dask, which begins a run again after it has lost contact with a worker.
-    class Secure:
-        secure_mode = True
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: Any) -> None:
-            """Restores nothing."""
-
     first = trial_in(tmp_path, redrawn_steps=20)
     first.load_state(mode=Secure())
     first.save_state(2, mode=Secure())

@@ -19,7 +19,7 @@ from light_runs import noisy
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from scipy import stats
-from study_helpers import study
+from study_helpers import DP_SGD, STEPS, Secure, study, trial_in
 from torch import nn
 
 from audit import accounting, tuning
@@ -27,8 +27,7 @@ from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning import snapshots, state_file
 from audit.tuning.checkpoints import RUNS, Checkpoints, ResumeRules
 
-STEPS = 6
-BASE = accounting.DpSgd(2.0, STEPS, 0.5, "zero-out")
+BASE = DP_SGD
 RECORDS = (torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 2)
 
 
@@ -71,13 +70,6 @@ def opacus_run(
 
 def bytes_of(outcome: Any) -> list[bytes]:
     return [value.numpy().tobytes() for value in outcome.model.values()]
-
-
-def trial_in(folder: Path, base: Any = BASE, **rules: Any) -> Any:
-    trial = tuning.Trial({"level": 1}, base, seed=7)
-    trial.checkpoints = Checkpoints(folder / RUNS / "0", STEPS, ResumeRules(**rules))
-    trial.checkpoints.begin()
-    return trial
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG", "ignore:Full backward hook")
@@ -318,18 +310,6 @@ def test_a_damaged_checkpoint_begins_the_same_run_again(tmp_path: Path) -> None:
     assert again.model.tobytes() == whole.model.tobytes()
 
 
-class Secure:
-    """An optimizer of Opacus' secure mode, whose generator has no state."""
-
-    secure_mode = True
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Restores nothing."""
-
-
 def secure_run(trial: Any, saved_steps: Any = (2, 4)) -> None:
     state = trial.load_state(optimizer=Secure()) or {"steps": 0}
     for steps in saved_steps:
@@ -466,22 +446,22 @@ def secure_study(folder: Path | None, **rules: Any) -> Any:
 def test_all_steps_of_a_released_run_are_paid_for(
     tmp_path: Path, loads: bool, every: int, kill_at: int
 ) -> None:
-    one = secure_study(tmp_path / "s", redrawn_steps=10, checkpoint_every=10)
+    long_study = secure_study(tmp_path / "s", redrawn_steps=10, checkpoint_every=10)
     taken: list[int] = []
     with pytest.raises((KeyboardInterrupt, InvalidInput)):
-        one.run(lambda trial: system_noise(trial, taken, kill_at, loads=loads, every=every))
+        long_study.run(lambda trial: system_noise(trial, taken, kill_at, loads=loads, every=every))
     if loads and kill_at == 90:
-        one.run(lambda trial: system_noise(trial, taken))
+        long_study.run(lambda trial: system_noise(trial, taken))
         assert len(taken) <= 100
         return
     with pytest.raises(InvalidInput, match="redrawn_steps must be at least"):
-        one.run(lambda trial: system_noise(trial, taken, loads=loads))
+        long_study.run(lambda trial: system_noise(trial, taken, loads=loads))
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_interruptions_of_one_process_are_counted(tmp_path: Path, in_memory: bool) -> None:
     # Otherwise the loop could draw until it likes the noise.
-    one = study(protocol="fixed:1", base=BASE, folder=None if in_memory else tmp_path / "s")
+    short_study = study(protocol="fixed:1", base=BASE, folder=None if in_memory else tmp_path / "s")
     drawn = []
 
     def train(trial: Any) -> Any:
@@ -492,20 +472,20 @@ def test_interruptions_of_one_process_are_counted(tmp_path: Path, in_memory: boo
         return tuning.Outcome(drawn[-1], np.array(drawn[-1:]))
 
     with pytest.raises(KeyboardInterrupt):
-        one.run(train)
+        short_study.run(train)
     for _ in range(3):
         with pytest.raises(InvalidInput, match="redrawn_steps must be at least"):
-            one.run(train)
+            short_study.run(train)
     shutil.rmtree(tmp_path / "s" / RUNS, ignore_errors=True)  # the journal has the count, too
     with pytest.raises(InvalidInput, match="redrawn_steps must be at least"):
-        one.run(train)
+        short_study.run(train)
 
 
 def test_the_rehearsal_finds_a_secure_run_that_never_loads_its_state() -> None:
-    one = secure_study(None, redrawn_steps=10, checkpoint_every=10)
+    long_study = secure_study(None, redrawn_steps=10, checkpoint_every=10)
     with pytest.raises(PrivacyLeak, match=r"train must call trial.load_state"):
-        one.rehearse(lambda trial, records: system_noise(trial, [], loads=False), np.ones(3))
-    one.rehearse(lambda trial, records: system_noise(trial, []), np.ones(3))
+        long_study.rehearse(lambda trial, records: system_noise(trial, [], loads=False), np.ones(3))
+    long_study.rehearse(lambda trial, records: system_noise(trial, []), np.ones(3))
 
 
 def test_a_run_whose_noise_cannot_be_continued_saves_often_enough(tmp_path: Path) -> None:

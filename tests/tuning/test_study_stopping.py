@@ -267,9 +267,9 @@ def test_a_stop_costs_the_worst_member_of_a_mixture_at_any_depth(
 def test_candidates_of_a_stopped_grid_are_replaced_one_by_one() -> None:
     protocol = protocols.parse_protocol("grid:3")
     base = accounting.Candidates((SMALL, SMALL, RARE))
-    known = accounting.Candidates((SMALL, SMALL, LARGE))
+    candidates = accounting.Candidates((SMALL, SMALL, LARGE))
     cost = stopped_cost(base, protocol, 1, DELTA)
-    assert cost.epsilon >= stopped_cost(known, protocol, 1, DELTA).epsilon * (1 - 1e-6)
+    assert cost.epsilon >= stopped_cost(candidates, protocol, 1, DELTA).epsilon * (1 - 1e-6)
     same_for_all = stopped_cost(LARGE, protocol, 1, DELTA)
     assert cost.epsilon <= same_for_all.epsilon
 
