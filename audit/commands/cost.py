@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,7 +125,6 @@ def _print_cost(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(cost.as_dict() | {"notes": notes}, indent=2))
     else:
-        width = console.columns()
-        wrapped = [textwrap.fill(f"note: {note}", width, subsequent_indent="  ") for note in notes]
-        print("\n".join([*cost.wrapped(width), *wrapped]))
+        wrapped = [console.wrap(f"note: {note}", "  ") for note in notes]
+        print("\n".join([*cost.wrapped(console.columns()), *wrapped]))
     return console.OK

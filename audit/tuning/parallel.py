@@ -38,7 +38,7 @@ def attempts(
             f"{type(backend).__name__}"
         )
     # A run that waits for a worker has been handed over, so there is at most one for each.
-    given = {"n_jobs": jobs, "pre_dispatch": "n_jobs"} | loky_options(_begin_worker)
+    options = {"n_jobs": jobs, "pre_dispatch": "n_jobs"} | loky_options(_begin_worker)
     may_repeat = type(backend).__name__ != _LOKY
     # Ray returns nothing before the last run of a call is over, so each call has few runs.
     streams = backend.supports_return_generator
@@ -47,7 +47,7 @@ def attempts(
         errors: list[InvalidInput] = []
         sent = _handed_over(itertools.islice(tasks(), share), hand_over, may_repeat, errors)
         calls = (joblib.delayed(_attempt)(task) for task in sent)
-        workers = joblib.Parallel(**given, return_as="generator_unordered" if streams else "list")
+        workers = joblib.Parallel(**options, return_as="generator_unordered" if streams else "list")
         died, results = False, None
         try:
             results = workers(calls)

@@ -144,8 +144,9 @@ class TuningCosts:
 
     def _without_contradictions(self, rows: list[UpperBound]) -> list[UpperBound]:
         """Some rows, checked against what is known to be attained, which may be among them."""
-        known = any(bound.attains for bound in rows)  # a bound may have found an attained epsilon
-        return without_contradictions(rows if known else rows + self.attained)
+        # A bound may have found an attained epsilon itself.
+        has_attained = any(bound.attains for bound in rows)
+        return without_contradictions(rows if has_attained else rows + self.attained)
 
     def within(self, ratio: float, names: Sequence[str] = ()) -> list[UpperBound]:
         """The bounds for every score up to `ratio` times the smallest, the smallest first.

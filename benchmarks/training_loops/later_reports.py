@@ -119,7 +119,7 @@ def jax_steps(
     for step in range(STEPS):
         first, second = jax.random.split(jax.random.fold_in(batches, step))
         mask = jax.random.bernoulli(first, RATE, (len(y),))
-        each = arrays.jax_gradients(params, x, y)
+        gradients = arrays.jax_gradients(params, x, y)
         if microbatches == "one batch":
             side = jax.random.bernoulli(second, 0.5, (len(y),))
             masks = [mask & side, mask & ~side]
@@ -127,7 +127,7 @@ def jax_steps(
             masks = [mask, jax.random.bernoulli(second, RATE, (len(y),))]
         else:
             masks = [mask]
-        sums = [clipped(each, m, clip) for m in masks]
+        sums = [clipped(gradients, m, clip) for m in masks]
         total = jax.tree.map(lambda *parts: sum(parts), *sums)
         noisy = noise(jax.random.fold_in(noises, step), total, SIGMA * clip)
         noisy = watch.step(noisy, params, gradient=arrays.jax_gradient)

@@ -115,13 +115,13 @@ class PrivacyGuard(Estimator):
 
 def estimators_of_others() -> list[Estimator]:
     """The estimators of jax_privacy and PrivacyGuard, of those that are installed."""
-    found: list[Estimator] = []
+    estimators: list[Estimator] = []
     with contextlib.suppress(ImportError):
         from jax_privacy import auditing
 
-        found += [JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split")]
+        estimators += [JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split")]
     with contextlib.suppress(ImportError):
         from privacy_guard.analysis.mia.mia_results import MIAResults
 
-        found.append(PrivacyGuard(MIAResults))
-    return found
+        estimators.append(PrivacyGuard(MIAResults))
+    return estimators

@@ -23,11 +23,11 @@ MISSED = {"JAX, key of the noise returned"}
 def test_a_mistake_is_found(name: str, request: pytest.FixtureRequest) -> None:
     if name in MISSED:
         request.applymarker(pytest.mark.xfail(reason="stated in docs/controls.md", strict=True))
-    found = report(MISTAKES[name])
-    assert found.broken, str(found)
+    premises = report(MISTAKES[name])
+    assert premises.broken, str(premises)
 
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_loop_is_not_accused(name: str) -> None:
-    found = report(CORRECT[name])
-    assert not found.broken, str(found)
+    premises = report(CORRECT[name])
+    assert not premises.broken, str(premises)
