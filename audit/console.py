@@ -159,7 +159,10 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         program = started_as()
         prog = prog.replace(MODULES, program)
-        examples = {one.replace(MODULES, program): what for one, what in (examples or {}).items()}
+        examples = {
+            example.replace(MODULES, program): explanation
+            for example, explanation in (examples or {}).items()
+        }
         shown = _examples(examples)
         epilog = "\n".join([*(["examples:"] if shown else []), *shown, *([notes] if notes else [])])
         super().__init__(
@@ -319,14 +322,14 @@ def progress(
         ) as bar:
             yield bar.update
         return
-    last = time.monotonic()
+    last_note = time.monotonic()
 
     def update(more: int) -> None:
-        nonlocal done, last
+        nonlocal done, last_note
         done += more
-        if time.monotonic() - last > _SECONDS_BETWEEN_NOTES:
+        if time.monotonic() - last_note > _SECONDS_BETWEEN_NOTES:
             note(f"{done:,} of {total:,} {unit}s")
-            last = time.monotonic()
+            last_note = time.monotonic()
 
     yield update
 

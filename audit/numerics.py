@@ -144,14 +144,14 @@ def bracket_near(
     """
     forward = excess(guess) <= 0.0
     limit = end if forward else start
-    here, length = guess, step
-    while here != limit:
-        way = limit - here
-        ahead = limit if length >= abs(way) else here + math.copysign(length, way)
-        if (excess(ahead) <= 0.0) is not forward:
-            return (here, ahead) if forward else (ahead, here)
-        here, length = ahead, 4.0 * length
-    return here, here
+    near, length = guess, step
+    while near != limit:
+        way = limit - near
+        far = limit if length >= abs(way) else near + math.copysign(length, way)
+        if (excess(far) <= 0.0) is not forward:
+            return (near, far) if forward else (far, near)
+        near, length = far, 4.0 * length
+    return near, near
 
 
 def last_integer(

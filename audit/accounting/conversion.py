@@ -160,11 +160,11 @@ def largest_epsilon(profiles: Iterable[Callable[[float], float]], delta: float) 
         4.6052
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    found = 0.0
+    epsilon = 0.0
     for profile in map(functools.cache, profiles):
-        if profile(found) > delta * (1.0 - PROFILE_ACCURACY):
-            found = solve_epsilon(profile, delta)
-    return found
+        if profile(epsilon) > delta * (1.0 - PROFILE_ACCURACY):
+            epsilon = solve_epsilon(profile, delta)
+    return epsilon
 
 
 def reach(profile: Callable[[float], float]) -> float:
