@@ -102,7 +102,7 @@ class Declaration:
     @property
     def not_stated(self) -> tuple[str, ...]:
         """Names of the statements that the author has not made."""
-        return tuple(one.name for one in fields(self) if getattr(self, one.name) is None)
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is None)
 
     def total(self, epsilon: float, delta: float) -> tuple[float, float] | None:
         """(epsilon, delta) of all stated releases and this one, by basic composition, rounded up.
@@ -112,8 +112,8 @@ class Declaration:
         if self.earlier_spending is None:
             return None
         return (
-            _sum([epsilon, *(one.epsilon for one in self.earlier_spending)]),
-            min(_sum([delta, *(one.delta for one in self.earlier_spending)]), 1.0),
+            _sum([epsilon, *(spending.epsilon for spending in self.earlier_spending)]),
+            min(_sum([delta, *(spending.delta for spending in self.earlier_spending)]), 1.0),
         )
 
     @classmethod
@@ -125,11 +125,13 @@ class Declaration:
         """
         if not isinstance(values, Mapping):
             raise InvalidInput(f"declaration must be a mapping, got {checks.one_line(values)}")
-        known = {each.name for each in fields(cls)}
-        statements = {checks.one_of("statement", name, known): one for name, one in values.items()}
-        given = statements.get("earlier_spending")
-        if given is not None:
-            rows = checks.items("earlier_spending", given, "releases")
+        known = {field.name for field in fields(cls)}
+        statements = {
+            checks.one_of("statement", name, known): statement for name, statement in values.items()
+        }
+        earlier = statements.get("earlier_spending")
+        if earlier is not None:
+            rows = checks.items("earlier_spending", earlier, "releases")
             statements["earlier_spending"] = [
                 read_typed(Spending, row, "earlier_spending") for row in rows
             ]
@@ -151,8 +153,9 @@ class Declaration:
         earlier = [(title, NOT_STATED if self.earlier_spending is None else "none")]
         if self.earlier_spending:
             spent = [
-                f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: {own(one.release)}"
-                for one in self.earlier_spending
+                f"({format_exact(spending.epsilon)}, {format_exact(spending.delta)})-DP: "
+                f"{own(spending.release)}"
+                for spending in self.earlier_spending
             ]
             earlier = [(title, words) for words in spent]
         return (
@@ -183,18 +186,20 @@ def _sum(values: Sequence[float]) -> float:
     total = decimal.Decimal(0)
     for value in values:
         total = up.add(total, decimal.Decimal(repr(float(value))))
-    found = float(total)
-    return found if decimal.Decimal(repr(found)) >= total else math.nextafter(found, math.inf)
+    rounded = float(total)
+    return rounded if decimal.Decimal(repr(rounded)) >= total else math.nextafter(rounded, math.inf)
 
 
 def _spendings(given: Any) -> tuple[Spending, ...]:
     try:
-        found = tuple(given)
+        spendings = tuple(given)
     except TypeError:
-        found = (None,)
-    if len(found) > _MAX_SPENDINGS or not all(isinstance(one, Spending) for one in found):
+        spendings = (None,)
+    if len(spendings) > _MAX_SPENDINGS or not all(
+        isinstance(spending, Spending) for spending in spendings
+    ):
         raise InvalidInput(
             f"earlier_spending must be a sequence of at most {_MAX_SPENDINGS} Spending(release, "
             f"epsilon, delta), got {checks.one_line(given)}"
         )
-    return found
+    return spendings

@@ -156,12 +156,12 @@ def compute(
     at_other_deltas = costs.quick_names(names) or names
     smallest = at_delta[0]
     points = [PrivacyPoint(delta, smallest.epsilon)]
-    for one in DELTAS:
-        if one == delta:
+    for other_delta in DELTAS:
+        if other_delta == delta:
             continue
         try:
-            cost = costs_of(base, protocol, one).within(_NEAR, at_other_deltas)[0]
-            points.append(PrivacyPoint(one, cost.epsilon))
+            cost = costs_of(base, protocol, other_delta).within(_NEAR, at_other_deltas)[0]
+            points.append(PrivacyPoint(other_delta, cost.epsilon))
         except DeltaUnreachable:
             continue  # no epsilon reaches this delta
     return Numbers(
@@ -223,29 +223,29 @@ class TradeOff:
         rates = np.asarray(false_positives, dtype=np.float64)
         least = np.zeros_like(rates)
         for point in self.points:
-            kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            least = np.maximum(least, kept - rates / ratio)
-            least = np.maximum(least, ratio * (kept - rates))
+            without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
+            least = np.maximum(least, without_delta - rates / ratio)
+            least = np.maximum(least, ratio * (without_delta - rates))
         return least
 
     @property
     def advantage(self) -> float:
         """Largest difference of true and false positive rates, where both errors are equal."""
-        equal = max((1.0 - one.delta) / (1.0 + math.exp(one.epsilon)) for one in self.points)
+        equal = max((1.0 - point.delta) / (1.0 + math.exp(point.epsilon)) for point in self.points)
         return 1.0 - 2.0 * equal
 
     def _vertices(self) -> FloatArray:
         lines = []
         for point in self.points:
-            kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            lines += [(kept, 1.0 / ratio), (ratio * kept, ratio)]
+            without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
+            lines += [(without_delta, 1.0 / ratio), (ratio * without_delta, ratio)]
         lines.append((0.0, 0.0))
         rates = [0.0, 1.0]
         for (a, b), (c, d) in itertools.combinations(lines, 2):
             if b != d:
                 rates.append((a - c) / (b - d))
-        found = np.unique(np.array(rates))
-        return found[(found >= 0.0) & (found <= 1.0)]
+        crossings = np.unique(np.array(rates))
+        return crossings[(crossings >= 0.0) & (crossings <= 1.0)]
 
     def mu(self, slack: float) -> float:
         """Smallest mu, rounded up, with f_mu <= f + slack everywhere, for a slack above some delta.
@@ -267,7 +267,9 @@ class TradeOff:
         delta + e^epsilon a for every a. The chain is concave and piecewise linear, so the largest
         (chain - delta) / a lies at one of its vertices. Above 100 records, no epsilon is computed.
         """
-        points = [(one.delta, one.epsilon) for one in self.points if one.epsilon < _MAX_EXPONENT]
+        points = [
+            (point.delta, point.epsilon) for point in self.points if point.epsilon < _MAX_EXPONENT
+        ]
         if size > _MAX_GROUP or not points:
             return None
         # g is the minimum of these lines, written such that small numbers keep their accuracy.

@@ -25,7 +25,7 @@ class Trials(Winners):
     @classmethod
     def joined(cls, *parts: "Trials") -> Self:
         """The trials of several blocks or repeats, concatenated."""
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
     def first(self, count: int) -> Self:
