@@ -97,8 +97,8 @@ class KernelGradients(ExplicitGradients):
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
         """The sums of `ExplicitGradients`, with the kernels as [R, outputs, c, kh, kw]."""
-        first, *others = super().weighted_sum(factors)
-        return [shaped(first.flatten(1), self.shape), *others]
+        kernel, *biases = super().weighted_sum(factors)
+        return [shaped(kernel.flatten(1), self.shape), *biases]
 
 
 def squared_norms(gradients: list[RecordGradients]) -> Tensor:
