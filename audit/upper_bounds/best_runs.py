@@ -204,9 +204,11 @@ def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundV
     directions = list(zip(*filter(None, curves), strict=True))
 
     def reached(epsilon: float) -> float:
-        return max(sum(curve.delta(epsilon) for curve in one) for one in directions)
+        return max(sum(curve.delta(epsilon) for curve in direction) for direction in directions)
 
     def at_least(epsilon: float) -> float:
-        return max(sum(curve.lower.delta(epsilon) for curve in one) for one in directions)
+        return max(
+            sum(curve.lower.delta(epsilon) for curve in direction) for direction in directions
+        )
 
     return between(reached, at_least, delta)

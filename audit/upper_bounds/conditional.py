@@ -66,8 +66,8 @@ class TwoEvents:
         best, attained, closed = 0.0, 0.0, 0.0
         for _ in range(_REFINEMENTS):
             logs = np.stack(self.pair.events(t))
-            found = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
-            best, attained = np.maximum((best, attained), found.max(axis=1)).tolist()
+            around_best = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
+            best, attained = np.maximum((best, attained), around_best.max(axis=1)).tolist()
             # Two straight pieces per cell, before and after its corner, lie outside the curve. A
             # piece that ends in the certain event is straight.
             is_last = np.isneginf(logs[:, 1:]).all(axis=0)
@@ -137,7 +137,7 @@ class TwoEvents:
             )
             target = np.exp(log_target)
             gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
-            found = np.where(possible, -np.log(every) - log_target_with, -np.inf)
+            log_gain = np.where(possible, -np.log(every) - log_target_with, -np.inf)
             for linear in (gain, every_with):
                 logs = np.log(np.maximum(linear, 0.0))
                 if not chords:
@@ -145,15 +145,15 @@ class TwoEvents:
                     most = np.where(possible, logs, -np.inf).max(axis=0)
                     tangents = np.log(middle) + (linear - middle) / middle
                     logs = np.where((middle > 0.0) & (most > -np.inf), tangents, most)
-                found = found + logs
-            found = np.where(np.isnan(found), -np.inf, found)
+                log_gain = log_gain + logs
+            log_gain = np.where(np.isnan(log_gain), -np.inf, log_gain)
             if not chords:
                 ratios = [log_target - log_target_with, np.log(every_with) - np.log(every)]
                 most = np.where(possible, np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), -np.inf)
-                found = np.minimum(found, most.max(axis=1).sum(axis=0))
+                log_gain = np.minimum(log_gain, most.max(axis=1).sum(axis=0))
         by_both = every_with >= self.chance.acceptance * (1.0 - _ROUNDING)
-        found = np.stack([found, np.where(by_both, found, -np.inf)]).max(axis=1)
-        return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
+        log_gain = np.stack([log_gain, np.where(by_both, log_gain, -np.inf)]).max(axis=1)
+        return np.asarray(log_gain + (-_ROUNDING if chords else _ROUNDING))
 
     def _corners(
         self, for_e: FloatArray, for_f: FloatArray
@@ -182,9 +182,9 @@ class TwoEvents:
         inside = (on_e >= 0.0) & (on_e <= 1.0) & (on_f >= 0.0) & (on_f <= 1.0)
         on_e, on_f = np.where(inside, on_e, 0.0), np.where(inside, on_f, 0.0)
         e, f = e0 + (e1 - e0) * on_e, f0 + (f1 - f0) * on_f
-        rest = rest0 + (rest1 - rest0) * on_f
+        left = rest0 + (rest1 - rest0) * on_f
         enough = e + f >= limit * (1.0 - _ROUNDING)
-        return on_e, on_f, inside & enough & (e <= rest * (1.0 + _ROUNDING))
+        return on_e, on_f, inside & enough & (e <= left * (1.0 + _ROUNDING))
 
 
 def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) -> FloatArray:
@@ -209,12 +209,14 @@ def _within(
     """The boxes of cells of a finer grid that lie in given boxes of cells."""
     starts = [np.searchsorted(finer, t[side]) for side in (e, f)]
     ends = [np.searchsorted(finer, t[side + 1]) for side in (e, f)]
-    found = []
+    corners = []
     for move_e, move_f in ((0, 0), (0, 1), (1, 0), (1, 1)):
         new_e, new_f = starts[0] + move_e, starts[1] + move_f
         inside = (new_e < ends[0]) & (new_f < ends[1])
-        found.append((new_e[inside], new_f[inside]))
-    return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
+        corners.append((new_e[inside], new_f[inside]))
+    return np.concatenate([coordinate for coordinate, _ in corners]), np.concatenate(
+        [coordinate for _, coordinate in corners]
+    )
 
 
 @bound(
@@ -252,8 +254,10 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
 
 
 def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> BoundValue:
-    each = [TwoEvents(pair, chance, delta).epsilon() for pair in base.pairs for chance in chances]
-    upper, attained = (max(side) for side in zip(*each, strict=True))
+    epsilons = [
+        TwoEvents(pair, chance, delta).epsilon() for pair in base.pairs for chance in chances
+    ]
+    upper, attained = (max(side) for side in zip(*epsilons, strict=True))
     # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:

@@ -247,17 +247,17 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
 
     This happens only at extreme parameters, at which the computation of a bound fails numerically.
     """
-    attained = max((one.attains for one in rows), default=0.0)
+    attained = max((row.attains for row in rows), default=0.0)
     least = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (
         f"{FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
         "attack attains"
     )
     return [
-        replace(one, epsilon=math.inf, reason=reason)
-        if one.claim.any_score and one.epsilon < least
-        else one
-        for one in rows
+        replace(row, epsilon=math.inf, reason=reason)
+        if row.claim.any_score and row.epsilon < least
+        else row
+        for row in rows
     ]
 
 
@@ -292,8 +292,8 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
         'region'
     """
     known = [
-        (found.epsilon, place, found)
-        for place, found in enumerate(rows)
-        if found.applies and found.claim.any_score
+        (row.epsilon, place, row)
+        for place, row in enumerate(rows)
+        if row.applies and row.claim.any_score
     ]
     return min(known)[2] if known else None

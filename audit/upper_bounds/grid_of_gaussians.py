@@ -56,24 +56,26 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         2.728
     """
     several = kinds_of_candidates(base, protocol)
-    worst = max((one for one, _ in several), key=_mu)
+    worst = max((member for member, _ in several), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates == 2:
-        two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
-        return replace(two, source=_OF_TWO)
+        of_two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
+        return replace(of_two, source=_OF_TWO)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
-    found = tight(worst, Fixed(protocol.candidates), delta)
+    tight_value = tight(worst, Fixed(protocol.candidates), delta)
     if len(several) > 1:
         try:
-            epsilon = kinds_epsilon([(_mu(one), count) for one, count in several], delta)
+            epsilon = kinds_epsilon([(_mu(member), count) for member, count in several], delta)
         except DeltaUnreachable:
             epsilon = math.inf
-        if epsilon < found.epsilon:
+        if epsilon < tight_value.epsilon:
             return BoundValue(epsilon, source=_OF_KINDS)
-    if not found.applies:
-        raise NotApplicable(found.reason)
+    if not tight_value.applies:
+        raise NotApplicable(tight_value.reason)
     return BoundValue(
-        found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0
+        tight_value.epsilon,
+        tight_value.error,
+        attains=tight_value.attains if len(several) == 1 else 0.0,
     )
 
 
@@ -123,5 +125,5 @@ def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
     edges = np.unique(np.linspace(least, most, _BINS).round().astype(np.int64))
     above = np.append(exceeded(np.array([0])), exceeded(edges))
     chances = above[:-1] - above[1:]
-    kept = chances > 0.0
-    return edges[kept].tolist(), chances[kept].tolist(), beyond
+    is_possible = chances > 0.0
+    return edges[is_possible].tolist(), chances[is_possible].tolist(), beyond

@@ -140,17 +140,17 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
     starts = np.arange(0, len(loss), points)
     ends = np.append(starts[1:], len(loss))
     in_bins = np.add.reduceat(pmf.mass, starts)
-    last = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
-    kept = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
-    kept[last + 1 :] = False
-    if kept.sum() < 3:
+    last_bin = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
+    usable = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
+    usable[last_bin + 1 :] = False
+    if usable.sum() < 3:
         raise NotApplicable("its losses are too few to have a density")
-    beyond = float(at_least[ends[last]])
+    beyond = float(at_least[ends[last_bin]])
     density = _majorant(
-        0.5 * (loss[starts] + loss[ends - 1])[kept],
-        np.log(in_bins[kept] / ((ends - starts)[kept] * spacing)),
-        float(loss[starts[kept][0]]),
-        float(loss[ends[kept][-1] - 1]) + 0.5 * spacing,
+        0.5 * (loss[starts] + loss[ends - 1])[usable],
+        np.log(in_bins[usable] / ((ends - starts)[usable] * spacing)),
+        float(loss[starts[usable][0]]),
+        float(loss[ends[usable][-1] - 1]) + 0.5 * spacing,
     )
     total = float(density.masses.sum())
     if total >= 1.0 - beyond:
@@ -201,8 +201,8 @@ def _connected(density: _Density, beyond: float) -> LossPair:
     with_record = np.exp(density.log[:-1]) * widths * _mean_exp(np.diff(density.log) - widths)
     to_end = np.clip((masses - with_record) / -np.expm1(-widths), 0.0, masses)
     mass = np.append(masses - to_end, 0.0) + np.append(0.0, to_end)
-    kept = mass > 0.0
-    loss, log_mass = density.at[kept], np.log(mass[kept])
+    is_possible = mass > 0.0
+    loss, log_mass = density.at[is_possible], np.log(mass[is_possible])
     lost = max(1.0 - float(np.exp(log_mass - loss).sum()), 0.0)
     return LossPair(PrivacyLossPmf(loss, log_mass, beyond, lost))
 
@@ -250,14 +250,14 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
     best: tuple[float, LossPair] | None = None
     for shares in _SHARES:
         for share in shares:
-            one = log_concave_pair(pair, share * delta / runs, tail)
-            region = functools.cache(region_curve(one, repetitions, _REGION_POINTS).delta)
+            log_concave = log_concave_pair(pair, share * delta / runs, tail)
+            region = functools.cache(region_curve(log_concave, repetitions, _REGION_POINTS).delta)
             if protocol.inclusion == 1.0 and region(least) <= delta:
                 return least
             if best is not None and region(best[0]) > delta:
                 break
             try:
-                best = solve_epsilon(region, delta), one
+                best = solve_epsilon(region, delta), log_concave
             except DeltaUnreachable:
                 continue
     if best is None:

@@ -77,19 +77,19 @@ class Entry:
             if not isinstance(protocol, self.protocol):
                 raise NotApplicable(f"it requires {self.protocol.assumption}, got {protocol.spec}")
             argument = protocol.repetitions if isinstance(protocol, RandomSearch) else protocol
-            found = self.body(base, argument, delta)
+            value = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
-        if not found.epsilon <= LARGEST_EPSILON:
-            reason = FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
+        if not value.epsilon <= LARGEST_EPSILON:
+            reason = FAILED if math.isnan(value.epsilon) else "no epsilon reaches delta"
             return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
             self.claim,
-            source=found.source or self.claim.source,
-            about=self.claim.about + found.about,
+            source=value.source or self.claim.source,
+            about=self.claim.about + value.about,
         )
-        attains = found.epsilon if claim.kind is Kind.ATTAINED else found.attains
-        return UpperBound(self.name, found.epsilon, claim, found.error, attains=attains)
+        attains = value.epsilon if claim.kind is Kind.ATTAINED else value.attains
+        return UpperBound(self.name, value.epsilon, claim, value.error, attains=attains)
 
 
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
@@ -187,8 +187,8 @@ def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
         >>> [entry.name for entry in entries(Grid)]
         ['composition', 'grid', 'grid-levels', 'grid-log-concave', 'grid-tight']
     """
-    found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
-    return sorted(found, key=lambda entry: (entry.is_special, entry.place))
+    of_protocol = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
+    return sorted(of_protocol, key=lambda entry: (entry.is_special, entry.place))
 
 
 def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:

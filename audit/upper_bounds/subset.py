@@ -55,8 +55,8 @@ class SubsetCurve:
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' profiles at epsilon >= 0."""
-        both = self._all(epsilon) if self.on_all else self._rest(epsilon)
-        return min(max(both) * (1.0 + PROFILE_ACCURACY), 1.0)
+        of_directions = self._all(epsilon) if self.on_all else self._rest(epsilon)
+        return min(max(of_directions) * (1.0 + PROFILE_ACCURACY), 1.0)
 
     def _rest(self, epsilon: float) -> tuple[float, float]:
         q, (loss, log_mass, only) = self.sampling_rate, self._outputs
