@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,14 @@ def _parser() -> console.Parser:
         examples=_EXAMPLES,
         notes=_NOTES,
     )
-    add = parser.add_argument_group("function and claim").add_argument
+    _add_function(parser.add_argument_group("function and claim").add_argument)
+    _add_size(parser.add_argument_group("size of the audit").add_argument)
+    _add_threat_model(parser.add_argument_group("threat model").add_argument)
+    _add_data_set(parser.add_argument_group("data set, used without --records").add_argument)
+    return parser
+
+
+def _add_function(add: Callable[..., Any]) -> None:
     add("--train", required=True, metavar="NAME", help="dotted name of the function")
     add(
         "--records",
@@ -60,7 +67,9 @@ def _parser() -> console.Parser:
     )
     add("--claim", type=float, metavar="EPSILON", help="(default: the function's own claim)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
-    add = parser.add_argument_group("size of the audit").add_argument
+
+
+def _add_size(add: Callable[..., Any]) -> None:
     add(
         "--trials",
         type=int,
@@ -95,7 +104,9 @@ def _parser() -> console.Parser:
         "--max-runs", type=float, default=MAX_RUNS, metavar="N", help="limit on runs (default: 1e6)"
     )
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    add = parser.add_argument_group("threat model").add_argument
+
+
+def _add_threat_model(add: Callable[..., Any]) -> None:
     add(
         "--relation",
         metavar="NAME",
@@ -120,7 +131,9 @@ def _parser() -> console.Parser:
         help="distribution of K, if the best of K runs is released",
     )
     add("--candidates", metavar="NAME", help="dotted name of a list of hyperparameters")
-    add = parser.add_argument_group("data set, used without --records").add_argument
+
+
+def _add_data_set(add: Callable[..., Any]) -> None:
     add("--dataset", default="DIGITS", metavar="NAME", help="(default: DIGITS)")
     add("--data-root", metavar="FOLDER", help="in torchvision's layout")
     add("--train-size", type=int, default=500, metavar="N", help="records (default: 500)")
@@ -132,7 +145,6 @@ def _parser() -> console.Parser:
         metavar="I",
         help="index of the input canary (default: 0)",
     )
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

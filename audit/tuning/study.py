@@ -590,10 +590,10 @@ class Study:
         """
         names = device_names(devices)
         jobs = max(len(names), 1) if jobs is None else jobs
-        with imports_of_game():  # before any work, so that no folder is left behind
-            import filelock  # noqa: F401
         if checks.as_integer(jobs) != -1:
             jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
+        with imports_of_game():  # before any work, so that no folder is left behind
+            import filelock  # noqa: F401
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train, records, accept, save, load)
         if (save is None) != (load is None):
@@ -606,41 +606,46 @@ class Study:
         with self._memory.locked(), shared_devices(names) as shared:
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, plan, accept, save, load)
-            state = self._initial_draws(train)
-            key = int(state["key"], 16)
-            runs = state["runs"]
-            try:
-                with (
-                    self._progress(progress, jobs),
-                    watch_ray("run the same study again to resume"),
-                    interruptions(),
-                    silent_for_good(),
-                ):
-                    self._played = play(
-                        plan,
-                        key,
-                        range(runs) if isinstance(runs, int) else runs,
-                        train if records is None else WithRecords(train, records),
-                        self._memory,
-                        accept=accept,
-                        jobs=jobs,
-                        devices=shared,
-                        save=save,
-                        load=load,
-                    )
-            except StudyAborted as error:
-                # Prevents retrying until the result is favourable.
-                self._memory.begin({**state, "void": str(error)})
-                raise
-            self._memory.forget_runs()
-            if not self.keep:
-                self._memory.end()
+            run_all = partial(
+                play,
+                plan,
+                train=train if records is None else WithRecords(train, records),
+                memory=self._memory,
+                accept=accept,
+                jobs=jobs,
+                devices=shared,
+                save=save,
+                load=load,
+            )
+            with self._progress(progress, jobs):
+                self._played = self._played_to_the_end(run_all, self._initial_draws(train))
         if self._played.best.candidate is None:
             warnings.warn(
                 "no candidate was chosen: no run was drawn, or every run lost; see Study.rehearse",
                 stacklevel=2,
             )
         return self._played.best
+
+    def _played_to_the_end(self, run_all: Callable[..., Played], state: dict[str, Any]) -> Played:
+        """Plays from the initial draws, and forgets what must not outlive the study."""
+        runs = state["runs"]
+        try:
+            with (
+                watch_ray("run the same study again to resume"),
+                interruptions(),
+                silent_for_good(),
+            ):
+                played = run_all(
+                    key=int(state["key"], 16), runs=range(runs) if isinstance(runs, int) else runs
+                )
+        except StudyAborted as error:
+            # Prevents retrying until the result is favourable.
+            self._memory.begin({**state, "void": str(error)})
+            raise
+        self._memory.forget_runs()
+        if not self.keep:
+            self._memory.end()
+        return played
 
     def _progress(self, progress: bool, jobs: int) -> contextlib.AbstractContextManager[None]:
         if not progress:

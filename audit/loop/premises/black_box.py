@@ -16,7 +16,8 @@ import numpy as np
 from audit.arrays import FloatArray
 from audit.loop.explanations import allowed, constant_numbers, explain, listed
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.loop.premises.experiment import Check, replace_one
+from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import claim_of, exchanges, run_seed
@@ -67,13 +68,11 @@ class _Suspect:
         return bytes(value[self.differs].tobytes())
 
 
-def compare_released_numbers(
-    experiment: Experiment, first: Trace, claim: float | None, delta: float
-) -> Pair:
+def compare_released_numbers(check: Check, first: Trace, claim: float | None, delta: float) -> Pair:
     """Tests whether released numbers depend on a record and not on the seed.
 
     Args:
-        experiment: the experiment, which collects what is found.
+        check: the check, which collects what is found.
         first: a run on the records.
         claim: the epsilon that the function promises; None takes its own.
         delta: delta of the claim.
@@ -82,16 +81,16 @@ def compare_released_numbers(
         The canary that moves noisy numbers most, and the record that it replaces.
     """
     if not first.released:
-        experiment.cannot_test("the function released no numbers", ("released numbers",))
+        check.verdicts.cannot_test("the function released no numbers", ("released numbers",))
         return None, None
-    records, relation = experiment.records, experiment.relation
+    records, relation = check.records, check.relation
     replaces = exchanges(relation, first.watched)
     # An attack that removes a record would detect a public number of records.
     removes = relation != "add-remove" and not replaces
-    seeds = [run_seed(experiment.seed, i, 7) for i in range(_SEEDS)]
+    seeds = [run_seed(check.seed, i, 7) for i in range(_SEEDS)]
 
     def released(data: TrainingSet) -> _Released | None:
-        traces = [experiment.runs.run(data, seed) for seed in seeds]
+        traces = [check.runs.run(data, seed) for seed in seeds]
         if any(trace.error for trace in traces):
             return None
         return [{k: np.asarray(v) for k, v in trace.released.items()} for trace in traces]
@@ -99,41 +98,41 @@ def compare_released_numbers(
     base = released(records)
     if base is None:
         reason = "the function raised an error for some seeds"
-        experiment.cannot_test(reason, ("released numbers",))
+        check.verdicts.cannot_test(reason, ("released numbers",))
         return None, None
-    experiment.tested.append("released numbers")
-    suspects, best = _try_canaries(experiment, released, base, replaces)
+    check.verdicts.tested.append("released numbers")
+    suspects, best = _try_canaries(check, released, base, replaces)
     epsilon = claim_of(first, delta) if claim is None else claim
-    leaks = _without_noise(experiment, suspects, epsilon, delta)
+    leaks = _without_noise(check, suspects, epsilon, delta)
     if leaks:
         gaps = {name: suspect.gap for name, suspect in leaks.items()}
         fewest = min(suspect.seeds for suspect in leaks.values())
-        experiment.findings.append(constant_numbers(gaps, fewest))
-    elif experiment.work_left(0.9):
+        check.verdicts.findings.append(constant_numbers(gaps, fewest))
+    elif check.work_left(0.9):
         shapes = _inferred_shapes(released, records)
-        if leaks := _without_noise(experiment, shapes, epsilon, delta):
-            experiment.findings.append(explain("inferred classes", names=listed(leaks)))
+        if leaks := _without_noise(check, shapes, epsilon, delta):
+            check.verdicts.findings.append(explain("inferred classes", names=listed(leaks)))
     if removes:
         fewer = released(records.without_last()) or base
         if _shapes_that_differ(base, fewer):
-            experiment.measured["depends on n"] = 1.0
-    if not experiment.work_left():
-        experiment.notes.append(
+            check.verdicts.measured["depends on n"] = 1.0
+    if not check.work_left():
+        check.verdicts.notes.append(
             "fewer classes and fewer records were not tested, to limit the work"
         )
     elif scaled := _scaled_by_size(released, records, base):
         n = len(records)
         finding = explain("scaled by n", names=listed(scaled), n=n, less=n - 1)
         if relation == "add-remove":
-            experiment.findings.append(finding)
+            check.verdicts.findings.append(finding)
         else:
-            experiment.measured |= {"depends on n": 1.0} if removes else {}
-            experiment.notes.append(allowed(finding, relation))
+            check.verdicts.measured |= {"depends on n": 1.0} if removes else {}
+            check.verdicts.notes.append(allowed(finding, relation))
     return best
 
 
 def _try_canaries(
-    experiment: Experiment, released: _Runs, base: _Released, replaces: bool
+    check: Check, released: _Runs, base: _Released, replaces: bool
 ) -> tuple[dict[str, _Suspect], Pair]:
     """Compares runs with each canary to runs on the records.
 
@@ -141,7 +140,7 @@ def _try_canaries(
         The numbers that are constant and differ; and the canary that moves noisy numbers most, with
         the record that it replaces.
     """
-    records, pool = experiment.records, experiment.pool[:_MAX_CANARIES]
+    records, pool = check.records, check.pool[:_MAX_CANARIES]
     suspects: dict[str, _Suspect] = {}
     best: Pair = None, None
     # The attack compares runs with the canary and runs without any record in its place, or with
@@ -151,8 +150,8 @@ def _try_canaries(
     largest = -1.0
     spread = _spread(base)
     for tried, canary in enumerate(pool):
-        if tried and not experiment.work_left(0.6):
-            experiment.notes.append(
+        if tried and not check.work_left(0.6):
+            check.verdicts.notes.append(
                 f"{tried} of {len(pool)} canaries were tried, to limit the work"
             )
             break
@@ -162,7 +161,7 @@ def _try_canaries(
             continue
         for name in _compare(base, other):
             sides = [(records, base), (neighbour, other)]
-            if experiment.relation == "add-remove" and absent is not None:
+            if check.relation == "add-remove" and absent is not None:
                 sides.insert(1, (records.without_last(), absent))
             suspect = suspects.setdefault(name, _suspect(sides, name))
             suspect.values |= {suspect.seen_in(run[0], name) for run in (base, other)}
@@ -248,7 +247,7 @@ def _suspect(sides: Sequence[tuple[TrainingSet, _Released]], name: str) -> _Susp
 
 
 def _without_noise(
-    experiment: Experiment, suspects: dict[str, _Suspect], epsilon: float | None, delta: float
+    check: Check, suspects: dict[str, _Suspect], epsilon: float | None, delta: float
 ) -> dict[str, _Suspect]:
     """The numbers that have less noise than the claim allows.
 
@@ -261,17 +260,17 @@ def _without_noise(
     claimed = _EPSILON_WITHOUT_CLAIM if epsilon is None else epsilon
     leaks = {}
     for name, suspect in suspects.items():
-        twice = suspect.exchanges and experiment.relation != "replace-one"
+        twice = suspect.exchanges and check.relation != "replace-one"
         allowed = max(2 * claimed if twice else claimed, math.log(2))
         chance = max(-math.log1p(-math.exp(-allowed) * (1 - delta)), 1e-300)
         needed = math.log(len(suspects) / FAMILY_ERROR) / chance
         if not (suspect.has_fractions and len(suspect.values) >= _DIFFERENT_FRACTIONS):
             suspect.seeds = max(_SEEDS, math.ceil(min(needed, 1e9)))
-        differs = _always_differs(experiment, suspect, name)
+        differs = _always_differs(check, suspect, name)
         if differs:
             leaks[name] = suspect
         elif differs is None:
-            experiment.notes.append(
+            check.verdicts.notes.append(
                 f"`{name}` has no noise, or as little as epsilon {claimed:.4g} allows: a test of "
                 f"it takes {needed:.3g} seeds, more than the runs of this test"
             )
@@ -357,14 +356,14 @@ def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> 
     return math.sqrt(total)
 
 
-def _always_differs(experiment: Experiment, suspect: _Suspect, name: str) -> bool | None:
+def _always_differs(check: Check, suspect: _Suspect, name: str) -> bool | None:
     """Whether a number is constant and differs for all seeds; None where time is short."""
     values: list[set[bytes]] = [set(), set()]
     for i in range(suspect.seeds):
-        if i >= _SEEDS and not experiment.work_left(0.9):
+        if i >= _SEEDS and not check.work_left(0.9):
             return None
         for side, data in enumerate(suspect.pair):
-            trace = experiment.runs.run(data, run_seed(experiment.seed, i, 8))
+            trace = check.runs.run(data, run_seed(check.seed, i, 8))
             if trace.error:
                 return False
             run = {key: np.asarray(value) for key, value in trace.released.items()}

@@ -23,7 +23,6 @@ from audit.loop.premises.canary_pool import (
 )
 from audit.loop.premises.contributions import Contributions, contributions
 from audit.loop.premises.experiment import (
-    FAMILY_ERROR,
     SEEDS_FOR_INCLUSION,
     Experiment,
     draw_alike,
@@ -31,6 +30,7 @@ from audit.loop.premises.experiment import (
 )
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.two_samples import two_sample_p_value
+from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 
@@ -68,6 +68,8 @@ class CanaryRuns:
         pair: the two canaries whose contributions differ most in one step; one canary twice if it
             differs most from an absent record.
         strongest: the best canary for an attack, which still contributes in later steps.
+        comparable: number of steps before which the weights depend on gradients alone; None if
+            they do in all steps.
     """
 
     pool: Sequence[PoolRecord]
@@ -75,6 +77,24 @@ class CanaryRuns:
     found: Contributions
     pair: tuple[PoolRecord, PoolRecord]
     strongest: PoolRecord
+    comparable: int | None = None
+
+
+@dataclass(frozen=True)
+class PoolRuns:
+    """Coupled runs with the canaries of the pool.
+
+    Attributes:
+        pool: the canaries that draw the same random numbers as the reference record.
+        traces: a run with each of them.
+        apart: [T], largest contribution among canaries that change the number of draws, or None.
+        not_finite: runs with records that are not finite, whose gradients are finite.
+    """
+
+    pool: list[PoolRecord]
+    traces: list[Trace]
+    apart: FloatArray | None = None
+    not_finite: Sequence[Trace] = ()
 
 
 @dataclass
@@ -121,8 +141,8 @@ class _Sorted:
             self.traces.append(trace)
 
 
-def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
-    """The canaries of the pool that can be trained on, and a coupled run with each of them.
+def run_canaries(experiment: Experiment) -> PoolRuns:
+    """Coupled runs with the canaries of the pool that can be trained on.
 
     Canaries with which the function draws other random numbers are left out, and compared only with
     each other.
@@ -136,24 +156,27 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
     if runs.overflowing and runs.traces:
         _report_overflow(experiment, runs.overflowing)
     if runs.diverged:
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             f"for {len(runs.diverged)} of {len(experiment.pool)} canaries the number of steps or "
             "of random draws depends on the record; they were compared with each other alone"
         )
-        if len(runs.apart) > 1:
-            gradients = [trace.gradients for trace in runs.apart]
-            base = experiment.base
-            experiment.apart = contributions(gradients, base.slices, base.epsilon_of_type).largest
+    apart = _largest_contribution(experiment, runs.apart) if len(runs.apart) > 1 else None
     not_finite = _run_records_that_are_not_finite(experiment)
     suspects = [*runs.other_steps[:_MAX_SUSPECTS], *not_finite.other_steps]
     if not _compare_numbers_of_steps(experiment, suspects):
         _report_lost_noise(experiment, [*runs.diverged, *not_finite.diverged])
-    return runs.pool, runs.traces
+    return PoolRuns(runs.pool, runs.traces, apart, not_finite.traces)
+
+
+def _largest_contribution(experiment: Experiment, traces: Sequence[Trace]) -> FloatArray:
+    """[T], the largest contribution among runs that differ in one record."""
+    gradients, base = [trace.gradients for trace in traces], experiment.base
+    return contributions(gradients, base.slices, base.epsilon_of_type).largest
 
 
 def _note_errors(experiment: Experiment, errors: Sequence[str]) -> None:
     if errors:
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             f"{len(errors)} of {len(experiment.pool)} canaries were left out, because the function "
             f"raised an error for them, such as {errors[0]}; an observer who sees the error learns "
             "about the record"
@@ -166,7 +189,7 @@ def _report_overflow(experiment: Experiment, overflowing: Sequence[PoolRecord]) 
     smallest = "" if np.isnan(size) else smallest
     count, of = len(overflowing), len(experiment.pool)
     finding = explain("not finite", records=count, of=of, smallest=smallest, size=size)
-    experiment.findings.append(finding)
+    experiment.verdicts.findings.append(finding)
 
 
 def _run_records_that_are_not_finite(experiment: Experiment) -> _Sorted:
@@ -180,9 +203,8 @@ def _run_records_that_are_not_finite(experiment: Experiment) -> _Sorted:
         return runs
     for canary in records_that_are_not_finite(experiment.records, experiment.pool[0].label):
         runs.add(experiment, canary)
-    experiment.not_finite += runs.traces
     if runs.overflowing:
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             "a record that holds NaN or infinity makes a released gradient not finite: the epsilon "
             "holds for finite records"
         )
@@ -212,7 +234,7 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
         if not differing:
             continue
         shown = dict(zip(("one", "other"), differing[0], strict=True))
-        experiment.collect(TestResult(p_value, "number of steps", shown))
+        experiment.verdicts.collect(TestResult(p_value, "number of steps", shown))
         if p_value < _CERTAIN:
             return True
     return False
@@ -240,7 +262,7 @@ def compare_random_numbers_of_steps(experiment: Experiment) -> None:
         "mean of few": float(np.mean(few)),
     }
     p_value = two_sample_p_value(usual, few)
-    experiment.collect(TestResult(min(1.0, p_value), "random number of steps", numbers))
+    experiment.verdicts.collect(TestResult(min(1.0, p_value), "random number of steps", numbers))
 
 
 def _numbers_of_steps(experiment: Experiment, data: TrainingSet, seeds: Sequence[int]) -> list[int]:
@@ -281,7 +303,7 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
             empty = np.any(np.all(with_it == 0, axis=1))
             if (alike or empty) and np.all(np.any(without != 0, axis=1)) and np.ptp(without) > 0:
                 number = experiment.first_step + step + 1
-                experiment.findings.append(explain("noise lost", step=number))
+                experiment.verdicts.findings.append(explain("noise lost", step=number))
                 return
 
 
@@ -414,12 +436,12 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         for each in canaries.pool
         if each.label != one.label and not np.array_equal(each.features, one.features)
     ]
-    if not experiment.sampled or not differing or experiment.comparable == 0:
+    if not experiment.sampled or not differing or canaries.comparable == 0:
         return
     other = next((each for each in differing if each.family == "own"), differing[0])
     assert experiment.accounted is not None
     steps = len(canaries.found.largest)
-    steps = steps if experiment.comparable is None else experiment.comparable
+    steps = steps if canaries.comparable is None else canaries.comparable
     rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
     found: list[FloatArray] = []
     for number in range(_SEEDS_OF_OTHER_STEPS):
@@ -456,7 +478,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         "rate in %": 100 * rate,
     }
     others = TrainingSet(experiment.records.features[::-1], np.roll(experiment.records.labels, 1))
-    experiment.collect(
+    experiment.verdicts.collect(
         TestResult(p_value, "influence", shown),
         words=lambda test: influence(
             test, changes_other_records(experiment, canaries, others), _is_carried(changed)
@@ -476,9 +498,14 @@ def _is_carried(changed: NDArray[np.bool_]) -> bool:
     return bool(stats.fisher_exact(table, alternative="greater")[1] < _CARRIES)
 
 
-def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
-    """Reports weights that depend on the record although all gradients are forced."""
-    reference = traces[0]
+def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> int | None:
+    """Reports weights that depend on the record although all gradients are forced.
+
+    Returns:
+        The number of steps before which the weights depend on gradients alone; None if they do in
+        all steps.
+    """
+    reference, comparable = traces[0], None
     moved: dict[int, Trace] = {}
     for trace in traces[1:]:
         pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
@@ -486,23 +513,24 @@ def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
         if first is not None:
             moved.setdefault(first, trace)
     if moved:
-        step = experiment.comparable = min(moved)
+        step = comparable = min(moved)
         before, same = moved[step].steps[step - 1], reference.steps[step - 1]
         settings = step > 0 and before.settings != same.settings
         within = step > 0 and before.weights_after != same.weights_after
-        experiment.findings.append(weights_outside(step, settings, within))
+        experiment.verdicts.findings.append(weights_outside(step, settings, within))
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
-        experiment.findings.append(explain("initial weights"))
+        experiment.verdicts.findings.append(explain("initial weights"))
+    return comparable
 
 
 def measure(
     experiment: Experiment,
-    pool: list[PoolRecord],
-    traces: list[Trace],
+    runs: PoolRuns,
+    comparable: int | None,
     loss: Callable[..., Any] | None,
 ) -> CanaryRuns:
     """Contributions of the canaries, and of further ones that gradient ascent finds."""
-    base = experiment.base
+    base, pool, traces = experiment.base, runs.pool, runs.traces
     absent = _without_last(experiment)
 
     def found_by(traces: Sequence[Trace]) -> Contributions:
@@ -525,16 +553,15 @@ def measure(
     pool, traces = [*pool, *resized.pool], [*traces, *resized.traces]
     if resized.traces:
         found = found_by(traces)
-    canaries = _chosen(pool, traces, found)
-    if experiment.not_finite:
-        gradients = [trace.gradients for trace in (*traces, *experiment.not_finite)]
-        with_them = contributions(gradients, base.slices, base.epsilon_of_type).largest
+    canaries = replace(_chosen(pool, traces, found), comparable=comparable)
+    if runs.not_finite:
+        with_them = _largest_contribution(experiment, [*traces, *runs.not_finite])
         np.maximum(found.largest, with_them[: len(found.largest)], out=found.largest)
     # Runs whose number of steps is random have only their first steps in common.
     elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
     np.maximum(found.largest, elsewhere, out=found.largest)
-    if experiment.apart is not None:
-        np.maximum(found.largest, experiment.apart[: len(found.largest)], out=found.largest)
+    if runs.apart is not None:
+        np.maximum(found.largest, runs.apart[: len(found.largest)], out=found.largest)
     return canaries
 
 
@@ -602,12 +629,13 @@ def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> Fl
 
 def measure_again(experiment: Experiment) -> CanaryRuns | None:
     """Contributions of the pool alone, or None if fewer than two of its records can be used."""
-    pool, traces = run_canaries(experiment)
-    if len(traces) < 2:
+    runs = run_canaries(experiment)
+    if len(runs.traces) < 2:
         return None
     base = experiment.base
-    gradients = [trace.gradients for trace in traces]
-    return _chosen(pool, traces, contributions(gradients, base.slices, base.epsilon_of_type))
+    gradients = [trace.gradients for trace in runs.traces]
+    found = contributions(gradients, base.slices, base.epsilon_of_type)
+    return _chosen(runs.pool, runs.traces, found)
 
 
 def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:

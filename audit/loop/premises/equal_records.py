@@ -142,7 +142,7 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
     reason = "on equal records, the function raises an error, or takes other steps or random draws"
     if tried:
         reason = "records contribute alike, so that batch sizes cannot be seen"
-    experiment.cannot_test(reason, ("noise", "batches"))
+    experiment.verdicts.cannot_test(reason, ("noise", "batches"))
     return None
 
 
@@ -236,7 +236,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     elif not np.isfinite(np.stack(runs.same)).all():
         reason = "the released gradients are not finite where all records are equal"
     if reason:
-        experiment.cannot_test(reason, ("noise", "batches"))
+        experiment.verdicts.cannot_test(reason, ("noise", "batches"))
         return None
     return runs
 
@@ -245,11 +245,11 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     """Reports runs that ended early, and returns whether enough runs were made before them."""
     steps = {len(trace.steps) for trace in traces if not trace.error}
     if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
-        experiment.report_steps(max(steps), min(steps))
+        experiment.verdicts.report_steps(max(steps), min(steps))
     if count < 2:
         errors = (trace.error for trace in traces if trace.error)
         reason = next(errors, "the number of steps depends on the records")
-        experiment.cannot_test(reason, ("noise", "batches"))
+        experiment.verdicts.cannot_test(reason, ("noise", "batches"))
     return count >= 2
 
 
@@ -360,17 +360,17 @@ def _measured(case: _Case) -> EqualRecords:
         _noise_by_coordinate(experiment, case.same, case.other, noise)
     if case.varying:
         spread = case.batches.unit_spread
-        experiment.findings.append(divided_by_batch(spread, case.others_change()))
-    experiment.random_gradients = case.random_gradients
+        experiment.verdicts.findings.append(divided_by_batch(spread, case.others_change()))
+    experiment.verdicts.random_gradients = case.random_gradients
     _test_noise(case)
     if experiment.accounted is not None:
         _test_noise_along_contributions(case, experiment.accounted)
-        if not case.varying and experiment.comparable is None:
+        if not case.varying and case.canaries.comparable is None:
             _test_batches(case, experiment.accounted)
     if case.random_gradients and not runs.full:
         gaps_of_all = case.other - case.same[: len(case.other)]
         gaps_of_one = case.mixed - case.same[: len(case.mixed)]
-        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
+        experiment.verdicts.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
     return EqualRecords(
         case.quiet,
         noise,
@@ -400,14 +400,14 @@ def _raise_contributions(case: _Case) -> FloatArray:
 
 def _state_what_is_tested(case: _Case) -> None:
     experiment = case.experiment
-    experiment.tested.append("noise")
-    if experiment.comparable is not None:
-        experiment.cannot_test("the weights depend on the record", ("batches",))
+    experiment.verdicts.tested.append("noise")
+    if case.canaries.comparable is not None:
+        experiment.verdicts.cannot_test("the weights depend on the record", ("batches",))
     elif experiment.accounted is not None or case.runs.full:
-        experiment.tested.append("batches")
+        experiment.verdicts.tested.append("batches")
     else:
-        experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
-    experiment.measured["runs of the noise test"] = float(len(case.same))
+        experiment.verdicts.cannot_test("no accountant states how batches are drawn", ("batches",))
+    experiment.verdicts.measured["runs of the noise test"] = float(len(case.same))
 
 
 def _test_noise(case: _Case) -> None:
@@ -420,26 +420,26 @@ def _test_noise(case: _Case) -> None:
     least = MIN_CORRELATION
     if case.random_gradients:
         least = max(least, 1.3 * _share_of_signal(experiment, case.canaries, noise))
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             "what a record adds to a step differs between runs (dropout, augmentation, or a "
             "mistake), so the tests of the noise detect only larger mistakes"
         )
     if not noise.silent.all() and least < 1:
         between_steps = experiment.accounted is not None
-        experiment.collect(
+        experiment.verdicts.collect(
             *independence(noise, base.names, base.shapes, between_steps, least),
             words=lambda test: explain_test(test, case.random_gradients and case.others_change()),
         )
         if not case.varying and not case.random_gradients:
             _test_shape_of_noise(case)
     if not case.varying:
-        experiment.collect(*noise_again(case.same, noise))
+        experiment.verdicts.collect(*noise_again(case.same, noise))
 
 
 def _test_shape_of_noise(case: _Case) -> None:
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
     same, counts = case.same, case.counts
-    experiment.collect(
+    experiment.verdicts.collect(
         *shape_of_noise(noise, experiment.first_step),
         *(() if counts is None else scale_by_batch(noise, counts)),
         *flat_noise(noise),
@@ -452,7 +452,9 @@ def _test_shape_of_noise(case: _Case) -> None:
         sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
         for gradients in (same, case.other):
             sizes = case.batches.counts[: len(gradients)]
-            experiment.collect(*one_more_record(gradients[: len(sizes)], sizes, noise, sigmas))
+            experiment.verdicts.collect(
+                *one_more_record(gradients[: len(sizes)], sizes, noise, sigmas)
+            )
 
 
 def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
@@ -467,7 +469,7 @@ def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
     for directions in (case.same.mean(axis=0), _pair_direction(experiment, case.canaries)):
         lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
         units = directions / lengths
-        experiment.collect(*noise_along(case.same, case.counts, units, noise, required))
+        experiment.verdicts.collect(*noise_along(case.same, case.counts, units, noise, required))
 
 
 def _test_batches(case: _Case, accounted: Accounted) -> None:
@@ -475,15 +477,17 @@ def _test_batches(case: _Case, accounted: Accounted) -> None:
     experiment, batches = case.experiment, case.batches
     n = len(experiment.records)
     rates = [accounted.rate(t) for t in range(experiment.steps)]
-    experiment.collect(
+    experiment.verdicts.collect(
         *poisson_tests(batches.counts, batches.included, n, rates), words=case.explain_batches
     )
     if all(rate >= 1 for rate in rates):
         return
     inclusions = [batches.included, *_inclusions_elsewhere(case, rates)]
-    experiment.collect(*batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions]))
+    experiment.verdicts.collect(
+        *batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions])
+    )
     if len(set(rates)) == 1 and n > 1:
-        experiment.collect(*even_inclusions(inclusions, rates[0]))
+        experiment.verdicts.collect(*even_inclusions(inclusions, rates[0]))
     if not experiment.brief:
         _small_batches(case, rates)
 
@@ -506,10 +510,10 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
             float(np.mean(rates)),
         )
     if decoded is not None and len(set(rates)) == 1:
-        experiment.collect(*judge_used_records(decoded, rates[0]))
+        experiment.verdicts.collect(*judge_used_records(decoded, rates[0]))
         tries = max(tries, SHARE_OF_TRIES * decoded.tries)
     if len(set(rates)) == 1:
-        experiment.measured["detectable rate"] = detectable_ratio(tries, rates[0])
+        experiment.verdicts.measured["detectable rate"] = detectable_ratio(tries, rates[0])
     if decoded is None:
         return _inclusions_of_first(case)
     known = np.isfinite(decoded.included).all(axis=(0, 1))
@@ -588,7 +592,7 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
         traces = [experiment.coupled(each, seed, digests=False) for each in data]
         if any(experiment.ended_early(trace) for trace in traces):
             reason = next((trace.error for trace in traces if trace.error), "fewer steps")
-            experiment.notes.append(
+            experiment.verdicts.notes.append(
                 f"empty batches were not tested: with {n} records the function gave {reason}"
             )
             return
@@ -604,7 +608,7 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
     found = runs.batches(case.canaries.found.rounding)
     tests = poisson_tests(found.counts, found.included, n, rates)
     kinds = ("no empty batch", "mean of batches", "inclusion rate")
-    experiment.collect(
+    experiment.verdicts.collect(
         *(test for test in tests if test.kind in kinds),
         words=case.explain_batches,
     )
@@ -630,18 +634,18 @@ def _missing_noise(
     if silent[:, matters].all():
         agree = (gradients[0] == others[0]).all(axis=0)
         fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
-        experiment.findings.append(no_noise(len(gradients), fixed))
+        experiment.verdicts.findings.append(no_noise(len(gradients), fixed))
         return True
     everywhere = [i for i in range(len(names)) if matters[i] and silent[:, i].all()]
     if everywhere:
         silent_names = [names[i] for i in everywhere]
         shown = {"names": listed(silent_names, "receive"), "tensors": ", ".join(silent_names)}
-        experiment.findings.append(explain("tensors without noise", **shown))
+        experiment.verdicts.findings.append(explain("tensors without noise", **shown))
     rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
     first = experiment.first_step + 1
     steps = [t + first for t in range(len(silent)) if rest and silent[t, rest].all()]
     if steps:
-        experiment.findings.append(steps_without_noise(steps, len(silent)))
+        experiment.verdicts.findings.append(steps_without_noise(steps, len(silent)))
     return bool(everywhere or steps)
 
 
@@ -673,5 +677,5 @@ def _noise_by_coordinate(
             parts = zip(experiment.base.names, experiment.base.slices, strict=True)
             names = [name for name, part in parts if found[part].any()]
             shown = {"coordinates": int(found.sum()), "of": len(found), "names": listed(names)}
-            experiment.findings.append(explain(kind, **shown))
+            experiment.verdicts.findings.append(explain(kind, **shown))
             return

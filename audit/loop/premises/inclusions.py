@@ -23,8 +23,9 @@ from scipy import linalg, stats
 from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns
-from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.premises.noise import TestResult
+from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.records import TrainingSet
 
 _MAX_CANARIES = 16

@@ -17,12 +17,11 @@ from audit.loop.premises.canary_runs import CanaryRuns, orders_records
 from audit.loop.premises.contributions import contributions
 from audit.loop.premises.equal_records import EqualRecords
 from audit.loop.premises.experiment import (
-    FAMILY_ERROR,
     SEEDS_FOR_INCLUSION,
-    SHORTFALL,
     Experiment,
 )
 from audit.loop.premises.noise import TestResult, scale_p_value
+from audit.loop.premises.verdicts import FAMILY_ERROR, SHORTFALL
 from audit.loop.runs.coupled_runs import Accounted
 from audit.loop.runs.records import TrainingSet
 
@@ -63,8 +62,8 @@ def compare_size(
     noise, steps = equal.noise, len(reach)
     scales = noise.scales[:steps]
     usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)
-    if experiment.comparable is not None:
-        usable[experiment.comparable :] = False
+    if canaries.comparable is not None:
+        usable[canaries.comparable :] = False
     if not usable.any():
         return False
     unequal = _by_unequal_noise(experiment, canaries, equal, steps)
@@ -72,22 +71,24 @@ def compare_size(
     usable_distance = usable & (distance > 0)
     ratios = np.where(usable_distance, 1.0 / np.where(usable_distance, distance, 1.0), np.inf)
     worst = int(np.argmin(ratios))
-    experiment.measured["effective noise multiplier"] = float(ratios[worst])
+    experiment.verdicts.measured["effective noise multiplier"] = float(ratios[worst])
     accounted = experiment.accounted
     if accounted is None:
         _compare_claim(experiment, canaries, equal, usable, claim, delta)
         return False
     case = _Case(experiment, canaries, equal, accounted, usable)
-    experiment.measured["accounted noise multiplier"] = float(case.sigma[worst])
+    experiment.verdicts.measured["accounted noise multiplier"] = float(case.sigma[worst])
     if unequal is not None:
         _compare_unequal_noise(case, ratios)
         return False
     if not equal.random_gradients and case.sigma[worst] > 0:
-        experiment.degrees_of_scale = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
+        degrees = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
+        coordinates = experiment.steps + 1 + len(experiment.base.sizes)
+        experiment.verdicts.scale_was_tested(degrees, coordinates)
     # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     effective = float(np.median(ratios[near]))
-    experiment.measured["effective noise multiplier"] = effective
+    experiment.verdicts.measured["effective noise multiplier"] = effective
     _note_too_much(case, effective, worst)
     if _report_shortfalls(case, ratios, worst):
         return True
@@ -113,9 +114,9 @@ def _report_no_contribution(experiment: Experiment) -> None:
             "train releases the same gradients for other records: use records.features and "
             "records.labels, which hold the exchanged record"
         )
-    experiment.cannot_test(reason, ("contribution",))
-    if "contribution" in experiment.tested and not experiment.brief:
-        experiment.tested.remove("contribution")
+    experiment.verdicts.cannot_test(reason, ("contribution",))
+    if "contribution" in experiment.verdicts.tested and not experiment.brief:
+        experiment.verdicts.tested.remove("contribution")
 
 
 def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords) -> None:
@@ -128,7 +129,7 @@ def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: Eq
     beyond = experiment.sampled and np.any(reach > _REORDERED * equal.reach[:steps])
     if not beyond or not orders_records(experiment, canaries):
         return
-    experiment.notes.append(
+    experiment.verdicts.notes.append(
         "the function orders its records itself: contributions were compared among equal "
         "records alone"
     )
@@ -142,7 +143,7 @@ def _compare_unequal_noise(case: "_Case", ratios: FloatArray) -> None:
     if np.any(ratios < case.sigma * (1 - SHORTFALL)):
         # The scales are upper confidence limits, so this shortfall is certain.
         at = int(np.argmin(ratios / case.sigma))
-        case.experiment.collect(
+        case.experiment.verdicts.collect(
             TestResult(1e-9, "size", {}),
             words=lambda _: _unequal_noise(case, at, float(ratios[at])),
         )
@@ -158,7 +159,7 @@ def _report_shortfalls(case: "_Case", ratios: FloatArray, worst: int) -> bool:
     sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
     _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
     p_value = min(1.0, min(tests)[0] * (len(ratios) + 1 + len(case.equal.noise.sizes)))
-    case.experiment.collect(
+    case.experiment.verdicts.collect(
         TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
     )
     return p_value < FAMILY_ERROR
@@ -177,7 +178,7 @@ def _note_too_much(case: "_Case", effective: float, step: int) -> None:
             reason = f"the noise is {in_thresholds:.3g} C, and the accountant assumes {sigma:.3g} C"
         else:
             reason = "no exchanged record reaches the threshold C, which may be smaller"
-    experiment.notes.append(
+    experiment.verdicts.notes.append(
         f"there is {effective / sigma:.3g} times as much noise as the accounted epsilon requires "
         f"for the largest contribution of the exchanged records: {reason}"
     )
@@ -301,7 +302,7 @@ def _against_threshold(case: _Case) -> None:
             p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
             numbers: dict[str, float | int | str] = {"share": share, "where": where}
             numbers |= {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
-            case.experiment.collect(TestResult(p_value, "scale", numbers))
+            case.experiment.verdicts.collect(TestResult(p_value, "scale", numbers))
 
 
 def _compare_claim(
@@ -315,13 +316,13 @@ def _compare_claim(
     """Compares a claimed epsilon with what noise and contributions imply."""
     claim = claim if claim is not None else experiment.base.claimed
     if claim is None:
-        experiment.untested["accountant"] = "no accountant and no claim was given"
+        experiment.verdicts.untested["accountant"] = "no accountant and no claim was given"
         return
     steps = len(usable)
     counts = equal.batches.counts[:, :steps]
     if experiment.stop_after is not None or np.isnan(counts).all():
         reason = "the claim was not compared: the batches, or the last steps, were not seen"
-        experiment.cannot_test(reason, ("accountant",))
+        experiment.verdicts.cannot_test(reason, ("accountant",))
         return
     rate = min(float(np.nanmean(counts)) / len(experiment.records), 1.0)
     run: Mechanism
@@ -329,13 +330,15 @@ def _compare_claim(
         reach, scales = canaries.found.of_pair[:steps][usable], equal.noise.scales[:steps][usable]
         run = GaussianMechanism(float(np.linalg.norm(reach / scales)))
     else:
-        effective = experiment.measured["effective noise multiplier"]
+        effective = experiment.verdicts.measured["effective noise multiplier"]
         run = DpSgd(effective, len(experiment.base.steps), rate)
     implied = float(run.epsilon(delta))
-    experiment.measured["implied epsilon"] = implied
-    experiment.tested.append("accountant")
+    experiment.verdicts.measured["implied epsilon"] = implied
+    experiment.verdicts.tested.append("accountant")
     if implied > 1.03 * claim + 0.01:
-        experiment.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
+        experiment.verdicts.findings.append(
+            explain("claim", claim=claim, implied=implied, delta=delta)
+        )
 
 
 # --- the findings ---
