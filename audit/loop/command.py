@@ -187,22 +187,24 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if -ended == signal.SIGKILL:
                     how += ", perhaps because memory ran out"
             return console.report_error(f"train must return, but its process ended ({how})")
-        given = json.loads(answer.read_text())
-    if given["error"]:
-        return console.report_error(given["error"])
-    print(given["words"])
-    return int(given["exit_code"])
+        content = json.loads(answer.read_text())
+    if content["error"]:
+        return console.report_error(content["error"])
+    print(content["words"])
+    return int(content["exit_code"])
 
 
 def _check_used(parser: console.Parser, arguments: Sequence[str]) -> None:
     """Ends the command with an error line if it would ignore an option."""
     options = parser.parse_args(arguments)
     ignored = _OF_TRIALS if options.one_run else ("canaries",)
-    given = [name for name in ignored if getattr(options, name) != parser.get_default(name)]
-    if given:
-        which = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    ignored_options = [
+        name for name in ignored if getattr(options, name) != parser.get_default(name)
+    ]
+    if ignored_options:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored_options)
         kind = "without" if not options.one_run else "with"
-        parser.error(f"{which} must not be given {kind} --one-run, which would ignore it")
+        parser.error(f"{named} must not be given {kind} --one-run, which would ignore it")
     if options.one_run:
         for name, used in (("threat", ("NTCV", "ETCV")), ("canary", ("dirac", ""))):
             value = getattr(options, name)
@@ -225,8 +227,8 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as failed:  # of the user's code or ours, MemoryError too
-        own = isinstance(failed, ValueError | OSError)
-        error = " ".join(str(failed).split()) if own else format_error(failed)
+        is_of_user = isinstance(failed, ValueError | OSError)
+        error = " ".join(str(failed).split()) if is_of_user else format_error(failed)
     temporary = Path(f"{path}.part")
     temporary.write_text(json.dumps({"error": error, "words": words, "exit_code": exit_code}))
     temporary.replace(path)
@@ -249,10 +251,10 @@ def _audit(options: argparse.Namespace) -> Any:
         )
     candidates = (None,)
     if options.candidates:
-        given = _called("candidates", options.candidates)
-        if not isinstance(given, Iterable):
-            raise InvalidInput(f"candidates must name a list, got {type(given).__name__}")
-        candidates = tuple(given)
+        listed = _called("candidates", options.candidates)
+        if not isinstance(listed, Iterable):
+            raise InvalidInput(f"candidates must name a list, got {type(listed).__name__}")
+        candidates = tuple(listed)
     return check(
         train,
         records,
@@ -310,8 +312,8 @@ def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
 
 def _called(parameter: str, name: str) -> Any:
     """The object that a dotted name refers to, or its result if it is a function."""
-    given = import_by_name(parameter, name)
-    return call_user_code(parameter, given) if callable(given) else given
+    called = import_by_name(parameter, name)
+    return call_user_code(parameter, called) if callable(called) else called
 
 
 if __name__ == "__main__":

@@ -156,20 +156,22 @@ def _try_canaries(
             )
             break
         neighbour = replace_one(records, canary)
-        other = released(neighbour)
-        if other is None:
+        released_by_neighbour = released(neighbour)
+        if released_by_neighbour is None:
             continue
-        for name in _compare(base, other):
-            sides = [(records, base), (neighbour, other)]
+        for name in _compare(base, released_by_neighbour):
+            sides = [(records, base), (neighbour, released_by_neighbour)]
             if check.relation == "add-remove" and absent is not None:
                 sides.insert(1, (records.without_last(), absent))
             suspect = suspects.setdefault(name, _suspect(sides, name))
-            suspect.values |= {suspect.seen_in(run[0], name) for run in (base, other)}
-        shifts = [_shift(end, other, spread) for _, end in ends]
+            suspect.values |= {
+                suspect.seen_in(run[0], name) for run in (base, released_by_neighbour)
+            }
+        shifts = [_shift(end, released_by_neighbour, spread) for _, end in ends]
         if max(shifts) > largest:
             largest, end = max(shifts), ends[int(np.argmax(shifts))]
             best = canary, end[0]
-            ends = [end, (canary, other)] if replaces else ends
+            ends = [end, (canary, released_by_neighbour)] if replaces else ends
     return suspects, best
 
 
@@ -183,10 +185,10 @@ def _inferred_shapes(released: _Runs, records: TrainingSet) -> dict[str, _Suspec
         return {}
     values, counts = np.unique(records.labels, return_counts=True)
     rarest = values[np.argmin(counts)]
-    rest = records.labels != rarest
-    if not 3 <= len(values) < len(records) or rest.sum() < 2:
+    without_rarest = records.labels != rarest
+    if not 3 <= len(values) < len(records) or without_rarest.sum() < 2:
         return {}
-    features, labels = records.features[rest], records.labels[rest]
+    features, labels = records.features[without_rarest], records.labels[without_rarest]
     pair = (
         TrainingSet(features, labels),
         TrainingSet(features, np.append(labels[:-1], rarest)),
@@ -204,23 +206,23 @@ def _compare(base: _Released, other: _Released) -> dict[str, Any]:
     Returns:
         By name, which entries differ; None where the shape or the presence does.
     """
-    found: dict[str, Any] = {}
+    differing: dict[str, Any] = {}
     constant, also = _constant(base), _constant(other)
     for name in {*constant, *also}:
         if (name in constant) != (name in also):
             if all(name in run for run in base) != all(name in run for run in other):
-                found[name] = None
+                differing[name] = None
             continue
         ours, theirs = base[0][name], other[0][name]
         if ours.shape != theirs.shape:
-            found[name] = None
+            differing[name] = None
             continue
         with np.errstate(invalid="ignore"):
             differs = (ours != theirs) & ~(_is_nan(ours) & _is_nan(theirs))
         differs = np.asarray(differs & constant[name] & also[name])
         if differs.any():
-            found[name] = differs
-    return found
+            differing[name] = differs
+    return differing
 
 
 def _shapes_that_differ(base: _Released, other: _Released) -> list[str]:
@@ -235,15 +237,17 @@ def _suspect(sides: Sequence[tuple[TrainingSet, _Released]], name: str) -> _Susp
     """
     pairs = [(sides[0], sides[-1])]
     pairs = [*itertools.pairwise(reversed(sides)), *pairs] if len(sides) > 2 else pairs
-    found = [_compare(one[1], two[1]) for one, two in pairs]
-    index = next(i for i, each in enumerate(found) if name in each)
-    (one, base), (two, other) = pairs[index]
-    differs, gap, fractions = found[index][name], math.inf, False
+    differing_of_pairs = [_compare(side[1], other_side[1]) for side, other_side in pairs]
+    index = next(
+        i for i, differing_names in enumerate(differing_of_pairs) if name in differing_names
+    )
+    (side, base), (other_side, released_by_other) = pairs[index]
+    differs, gap, fractions = differing_of_pairs[index][name], math.inf, False
     if differs is not None and base[0][name].dtype.kind not in "SU":
-        ours, theirs = (np.nan_to_num(run[0][name][differs]) for run in (base, other))
+        ours, theirs = (np.nan_to_num(run[0][name][differs]) for run in (base, released_by_other))
         gap = float(np.abs(np.subtract(ours, theirs, dtype=complex)).max())
         fractions = bool(np.any(ours != np.round(ours)))
-    return _Suspect((one, two), index == len(pairs) - 1, differs, gap, fractions)
+    return _Suspect((side, other_side), index == len(pairs) - 1, differs, gap, fractions)
 
 
 def _without_noise(
@@ -311,16 +315,16 @@ def _is_nan(values: Any) -> Any:
 
 def _constant(runs: _Released) -> dict[str, Any]:
     """Which entries of each released number are equal in all runs, by name."""
-    found = {}
+    constant = {}
     for name, value in runs[0].items():
-        others = [run.get(name) for run in runs[1:]]
-        if any(o is None or o.shape != value.shape for o in others):
+        in_other_runs = [run.get(name) for run in runs[1:]]
+        if any(o is None or o.shape != value.shape for o in in_other_runs):
             continue
         fixed = np.ones(value.shape, np.bool_)
-        for each in others:
-            fixed &= np.asarray((each == value) | (_is_nan(value) & _is_nan(each)))
-        found[name] = fixed
-    return found
+        for compared in in_other_runs:
+            fixed &= np.asarray((compared == value) | (_is_nan(value) & _is_nan(compared)))
+        constant[name] = fixed
+    return constant
 
 
 def _spread(runs: _Released) -> dict[str, FloatArray]:
@@ -328,17 +332,17 @@ def _spread(runs: _Released) -> dict[str, FloatArray]:
 
     A number that is the same for all seeds gets the mean of the others.
     """
-    found = {}
+    spreads = {}
     for name, value in runs[0].items():
         if value.dtype.kind in "fiub" and all(
             name in run and run[name].shape == value.shape for run in runs
         ):
             with np.errstate(invalid="ignore"):
                 scale = np.std([r[name] for r in runs], axis=0, ddof=1)
-            found[name] = np.where(
+            spreads[name] = np.where(
                 scale > 0, scale, scale[scale > 0].mean() if (scale > 0).any() else 0
             )
-    return found
+    return spreads
 
 
 def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> float:

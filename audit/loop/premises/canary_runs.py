@@ -219,18 +219,18 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
     """
     usual: list[int] = []
     for suspect in suspects:
-        other: list[int] = []
+        of_suspect: list[int] = []
         p_value = 1.0
         for look, seeds in enumerate(_SEEDS_OF_STEPS, 1):
-            for numbers, record in ((usual, experiment.pool[0]), (other, suspect)):
+            for numbers, record in ((usual, experiment.pool[0]), (of_suspect, suspect)):
                 data = experiment.with_canary(record)
                 numbers += _numbers_of_steps(experiment, data, range(len(numbers), seeds))
-            if min(len(usual), len(other)) < seeds:
+            if min(len(usual), len(of_suspect)) < seeds:
                 break  # the function raises an error for some seeds
-            p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, other))
-            if p_value < _CERTAIN or usual == other or not experiment.work_left(0.6):
+            p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, of_suspect))
+            if p_value < _CERTAIN or usual == of_suspect or not experiment.work_left(0.6):
                 break
-        differing = [(u, o) for u, o in zip(usual, other, strict=False) if u != o]
+        differing = [(u, o) for u, o in zip(usual, of_suspect, strict=False) if u != o]
         if not differing:
             continue
         shown = dict(zip(("one", "other"), differing[0], strict=True))
@@ -297,7 +297,7 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
         runs = with_seeds(canary)
         for step in range(min(len(run.steps) for run in [*usual, *runs])):
             with_it, without = (
-                np.stack([run.steps[step].gradient for run in each]) for each in (runs, usual)
+                np.stack([run.steps[step].gradient for run in traces]) for traces in (runs, usual)
             )
             alike = np.all(np.ptp(with_it, axis=0) == 0)
             empty = np.any(np.all(with_it == 0, axis=1))
@@ -316,25 +316,30 @@ def changes_other_records(
     """
     # Later steps of the experiment may have been tested since these canaries ran.
     pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
-    reference = next(i for i, each in enumerate(pool) if each is canaries.pair[0])
-    one = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
+    reference = next(i for i, record in enumerate(pool) if record is canaries.pair[0])
+    with_reference = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
     # Records that differ in size, in label and in direction.
     for wanted in (
         lambda each: each is canaries.pair[1],
         lambda each: each.family == "own",
         lambda each: each.label != canaries.pair[0].label,
     ):
-        other = next((i for i, each in enumerate(pool) if wanted(each) and i != reference), None)
-        if other is None:
+        other_index = next(
+            (i for i, each in enumerate(pool) if wanted(each) and i != reference), None
+        )
+        if other_index is None:
             continue
-        two = experiment.coupled(experiment.exchange(others, pool[other]), seed)
-        if experiment.ended_early(one) or experiment.ended_early(two):
+        with_other = experiment.coupled(experiment.exchange(others, pool[other_index]), seed)
+        if experiment.ended_early(with_reference) or experiment.ended_early(with_other):
             continue
-        own = [canaries.traces[i].gradients[:steps] for i in (reference, other)]
-        here, there = own[0] - own[1], one.gradients[:steps] - two.gradients[:steps]
-        sizes = np.maximum(np.linalg.norm(here, axis=1), np.linalg.norm(there, axis=1))
+        usual_gradients = [canaries.traces[i].gradients[:steps] for i in (reference, other_index)]
+        usual_change, change_now = (
+            usual_gradients[0] - usual_gradients[1],
+            with_reference.gradients[:steps] - with_other.gradients[:steps],
+        )
+        sizes = np.maximum(np.linalg.norm(usual_change, axis=1), np.linalg.norm(change_now, axis=1))
         rounding = 8 * canaries.found.rounding[:steps]
-        if np.any(np.linalg.norm(here - there, axis=1) > 0.02 * sizes + rounding):
+        if np.any(np.linalg.norm(usual_change - change_now, axis=1) > 0.02 * sizes + rounding):
             return True
     return False
 
@@ -355,11 +360,13 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
         return False
     place = experiment.place
     neighbouring = place + 1 if place >= 0 else place - 1
-    one, *others = {id(each): each for each in (*canaries.pair, *canaries.pool[-2:])}.values()
-    for other in others:
+    canary, *further = {
+        id(record): record for record in (*canaries.pair, *canaries.pool[-2:])
+    }.values()
+    for compared in further:
         orders = [
-            replace_one(replace_one(experiment.records, first, neighbouring), second, place)
-            for first, second in ((one, other), (other, one))
+            replace_one(replace_one(experiment.records, neighbour, neighbouring), exchanged, place)
+            for neighbour, exchanged in ((canary, compared), (compared, canary))
         ]
         for number in range(seeds):
             seed = experiment.seed_of(600 + number)
@@ -415,8 +422,14 @@ def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> 
     """Whether the weights before the first step, when nothing is released, depend on a record."""
     for number in range(SEEDS_FOR_INCLUSION):
         seed = experiment.seed_of(900 + number)
-        one, two = (experiment.coupled(experiment.with_canary(each), seed) for each in pool[:2])
-        if one.steps and two.steps and one.steps[0].weights != two.steps[0].weights:
+        run, compared_run = (
+            experiment.coupled(experiment.with_canary(canary), seed) for canary in pool[:2]
+        )
+        if (
+            run.steps
+            and compared_run.steps
+            and run.steps[0].weights != compared_run.steps[0].weights
+        ):
             return True
         if not experiment.work_left(0.45):
             break
@@ -429,43 +442,46 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     Such a record changes more steps than the accounted rate allows, by different amounts for
     different seeds. A record that is drawn too often adds the same amount for every seed.
     """
-    one = canaries.pair[0]
+    canary = canaries.pair[0]
     # Both features and labels differ, because either may change a statistic.
     differing = [
-        each
-        for each in canaries.pool
-        if each.label != one.label and not np.array_equal(each.features, one.features)
+        record
+        for record in canaries.pool
+        if record.label != canary.label and not np.array_equal(record.features, canary.features)
     ]
     if not experiment.sampled or not differing or canaries.comparable == 0:
         return
-    other = next((each for each in differing if each.family == "own"), differing[0])
+    compared = next((record for record in differing if record.family == "own"), differing[0])
     assert experiment.accounted is not None
     steps = len(canaries.found.largest)
     steps = steps if canaries.comparable is None else canaries.comparable
     rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
-    found: list[FloatArray] = []
+    changes: list[FloatArray] = []
     for number in range(_SEEDS_OF_OTHER_STEPS):
         seed = experiment.seed_of(800 + number)
-        pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
+        pair = [
+            experiment.coupled(experiment.with_canary(record), seed)
+            for record in (canary, compared)
+        ]
         if any(experiment.ended_early(run) for run in pair) or not draw_alike(
             pair[0], pair[1], steps
         ):
             continue
-        found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
-        sizes = np.linalg.norm(np.stack(found), axis=2)
+        changes.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
+        sizes = np.linalg.norm(np.stack(changes), axis=2)
         changed = sizes > 8 * canaries.found.rounding[:steps]
         # Stopping early without a finding cannot cause a false finding.
         if changed.mean() < 1.1 * rate or not experiment.work_left(0.5):
             break
-    if not found or not np.any(changed) or changed.mean() < 1.1 * rate:
+    if not changes or not np.any(changed) or changed.mean() < 1.1 * rate:
         return
-    gaps = np.stack(found)
+    gaps = np.stack(changes)
     varies = any(
-        np.linalg.norm(own - own[0], axis=1).max()
+        np.linalg.norm(changes_of_step - changes_of_step[0], axis=1).max()
         > _VARIES * sizes[inside, t].max() + 8 * canaries.found.rounding[t]
         for t, inside in enumerate(changed.T)
         if inside.any()
-        for own in [gaps[inside, t]]
+        for changes_of_step in [gaps[inside, t]]
     )
     hits, tries = int(changed.sum()), changed.size
     p_value = float(stats.binom.sf(hits - 1, tries, rate))
@@ -477,11 +493,13 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         "share in %": 100 * hits / tries,
         "rate in %": 100 * rate,
     }
-    others = TrainingSet(experiment.records.features[::-1], np.roll(experiment.records.labels, 1))
+    other_records = TrainingSet(
+        experiment.records.features[::-1], np.roll(experiment.records.labels, 1)
+    )
     experiment.verdicts.collect(
         TestResult(p_value, "influence", shown),
         words=lambda test: influence(
-            test, changes_other_records(experiment, canaries, others), _is_carried(changed)
+            test, changes_other_records(experiment, canaries, other_records), _is_carried(changed)
         ),
     )
 
@@ -509,14 +527,14 @@ def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> int | No
     moved: dict[int, Trace] = {}
     for trace in traces[1:]:
         pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
-        first = next((t for t, (a, b) in pairs if a.weights != b.weights), None)
-        if first is not None:
-            moved.setdefault(first, trace)
+        first_moved = next((t for t, (a, b) in pairs if a.weights != b.weights), None)
+        if first_moved is not None:
+            moved.setdefault(first_moved, trace)
     if moved:
         step = comparable = min(moved)
-        before, same = moved[step].steps[step - 1], reference.steps[step - 1]
-        settings = step > 0 and before.settings != same.settings
-        within = step > 0 and before.weights_after != same.weights_after
+        before, reference_before = moved[step].steps[step - 1], reference.steps[step - 1]
+        settings = step > 0 and before.settings != reference_before.settings
+        within = step > 0 and before.weights_after != reference_before.weights_after
         experiment.verdicts.findings.append(weights_outside(step, settings, within))
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
         experiment.verdicts.findings.append(explain("initial weights"))
@@ -537,8 +555,8 @@ def measure(
         gradients = [trace.gradients for trace in traces]
         return contributions(gradients, base.slices, base.epsilon_of_type, absent)
 
-    found, before = found_by(traces), len(traces)
-    seen = np.flatnonzero(found.largest > found.rounding)
+    measured, before = found_by(traces), len(traces)
+    seen = np.flatnonzero(measured.largest > measured.rounding)
     further = _Sorted()
     for canary in _ascended(experiment, pool, loss, seen):
         further.add(experiment, canary)
@@ -546,22 +564,22 @@ def measure(
         _compare_numbers_of_steps(experiment, further.other_steps[:_MAX_SUSPECTS])
     pool, traces = [*pool, *further.pool], [*traces, *further.traces]
     if len(traces) > before:
-        found = found_by(traces)
+        measured = found_by(traces)
     resized = _Sorted()
-    for canary in _other_sizes(experiment, _chosen(pool, traces, found).pair):
+    for canary in _other_sizes(experiment, _chosen(pool, traces, measured).pair):
         resized.add(experiment, canary)
     pool, traces = [*pool, *resized.pool], [*traces, *resized.traces]
     if resized.traces:
-        found = found_by(traces)
-    canaries = replace(_chosen(pool, traces, found), comparable=comparable)
+        measured = found_by(traces)
+    canaries = replace(_chosen(pool, traces, measured), comparable=comparable)
     if runs.not_finite:
         with_them = _largest_contribution(experiment, [*traces, *runs.not_finite])
-        np.maximum(found.largest, with_them[: len(found.largest)], out=found.largest)
+        np.maximum(measured.largest, with_them[: len(measured.largest)], out=measured.largest)
     # Runs whose number of steps is random have only their first steps in common.
-    elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
-    np.maximum(found.largest, elsewhere, out=found.largest)
+    elsewhere = _in_other_places(experiment, canaries, absent)[: len(measured.largest)]
+    np.maximum(measured.largest, elsewhere, out=measured.largest)
     if runs.apart is not None:
-        np.maximum(found.largest, runs.apart[: len(found.largest)], out=found.largest)
+        np.maximum(measured.largest, runs.apart[: len(measured.largest)], out=measured.largest)
     return canaries
 
 
@@ -595,24 +613,24 @@ def _in_other_places(
     a record in the middle in several windows. It may also pair records, so that the effect of a
     removal depends on the parity of n.
     """
-    own = [record for record in canaries.pool if record.family == "own"]
-    exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
+    of_data = [record for record in canaries.pool if record.family == "own"]
+    exchanged = [*canaries.pair, *of_data[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
     reach = np.zeros(experiment.steps)
     n = len(experiment.records)
     for place in sorted({0, n // 2, n // 3}):
         data = [replace_one(experiment.records, canary, place) for canary in exchanged]
         reach = np.maximum(reach, largest_distances(experiment, data) / 2)
     if absent is not None and len(experiment.records) > 3:
-        for canary in (canaries.pair[0], *own[1:2]):
-            whole = experiment.with_canary(canary)
-            fewer = TrainingSet(whole.features[1:], whole.labels[1:])
+        for canary in (canaries.pair[0], *of_data[1:2]):
+            with_canary = experiment.with_canary(canary)
+            fewer = TrainingSet(with_canary.features[1:], with_canary.labels[1:])
             reach = np.maximum(reach, largest_distances(experiment, [fewer, fewer.without_last()]))
     return reach
 
 
 def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
     """[T], the largest distance between coupled runs on these data sets."""
-    runs = [experiment.coupled(each, experiment.base_seed) for each in data]
+    runs = [experiment.coupled(records, experiment.base_seed) for records in data]
     gradients = [
         run.gradients
         for run in runs
@@ -620,11 +638,11 @@ def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> Fl
         and experiment.draws_as_reference(run)
         and np.isfinite(run.gradients).all()
     ]
-    found, base = np.zeros(experiment.steps), experiment.base
+    distances, base = np.zeros(experiment.steps), experiment.base
     if len(gradients) > 1:
         largest = contributions(gradients, base.slices, base.epsilon_of_type).largest
-        found[: len(largest)] = 2 * largest
-    return found
+        distances[: len(largest)] = 2 * largest
+    return distances
 
 
 def measure_again(experiment: Experiment) -> CanaryRuns | None:
@@ -634,13 +652,13 @@ def measure_again(experiment: Experiment) -> CanaryRuns | None:
         return None
     base = experiment.base
     gradients = [trace.gradients for trace in runs.traces]
-    found = contributions(gradients, base.slices, base.epsilon_of_type)
-    return _chosen(runs.pool, runs.traces, found)
+    measured = contributions(gradients, base.slices, base.epsilon_of_type)
+    return _chosen(runs.pool, runs.traces, measured)
 
 
 def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:
-    one, other = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
-    chosen = [pool[i] for i in (one, other) if i >= 0]
+    index, other_index = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
+    chosen = [pool[i] for i in (index, other_index) if i >= 0]
     return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])
 
 

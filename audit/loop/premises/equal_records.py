@@ -124,8 +124,8 @@ class _Runs:
     full: bool | None = None
 
     def batches(self, rounding: FloatArray) -> Batches:
-        same = np.stack(self.same[: len(self.other)])
-        return batches_of(same, np.stack(self.other), np.stack(self.mixed), rounding)
+        same_runs = np.stack(self.same[: len(self.other)])
+        return batches_of(same_runs, np.stack(self.other), np.stack(self.mixed), rounding)
 
 
 def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
@@ -135,9 +135,9 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
         runs = _gather(experiment, canaries, quiet)
         if runs is None:
             return None
-        found = runs.batches(canaries.found.rounding)
-        if not _hides_batches(experiment, found):
-            return _measured(_Case.of(experiment, canaries, quiet, runs, found))
+        batches = runs.batches(canaries.found.rounding)
+        if not _hides_batches(experiment, batches):
+            return _measured(_Case.of(experiment, canaries, quiet, runs, batches))
         tried.append(quiet)
     reason = "on equal records, the function raises an error, or takes other steps or random draws"
     if tried:
@@ -164,20 +164,20 @@ def _quiet_record(
     # A function may copy the records of some classes: then a record of the canary's is needed.
     canary = canaries.pair[0]
     zeros = replace(canary, features=np.zeros_like(canary.features), size=0.0, family="zeros")
-    for each in [*candidates[:_MAX_QUIET], zeros]:
-        if any(_same(each, other) for other in tried):
+    for record in [*candidates[:_MAX_QUIET], zeros]:
+        if any(_same(record, tried_record) for tried_record in tried):
             continue
-        data = copies(experiment.records, each, len(experiment.records))
+        data = copies(experiment.records, record, len(experiment.records))
         trace = experiment.coupled(data, experiment.seed_of(200))
         if experiment.ended_early(trace) or not np.isfinite(trace.gradients).all():
             continue
-        if _same(each, canaries.pair[0]):
+        if _same(record, canaries.pair[0]):
             continue
         # A function that leaves out one of the two records draws fewer numbers without it.
         exchanged = experiment.exchange(data, canaries.pair[0])
         mixed = experiment.coupled(exchanged, experiment.seed_of(200))
         if experiment.ended_early(mixed) or draw_alike(trace, mixed, experiment.steps):
-            return each
+            return record
     return None
 
 
@@ -189,9 +189,13 @@ def _three_data_sets(
     experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, n: int
 ) -> tuple[TrainingSet, ...]:
     """n copies of the quiet record, of the canary, and of the first with one of the other."""
-    same = copies(experiment.records, quiet, n)
+    equal_records = copies(experiment.records, quiet, n)
     canary = canaries.pair[0]
-    return same, copies(experiment.records, canary, n), experiment.exchange(same, canary)
+    return (
+        equal_records,
+        copies(experiment.records, canary, n),
+        experiment.exchange(equal_records, canary),
+    )
 
 
 def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> _Runs | None:
@@ -204,21 +208,21 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         count = len(runs.same)
         seed = experiment.seed_of(1000 + count)
         needed = data[:1] if runs.full else data
-        traces = [experiment.coupled(each, seed, digests=False) for each in needed]
+        traces = [experiment.coupled(records, seed, digests=False) for records in needed]
         if any(experiment.ended_early(trace) for trace in traces):
             if not _explained_end(experiment, traces, count):
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
         lists = (runs.same, runs.other, runs.mixed)
-        for kept, gradient in zip(lists, gradients, strict=False):
-            kept.append(gradient)
+        for gradients_of_data, gradient in zip(lists, gradients, strict=False):
+            gradients_of_data.append(gradient)
         count += 1
         if count == 4:
-            found = runs.batches(canaries.found.rounding)
-            if _hides_batches(experiment, found):
+            in_batches = runs.batches(canaries.found.rounding)
+            if _hides_batches(experiment, in_batches):
                 return runs
-            runs.full = _all_in_every_batch(experiment, found, n)
+            runs.full = _all_in_every_batch(experiment, in_batches, n)
         if count >= least:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
@@ -322,7 +326,7 @@ class _Case:
         batches: Batches,
     ) -> "_Case":
         base = experiment.base
-        same = np.stack(runs.same)
+        same_runs = np.stack(runs.same)
         data = copies(experiment.records, quiet, len(experiment.records))
         counts = None if runs.full else batches.proportional
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
@@ -334,12 +338,12 @@ class _Case:
             quiet,
             data,
             runs,
-            same,
+            same_runs,
             np.stack(runs.other),
             np.stack(runs.mixed),
             batches,
             counts,
-            estimate_noise(same, counts, base.slices, base.epsilon_of_type),
+            estimate_noise(same_runs, counts, base.slices, base.epsilon_of_type),
             varying,
             not (batches.constant and parallel) and not varying,
             cache(lambda: changes_other_records(experiment, canaries, data)),
@@ -545,27 +549,32 @@ def _pair_gaps(
     reach = np.zeros(experiment.steps)
     if not experiment.brief and experiment.work_left(0.7):
         # What a record contributes may depend on how many others are like it.
-        some = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
+        exchanged = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
         reach = (
-            largest_distances(experiment, [experiment.exchange(same, each) for each in some]) / 2
+            largest_distances(
+                experiment, [experiment.exchange(same, canary) for canary in exchanged]
+            )
+            / 2
         )
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
     data = experiment.exchange(same, canaries.pair[1])
-    for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
+    for i, usual in enumerate(mixed[:_MAX_PAIR_RUNS]):
         trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
         if experiment.ended_early(trace) or not experiment.work_left(0.85):
             break
-        gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
+        gap = np.linalg.norm(trace.gradients[: experiment.steps] - usual, axis=1) / 2
         reach = np.maximum(reach, np.nan_to_num(gap))
     return reach
 
 
 def _pair_direction(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
     """[T, D], the difference of the two canaries that differ most."""
-    places = [next(i for i, each in enumerate(canaries.pool) if each is p) for p in canaries.pair]
-    one, other = (canaries.traces[i].gradients[: experiment.steps] for i in places)
-    return one - other
+    places = [
+        next(i for i, record in enumerate(canaries.pool) if record is p) for p in canaries.pair
+    ]
+    gradient, other_gradient = (canaries.traces[i].gradients[: experiment.steps] for i in places)
+    return gradient - other_gradient
 
 
 def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise) -> float:
@@ -589,15 +598,17 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
     runs = _Runs([], [], [])
     for i in range(_SMALL_RUNS):
         seed = experiment.seed_of(3000 + i)
-        traces = [experiment.coupled(each, seed, digests=False) for each in data]
+        traces = [experiment.coupled(records, seed, digests=False) for records in data]
         if any(experiment.ended_early(trace) for trace in traces):
             reason = next((trace.error for trace in traces if trace.error), "fewer steps")
             experiment.verdicts.notes.append(
                 f"empty batches were not tested: with {n} records the function gave {reason}"
             )
             return
-        for kept, trace in zip((runs.same, runs.other, runs.mixed), traces, strict=True):
-            kept.append(trace.gradients[: experiment.steps])
+        for gradients_of_data, trace in zip(
+            (runs.same, runs.other, runs.mixed), traces, strict=True
+        ):
+            gradients_of_data.append(trace.gradients[: experiment.steps])
         accounted = traces[0].accounted
         if accounted is not None:  # the rate may depend on the number of records
             rates = [accounted.rate(t) for t in range(experiment.steps)]
@@ -605,8 +616,8 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             break
     if len(runs.same) < 4:
         return
-    found = runs.batches(case.canaries.found.rounding)
-    tests = poisson_tests(found.counts, found.included, n, rates)
+    batches = runs.batches(case.canaries.found.rounding)
+    tests = poisson_tests(batches.counts, batches.included, n, rates)
     kinds = ("no empty batch", "mean of batches", "inclusion rate")
     experiment.verdicts.collect(
         *(test for test in tests if test.kind in kinds),
@@ -641,9 +652,13 @@ def _missing_noise(
         silent_names = [names[i] for i in everywhere]
         shown = {"names": listed(silent_names, "receive"), "tensors": ", ".join(silent_names)}
         experiment.verdicts.findings.append(explain("tensors without noise", **shown))
-    rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
-    first = experiment.first_step + 1
-    steps = [t + first for t in range(len(silent)) if rest and silent[t, rest].all()]
+    partly_silent = [i for i in range(len(names)) if matters[i] and i not in everywhere]
+    first_step = experiment.first_step + 1
+    steps = [
+        t + first_step
+        for t in range(len(silent))
+        if partly_silent and silent[t, partly_silent].all()
+    ]
     if steps:
         experiment.verdicts.findings.append(steps_without_noise(steps, len(silent)))
     return bool(everywhere or steps)
@@ -668,14 +683,18 @@ def _noise_by_coordinate(
         bare = np.any(still & moved & ~silent, axis=0)
     for t in range(one.shape[1]):
         zeros = [runs[:, t] == 0 for runs in (one, other)]
-        fixed = all(np.all(each == each[0]) for each in zeros)
+        fixed = all(np.all(values == values[0]) for values in zeros)
         noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
         if fixed and noisy:
             differ |= zeros[0][0] != zeros[1][0]
-    for kind, found in (("coordinates without noise", bare), ("noise by coordinate", differ)):
-        if found.any():
+    for kind, affected in (("coordinates without noise", bare), ("noise by coordinate", differ)):
+        if affected.any():
             parts = zip(experiment.base.names, experiment.base.slices, strict=True)
-            names = [name for name, part in parts if found[part].any()]
-            shown = {"coordinates": int(found.sum()), "of": len(found), "names": listed(names)}
+            names = [name for name, part in parts if affected[part].any()]
+            shown = {
+                "coordinates": int(affected.sum()),
+                "of": len(affected),
+                "names": listed(names),
+            }
             experiment.verdicts.findings.append(explain(kind, **shown))
             return

@@ -90,11 +90,11 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
     """Compares runs on neighbouring data sets; None if a finding ends the comparison."""
     base = experiment.base
     reference = experiment.with_canary(experiment.pool[0])
-    first = _complete_run(experiment, reference)
-    unstable = differences(base.released, first.released)
+    repeated = _complete_run(experiment, reference)
+    unstable = differences(base.released, repeated.released)
     # Numbers that depend on the seed although all outputs are forced: random, or of the batches.
     other_seed = _complete_run(experiment, reference, experiment.seed_of(1400))
-    random = differences(first.released, other_seed.released)
+    random = differences(repeated.released, other_seed.released)
     released = _Released({}, set(), 0)
     for neighbour in _neighbours(experiment, canaries, reference):
         trace = _complete_run(experiment, neighbour)
@@ -108,17 +108,17 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
         if trace.error or not trace.complete:
             continue
         fewer = len(neighbour) < len(reference)
-        if fewer and len(trace.steps) != len(first.steps):
+        if fewer and len(trace.steps) != len(repeated.steps):
             continue  # `compare_numbers_of_records` reports what depends on the number of records.
         released = replace(released, compared=released.compared + 1)
-        if len(trace.steps) != len(first.steps):
-            if draw_alike(trace, first):
-                experiment.verdicts.report_steps(len(first.steps), len(trace.steps))
+        if len(trace.steps) != len(repeated.steps):
+            if draw_alike(trace, repeated):
+                experiment.verdicts.report_steps(len(repeated.steps), len(trace.steps))
                 return None
             continue  # a random number of steps; `run_canaries` compares its distributions
         # Fewer records may shift the random stream, so that later draws differ. This is no leak.
-        shifted = fewer or not draw_alike(trace, first)
-        for name, gap in differences(first.released, trace.released).items():
+        shifted = fewer or not draw_alike(trace, repeated)
+        for name, gap in differences(repeated.released, trace.released).items():
             if name in unstable:
                 continue
             if shifted and name in random:
@@ -135,16 +135,16 @@ def _neighbours(
     experiment: Experiment, canaries: CanaryRuns, reference: TrainingSet
 ) -> list[TrainingSet]:
     """Data sets whose complete runs are compared with that on the reference."""
-    own = [record for record in canaries.pool if record.family == "own"]
-    exchanged = [*canaries.pair, *own[:2]]
+    of_data = [record for record in canaries.pool if record.family == "own"]
+    exchanged = [*canaries.pair, *of_data[:2]]
     neighbours = [experiment.with_canary(canary) for canary in exchanged]
     # A function may treat places differently: it may hold out the first records.
     neighbours += [replace_one(reference, canary, 0) for canary in exchanged]
     # A chain of neighbours leads to any other data set, so a difference there proves one between
     # neighbours.
-    others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
-    one_class = min([*canaries.pair, *own], key=lambda record: float(record.label))
-    neighbours[2:2] = [others, copies(reference, one_class, len(reference))]
+    reordered = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
+    one_class = min([*canaries.pair, *of_data], key=lambda record: float(record.label))
+    neighbours[2:2] = [reordered, copies(reference, one_class, len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
         # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
         neighbours[1:1] = [reference.without_last(), reference.first(len(reference) // 2)]

@@ -66,18 +66,18 @@ class _Release:
         """[d], scale of the noise in each coordinate: equal ones are pooled."""
         gaussian = self.epsilon is None
         if gaussian:
-            own = np.sqrt(np.square(self._residuals).sum(0) / (len(self.noisy) - 1))
+            scales = np.sqrt(np.square(self._residuals).sum(0) / (len(self.noisy) - 1))
         else:
-            own = np.abs(self._pairs).mean(0) / 1.5
+            scales = np.abs(self._pairs).mean(0) / 1.5
         if not gaussian and np.array_equal(self.noisy, np.round(self.noisy)):
             # Geometric noise: the scale of Laplace noise with the same ratio of probabilities.
             variance = np.maximum(np.square(self._pairs).mean(0) / 2, 1e-300)
-            own = 1.0 / (2.0 * np.arcsinh(1.0 / np.sqrt(2.0 * variance)))
+            scales = 1.0 / (2.0 * np.arcsinh(1.0 / np.sqrt(2.0 * variance)))
         error = _STANDARD_ERRORS / math.sqrt(2.0 * len(self.noisy))
-        pooled = np.sqrt(np.square(own).mean())
-        if np.all(np.abs(own / pooled - 1) < _UNEQUAL + error):
-            return np.full(len(own), pooled)
-        return own * (1 + error)  # upper limits, so that a shortfall is certain
+        pooled = np.sqrt(np.square(scales).mean())
+        if np.all(np.abs(scales / pooled - 1) < _UNEQUAL + error):
+            return np.full(len(scales), pooled)
+        return scales * (1 + error)  # upper limits, so that a shortfall is certain
 
     @property
     def _residuals(self) -> FloatArray:
@@ -122,15 +122,17 @@ class _Release:
         name = f"Declared value {self.number} of {of}"
         if self.epsilon is None:
             measured, stated, norm = 1.0 / largest, self.noise_multiplier, "L2"
-            what = f"an effective noise multiplier of {measured:.3g}, where {stated:.3g} is stated"
+            comparison = (
+                f"an effective noise multiplier of {measured:.3g}, where {stated:.3g} is stated"
+            )
         else:
             measured, stated, norm = largest, self.epsilon, "L1"
-            what = f"an epsilon of {measured:.3g}, where {stated:.3g} is stated"
+            comparison = f"an epsilon of {measured:.3g}, where {stated:.3g} is stated"
         word = "standard deviation" if self.epsilon is None else "scale"
         return Finding(
             "noise",
             f"{name}: one record changes it by {largest * scale:.3g} ({norm}) and its noise has "
-            f"{word} {scale:.3g}: {what}.",
+            f"{word} {scale:.3g}: {comparison}.",
             "The sensitivity is that of other bounds or of another norm (L2 for Laplace noise), "
             "records are not clipped, a record enters several times, or the budget of several "
             "values is spent on each of them.",
@@ -189,8 +191,8 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
     for place, declared in enumerate(first.declared):
         if not declared.is_stated:
             continue
-        found = [run[place] if isinstance(run, list) else () for run in runs]
-        changes = _usable_changes(check, place, found, same_n, halves)
+        changes_of_release = [run[place] if isinstance(run, list) else () for run in runs]
+        changes = _usable_changes(check, place, changes_of_release, same_n, halves)
         if changes is None:
             continue
         release = _Release(
@@ -244,7 +246,7 @@ def _usable_changes(
         halves: the share of a change that one record makes, for each neighbour.
     """
     number = place + 1
-    if any(change is None and same for change, same in zip(found, same_n, strict=True)):
+    if any(change is None and has_same_n for change, has_same_n in zip(found, same_n, strict=True)):
         check.verdicts.cannot_test(
             f"declared value {number} is not additive: what a record changes differs "
             "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
@@ -303,8 +305,8 @@ def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
 def _refuse_unused(check: Check, first: Trace, seed: int) -> None:
     shifted = Trace(further=[_shift(value) for value in first.further], initial=first.initial)
     usual = check.runs.run(check.records, seed, like=first, digests=False)
-    other = check.runs.run(check.records, seed, like=shifted, digests=False)
-    if other.error or not usual.released or differences(usual.released, other.released):
+    shifted_run = check.runs.run(check.records, seed, like=shifted, digests=False)
+    if shifted_run.error or not usual.released or differences(usual.released, shifted_run.released):
         return
     raise InvalidInput(
         "train must use the value that watch.release returns, but other values changed nothing: "
@@ -314,9 +316,9 @@ def _refuse_unused(check: Check, first: Trace, seed: int) -> None:
 
 def _shift(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _shift(each) for key, each in value.items()}
+        return {key: _shift(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_shift(each) for each in value])
+        return type(value)([_shift(item) for item in value])
     return value + 1000 if hasattr(value, "__add__") and not isinstance(value, str) else value
 
 
@@ -357,16 +359,16 @@ def _changes(
         if values is None:
             return None
         runs.append(values)
-    found: list[FloatArray | None] = []
+    changes: list[FloatArray | None] = []
     for place in range(len(reference[0])):
         pairs = [(run[place], usual[place]) for run, usual in zip(runs, reference, strict=False)]
         if any(a.shape != b.shape for a, b in pairs):
             return explain("inferred classes", names=f"declared value {place + 1}")
         gaps = np.stack([a - b for a, b in pairs])
         size = max(float(np.abs(np.concatenate(pair)).max(initial=0.0)) for pair in pairs)
-        same = bool(np.all(np.ptp(gaps, axis=0) <= _ROUNDING * size + 1e-12))
-        found.append(gaps[0] if same and np.isfinite(gaps).all() else None)
-    return found
+        is_constant = bool(np.all(np.ptp(gaps, axis=0) <= _ROUNDING * size + 1e-12))
+        changes.append(gaps[0] if is_constant and np.isfinite(gaps).all() else None)
+    return changes
 
 
 def _noisy(check: Check, first: Trace, reference: Sequence[_Values]) -> list[FloatArray]:
@@ -484,7 +486,7 @@ def _compare_scales(
             if abs(ratio - 1) < 1e-6 or left > 1e-6 * np.abs(spread[0]).max():
                 continue
             by_n = len(data) != n
-            what = "the number of records" if by_n else "a record"
+            source = "the number of records" if by_n else "a record"
             check.verdicts.findings.append(
                 Finding(
                     "number of records" if by_n else "noise",
@@ -494,8 +496,8 @@ def _compare_scales(
                         if by_n
                         else "another record takes the place of one."
                     ),
-                    f"The scale of the noise is computed from {what}: bounds, a range, a norm or a "
-                    "count of the records.",
+                    f"The scale of the noise is computed from {source}: bounds, a range, a norm "
+                    "or a count of the records.",
                     "Compute the scale of the noise from public constants.",
                     {"ratio": ratio},
                 )

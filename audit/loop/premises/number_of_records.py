@@ -171,11 +171,11 @@ class _AtSize:
     def ratio(self, other: "_AtSize") -> float | None:
         """How many times larger a record's contribution is than at the other size."""
         steps: int = min(len(self.units), len(other.units))
-        both = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
-        if not both.any():
+        both_seen = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
+        if not both_seen.any():
             return None
-        mine, theirs = self.units[:steps][both], other.units[:steps][both]
-        slack = 4 * self.rounding[:steps][both] / theirs
+        mine, theirs = self.units[:steps][both_seen], other.units[:steps][both_seen]
+        slack = 4 * self.rounding[:steps][both_seen] / theirs
         sure = slack < 0.2 * np.abs(mine / theirs - 1)
         return float(np.median(mine[sure] / theirs[sure])) if sure.any() else 1.0
 
@@ -203,12 +203,14 @@ def _at_size(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, m: int
 ) -> _AtSize | None:
     """Measures these quantities with m records; None if the function raises an error."""
-    same = copies(experiment.records, equal.quiet, m)
+    equal_records = copies(experiment.records, equal.quiet, m)
     # The last of m records may belong to another of the fixed batches, whose steps have other
     # weights in the encoder of correlated noise. The first record stays in its batch.
     canary = canaries.pair[0]
     mixed = (
-        replace_one(same, canary, 0) if experiment.base.rows else experiment.exchange(same, canary)
+        replace_one(equal_records, canary, 0)
+        if experiment.base.rows
+        else experiment.exchange(equal_records, canary)
     )
     units = np.full(experiment.steps, np.nan)
     rounding = canaries.found.rounding
@@ -218,7 +220,7 @@ def _at_size(
         stop = experiment.stop_after if i == 0 else experiment.steps
         traces = [
             experiment.runs.run(data, seed, like=experiment.base, stop_after=stop)
-            for data in (same, mixed)
+            for data in (equal_records, mixed)
         ]
         if any(trace.error or not trace.steps for trace in traces):
             return None
@@ -229,9 +231,9 @@ def _at_size(
         if canaries.comparable is not None:
             steps = min(steps, canaries.comparable)
         gap = traces[1].gradients[:steps] - traces[0].gradients[:steps]
-        own = np.linalg.norm(gap, axis=1)
-        first_seen = np.isnan(units[:steps]) & (own > rounding[:steps])
-        units[:steps] = np.where(first_seen, own, units[:steps])
+        change = np.linalg.norm(gap, axis=1)
+        first_seen = np.isnan(units[:steps]) & (change > rounding[:steps])
+        units[:steps] = np.where(first_seen, change, units[:steps])
         if np.isfinite(units).sum() >= min(3, experiment.steps) or not experiment.work_left():
             break
     assert complete is not None

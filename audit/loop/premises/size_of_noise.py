@@ -156,7 +156,7 @@ def _report_shortfalls(case: "_Case", ratios: FloatArray, worst: int) -> bool:
         return False
     # Of several significant tests, the one that is easiest to explain is reported.
     rank = {"step": 0, "all steps": 1}
-    sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
+    sure = [test for test in tests if test[0] < FAMILY_ERROR / 1000]
     _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
     p_value = min(1.0, min(tests)[0] * (len(ratios) + 1 + len(case.equal.noise.sizes)))
     case.experiment.verdicts.collect(
@@ -187,16 +187,21 @@ def _note_too_much(case: "_Case", effective: float, step: int) -> None:
 def ignores_records(experiment: Experiment) -> bool:
     """Whether other records in all places change no released gradient, for several seeds."""
     records = experiment.records
-    others = TrainingSet(
+    constant_records = TrainingSet(
         np.repeat(np.asarray(experiment.pool[0].features)[None], len(records), 0),
         np.full(len(records), experiment.pool[0].label, records.labels.dtype),
     )
     for number in range(_SEEDS_OF_IGNORED_RECORDS):
         seed = experiment.seed_of(1300 + number)
-        one, two = (experiment.coupled(data, seed) for data in (records, others))
-        if one.error or two.error or len(one.steps) != len(two.steps) or not one.steps:
+        run, compared_run = (experiment.coupled(data, seed) for data in (records, constant_records))
+        if (
+            run.error
+            or compared_run.error
+            or len(run.steps) != len(compared_run.steps)
+            or not run.steps
+        ):
             return False
-        if not np.array_equal(one.gradients, two.gradients):
+        if not np.array_equal(run.gradients, compared_run.gradients):
             return False
     return True
 
@@ -256,20 +261,21 @@ def _by_unequal_noise(
 
 def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
     """(p-value, step, "step", "all steps" or tensor) where the noise is less than accounted."""
-    noise, found, usable, sigma = case.equal.noise, case.canaries.found, case.usable, case.sigma
+    noise, usable, sigma = case.equal.noise, case.usable, case.sigma
+    contribution = case.canaries.found
     steps, width = len(usable), int(noise.sizes.sum())
-    required = sigma * found.largest[:steps]
+    required = sigma * contribution.largest[:steps]
     squares = noise.squares[:steps]
     for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
         degrees = float(noise.degrees[t] * width)
         yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
     # All steps together find a small shortfall that no single step shows.
-    parts = [("all steps", required, squares.sum(1), usable, width)]
+    tensors = [("all steps", required, squares.sum(1), usable, width)]
     for index, name in enumerate(case.experiment.base.names):
-        own = found.by_tensor[:steps, index]
-        use = usable & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
-        parts.append((name, sigma * own, squares[:, index], use, int(noise.sizes[index])))
-    for name, needed, squared, use, size in parts:
+        of_tensor = contribution.by_tensor[:steps, index]
+        use = usable & (of_tensor > contribution.rounding[:steps]) & ~noise.silent[:steps, index]
+        tensors.append((name, sigma * of_tensor, squares[:, index], use, int(noise.sizes[index])))
+    for name, needed, squared, use, size in tensors:
         if use.any():
             with np.errstate(divide="ignore"):  # accounted noise of zero is never too small
                 total = float((squared[use] / needed[use] ** 2).sum())
@@ -291,15 +297,15 @@ def _against_threshold(case: _Case) -> None:
         required = np.square(case.sigma * unit)[:, None]
         squares = np.where(loud, noise.squares[:steps] / required, 0.0).sum(0)
     degrees = np.where(loud, noise.degrees[:steps, None] * noise.sizes[None, :], 0.0).sum(0)
-    parts = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
-    if degrees.sum() and math.sqrt(parts[0][1] / parts[0][2]) >= 1 - SHORTFALL:
+    tensors = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
+    if degrees.sum() and math.sqrt(tensors[0][1] / tensors[0][2]) >= 1 - SHORTFALL:
         names = [f"`{name}`" for name in base.names]
-        parts = list(zip(names, squares.tolist(), degrees.tolist(), strict=True))
+        tensors = list(zip(names, squares.tolist(), degrees.tolist(), strict=True))
     sigma = float(case.sigma[0])
-    for where, total, count in parts:
+    for where, total, count in tensors:
         share = math.sqrt(total / count) if count else 1.0
         if share < 1 - SHORTFALL:
-            p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
+            p_value = min(1.0, len(tensors) * scale_p_value(total, count, 1.0))
             numbers: dict[str, float | int | str] = {"share": share, "where": where}
             numbers |= {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
             case.experiment.verdicts.collect(TestResult(p_value, "scale", numbers))
@@ -346,8 +352,8 @@ def _compare_claim(
 
 def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
     """One record adds more to a step, to all steps, or to a tensor than the noise allows for."""
-    found, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
-    reach, scale = float(found.largest[step]), float(noise.scales[step])
+    contribution, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
+    reach, scale = float(contribution.largest[step]), float(noise.scales[step])
     sigma, state = float(case.sigma[step]), base.steps[step]
     effective = scale / reach
     numbers: dict[str, float | int | str] = {
@@ -368,11 +374,13 @@ def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
     if kind not in ("step", "all steps"):
         numbers["tensor"] = kind
         index = base.names.index(kind)
-        own, sd = float(found.by_tensor[step, index]), float(noise.scales_by_tensor[step, index])
+        of_tensor = float(contribution.by_tensor[step, index])
+        sd = float(noise.scales_by_tensor[step, index])
+        shown_ratio = sd / of_tensor if of_tensor else math.inf
         message = (
-            f"{where}: one record changes the gradient of `{kind}` by {own:.3g} and its noise has "
-            f"standard deviation {sd:.3g}: an effective noise multiplier of "
-            f"{sd / own if own else math.inf:.3g}, where the accountant assumes {sigma:.3g}."
+            f"{where}: one record changes the gradient of `{kind}` by {of_tensor:.3g} and its "
+            f"noise has standard deviation {sd:.3g}: an effective noise multiplier of "
+            f"{shown_ratio:.3g}, where the accountant assumes {sigma:.3g}."
         )
     elif in_thresholds > 1.002:
         message = (
@@ -440,10 +448,12 @@ def _without_clipping(case: _Case) -> _Cause | None:
 
 def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
     """Each tensor is clipped to C: each contributes C, for which the noise of one suffices."""
-    found = case.canaries.found
-    reach, own = float(found.largest[step]), found.by_tensor[step]
-    largest = max(own)
-    alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * largest]
+    contribution = case.canaries.found
+    reach, by_tensor = float(contribution.largest[step]), contribution.by_tensor[step]
+    largest = max(by_tensor)
+    alike = [
+        n for n, v in zip(case.experiment.base.names, by_tensor, strict=True) if v > 0.98 * largest
+    ]
     explains = reach > 1.2 * largest > 0 and abs(ratio * largest / reach - 1) < 0.1
     if len(alike) < 2 or not explains:
         return None
@@ -459,15 +469,15 @@ def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
 def _carried_on(case: _Case, step: int, ratio: float) -> _Cause | None:
     """A state adds a record to every step after the first one whose batch holds it."""
     largest = case.canaries.found.largest
-    first = int(np.argmax(case.usable))
+    first_usable = int(np.argmax(case.usable))
     included = case.equal.batches.included
     carried = np.array_equal(np.maximum.accumulate(included, axis=1), included)
-    grown = step > first and carried and not case.equal.varying
-    if not grown or float(largest[step]) <= 1.3 * largest[first] or ratio <= 1.2:
+    grown = step > first_usable and carried and not case.equal.varying
+    if not grown or float(largest[step]) <= 1.3 * largest[first_usable] or ratio <= 1.2:
         return None
     return (
         "contribution",
-        f"The first step with the record shows {largest[first]:.3g}: a state that "
+        f"The first step with the record shows {largest[first_usable]:.3g}: a state that "
         "carries gradients without noise (momentum, an average, error feedback) adds the "
         "record to later steps, or a threshold or factor of the first step is reused.",
         "Compute such states from released, noisy gradients only, and clip in each step.",

@@ -140,9 +140,9 @@ class Verdicts:
                 cause = by_kind.pop("size")
             else:
                 by_kind["size"] = _explained(by_kind["size"])
-        others = [*self.findings, *by_kind.values()]
+        further = [*self.findings, *by_kind.values()]
         self.findings[:] = (
-            others if cause is None else [cause, *(_explained(finding) for finding in others)]
+            further if cause is None else [cause, *(_explained(finding) for finding in further)]
         )
 
 

@@ -70,9 +70,9 @@ class TrainingSet:
                     f"{name} must be a pair (features, labels) of arrays of numbers, got "
                     f"{_kind_and_keys(records)}"
                 ) from None
-        parts = _array(name, "features", features), _array(name, "labels", labels)
-        _check_shapes(name, *parts)
-        return _real_numbers(name, cls(*parts))
+        arrays = _array(name, "features", features), _array(name, "labels", labels)
+        _check_shapes(name, *arrays)
+        return _real_numbers(name, cls(*arrays))
 
     def __len__(self) -> int:
         """Number of records."""
