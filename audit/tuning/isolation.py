@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+
+from audit.tuning.torch_members import members_of
 
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
@@ -219,25 +221,9 @@ def without_gradients(model: Any) -> Any:
     without noise, and `pickle` and `torch.save` would write it with the module. Lists, tuples and
     mappings are searched.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        for member in _parts(model, torch):
-            if isinstance(member, torch.Tensor) and member.is_leaf:
-                member.grad = None
-            for name in _GRADIENT_ATTRIBUTES & vars(member).keys():
-                delattr(member, name)
+    for member in members_of(model):
+        if getattr(member, "is_leaf", False):  # a tensor
+            member.grad = None
+        for name in _GRADIENT_ATTRIBUTES & vars(member).keys():
+            delattr(member, name)
     return model
-
-
-def _parts(model: Any, torch: Any) -> Iterator[Any]:
-    if isinstance(model, torch.Tensor):
-        yield model
-    elif isinstance(model, torch.nn.Module):
-        yield from model.modules()
-        yield from model.parameters()
-        yield from model.buffers()
-    elif isinstance(model, torch.optim.Optimizer):
-        yield from (parameter for group in model.param_groups for parameter in group["params"])
-    elif isinstance(model, Mapping | list | tuple):
-        for member in model.values() if isinstance(model, Mapping) else model:
-            yield from _parts(member, torch)
