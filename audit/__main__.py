@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, summary in COMMANDS.items()
         if in_checkout or name not in _OF_STUDIES
     ]
-    started = console.started_as().rstrip(" .")
+    started = console.command_as_typed().rstrip(" .")
     parser = console.Parser(
         prog=started,
         description="Audits of differentially private hyperparameter tuning.",

@@ -134,7 +134,7 @@ READERS: Mapping[type, Callable[[str], Any]] = {int: _whole_number, float: _numb
 """Functions that read options of these types; they raise `argparse.ArgumentTypeError`."""
 
 
-def started_as() -> str:
+def command_as_typed() -> str:
     """The words before the name of a command, as in the command line of this program."""
     program = Path(sys.argv[0])
     if program.stem == "dp-tuning-audit":  # `.exe` on Windows
@@ -144,7 +144,7 @@ def started_as() -> str:
 
 def words_before_command() -> str:
     """The same before a command that has no module of its name in the package."""
-    return started_as().replace("audit.", "audit ")
+    return command_as_typed().replace("audit.", "audit ")
 
 
 class Parser(argparse.ArgumentParser):
@@ -157,7 +157,7 @@ class Parser(argparse.ArgumentParser):
         examples: Mapping[str, str] | None = None,
         notes: str = "",
     ) -> None:
-        program = started_as()
+        program = command_as_typed()
         prog = prog.replace(MODULES, program)
         examples = {
             example.replace(MODULES, program): explanation

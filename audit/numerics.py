@@ -133,7 +133,7 @@ def double_until(
     return before, math.inf
 
 
-def bracket_near(
+def bracket_root(
     excess: Callable[[float], float], guess: float, step: float, start: float, end: float
 ) -> tuple[float, float]:
     """A short interval near a guess that encloses the root of `excess`, as for `safe_root`.

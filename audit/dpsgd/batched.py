@@ -174,8 +174,8 @@ class BatchedEngine:
         start = [p.expand(len(batch), *p.shape).contiguous() for p in self._initial]
         moved = [flat(before - after) for before, after in zip(start, theta, strict=True)]
         unit = rate * s.steps * clip**2
-        at_start = to_numpy(gradient(start, own_clip).inner(moved)) / unit
-        at_end = to_numpy(gradient(theta, own_clip).inner(moved)) / unit
+        at_start = to_numpy(gradient(start, own_clip).inner_products(moved)) / unit
+        at_end = to_numpy(gradient(theta, own_clip).inner_products(moved)) / unit
         return at_start, at_end
 
     def _train(
@@ -221,13 +221,13 @@ class BatchedEngine:
             canary_gradients = [gradient_of(theta, clip) for gradient_of in gradients]
             canary_gradients[0].add_to(released, canary_weight)
             residual += released[0][:, 0]
-            known_products = [z.inner(released) for z in canary_gradients]
+            known_products = [z.inner_products(released) for z in canary_gradients]
             if self._training is not None:
                 sums = self._training(theta, clip, taken, chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(flat(g))
             for proxy, z, known in zip(proxies, canary_gradients, known_products, strict=True):
-                product = known if self._training is None else z.inner(released)
+                product = known if self._training is None else z.inner_products(released)
                 proxy.add(product, known, z.squared_norm)
             step = released
             if velocity is not None:

@@ -93,7 +93,7 @@ class CompiledSums:
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
         if features.dim() != 4:
             raise NotImplementedError(f"records of shape {tuple(features.shape[1:])}")
-        layers = (*network.before, network.first, *network.after)
+        layers = (*network.before, network.first_layer, *network.after)
         if not isinstance(layers[0], Convolution):
             raise NotImplementedError("a network that does not begin with Conv2d")
         channels, height, width = features.shape[1:]
@@ -122,7 +122,7 @@ class CompiledTail:
     """
 
     def __init__(self, network: Network, x: Tensor) -> None:
-        first_layer = network.first
+        first_layer = network.first_layer
         if not isinstance(first_layer, Linear) or not network.after:
             raise NotImplementedError("a network that does not go from Linear to Linear")
         self._first = first_layer

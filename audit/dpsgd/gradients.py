@@ -91,7 +91,7 @@ class BookkeepingModel:
         """Applies the layers before the first parameters, then prepares for the first layer."""
         for layer in self.network.before:
             features = layer.forward([], features[None])[0][0]
-        return self.network.first.prepare(features)
+        return self.network.first_layer.prepare(features)
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
         return self._forward(theta, x)[0]
@@ -99,7 +99,7 @@ class BookkeepingModel:
     def _forward(
         self, theta: Parameters, x: Tensor
     ) -> tuple[Tensor, list[tuple[Layer, Parameters, Any]]]:
-        first_layer = self.network.first
+        first_layer = self.network.first_layer
         at = first_layer.parameters
         y, saved = first_layer.forward_prepared(theta[:at], x)
         tape: list[tuple[Layer, Parameters, Any]] = [(first_layer, theta[:at], saved)]

@@ -66,7 +66,7 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
         network = parse_network(model)
     except NotImplementedError as reason:
         return f"a model that does not begin with a Linear layer: {reason}"
-    if not isinstance(network.first, Linear):
+    if not isinstance(network.first_layer, Linear):
         return "a model that does not begin with a Linear layer"
     first_layer, *after = sequence(model)[len(network.before) :]
     assert isinstance(first_layer, nn.Linear)

@@ -35,7 +35,7 @@ def play_audit(
         views = views or [{} for _ in so_far]
         for budget in sorted(unproved):
             for view, trials_of_view in zip(views, so_far, strict=True):
-                view[budget, 0] = trials_of_view[budget, 0].first(count)
+                view[budget, 0] = trials_of_view[budget, 0].first_trials(count)
             if all(_is_sufficient(view[budget, 0], evaluation) for view in views):
                 unproved.remove(budget)
     return [dict(sorted(view.items())) for view in views]

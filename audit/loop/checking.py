@@ -318,7 +318,7 @@ def _task(
     subject: _Subject, game: _Game, tested: PremiseTest | None, size: PublicSize | None
 ) -> AuditTask:
     """The two data sets of the attack, and what all of its runs share."""
-    records = subject.records if size is None else subject.records.first(size.records)
+    records = subject.records if size is None else subject.records.first_records(size.records)
     relation = game.relation or ("add-remove" if tested is None else tested.report.relation)
     watched = tested is not None and tested.report.watched
     replaced = None

@@ -302,7 +302,7 @@ def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None,
     elif threat == "ETCV":
         if canary is None:
             canary = crafted(records.features, records.labels)
-        records = records.first(0)
+        records = records.first_records(0)
     return records, validation, canary
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
 from audit.errors import InvalidInput
-from audit.numerics import TINY, bracket_near, safe_root
+from audit.numerics import TINY, bracket_root, safe_root
 from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial, parse_repetitions
 from audit.upper_bounds.costs import costs_of, tuning_cost
@@ -101,7 +101,7 @@ class _Search:
         if guess is not None:
             guess = min(max(guess, start), end)
             step = min(max(abs(missed(guess)), _FIRST_STEP), self.longest_step)
-            start, end = bracket_near(missed, guess, step, start, end)
+            start, end = bracket_root(missed, guess, step, start, end)
         if missed(start) > 0.0:
             raise InvalidInput(
                 f"target_epsilon must {self.refusal}, got {checks.one_line(self.target)}"

@@ -565,7 +565,7 @@ def test_equal_records_have_the_class_of_the_canary_if_draws_depend_on_it() -> N
     zeros = PoolRecord(np.zeros(2), 0, 0.0, "zeros")
     three_records: Any = SimpleNamespace(
         pool=[zeros, canary],
-        records=DATA.first(3),
+        records=DATA.first_records(3),
         coupled=coupled,
         exchange=replace_one,
         seed_of=lambda number: number,

@@ -69,7 +69,7 @@ class Network:
     """The layers before the first one with parameters (one module each), that one, and the rest."""
 
     before: tuple[Layer, ...]
-    first: FirstLayer
+    first_layer: FirstLayer
     after: tuple[Layer, ...]
 
 

@@ -251,7 +251,7 @@ def compare_random_numbers_of_steps(experiment: Experiment) -> None:
         return
     seeds = range(_SEEDS_OF_STEPS[0])
     usual = _numbers_of_steps(experiment, records, seeds)
-    few = _numbers_of_steps(experiment, records.first(_FEW_RECORDS), seeds)
+    few = _numbers_of_steps(experiment, records.first_records(_FEW_RECORDS), seeds)
     # A number of steps that is computed from n is the same for all seeds, and another finding.
     if min(len(usual), len(few)) < len(seeds) or min(usual) == max(usual):
         return
@@ -551,11 +551,11 @@ def measure(
     base, pool, traces = experiment.base, runs.pool, runs.traces
     absent = _without_last(experiment)
 
-    def found_by(traces: Sequence[Trace]) -> Contributions:
+    def contributions_of(traces: Sequence[Trace]) -> Contributions:
         gradients = [trace.gradients for trace in traces]
         return contributions(gradients, base.slices, base.epsilon_of_type, absent)
 
-    measured, before = found_by(traces), len(traces)
+    measured, before = contributions_of(traces), len(traces)
     seen = np.flatnonzero(measured.largest > measured.rounding)
     further = _Sorted()
     for canary in _ascended(experiment, pool, loss, seen):
@@ -564,13 +564,13 @@ def measure(
         _compare_numbers_of_steps(experiment, further.other_steps[:_MAX_SUSPECTS])
     pool, traces = [*pool, *further.pool], [*traces, *further.traces]
     if len(traces) > before:
-        measured = found_by(traces)
+        measured = contributions_of(traces)
     resized = _Sorted()
     for canary in _other_sizes(experiment, _chosen(pool, traces, measured).pair):
         resized.add(experiment, canary)
     pool, traces = [*pool, *resized.pool], [*traces, *resized.traces]
     if resized.traces:
-        measured = found_by(traces)
+        measured = contributions_of(traces)
     canaries = replace(_chosen(pool, traces, measured), comparable=comparable)
     if runs.not_finite:
         with_them = _largest_contribution(experiment, [*traces, *runs.not_finite])

@@ -147,7 +147,7 @@ def _neighbours(
     neighbours[2:2] = [reordered, copies(reference, one_class, len(reference))]
     if experiment.relation == "add-remove" and len(reference) > 1:
         # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
-        neighbours[1:1] = [reference.without_last(), reference.first(len(reference) // 2)]
+        neighbours[1:1] = [reference.without_last(), reference.first_records(len(reference) // 2)]
     return neighbours
 
 
@@ -162,7 +162,7 @@ def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
     values: list[list[Mapping[str, Any]]] = [[], []]
     for number in range(_SEEDS_OF_DISTRIBUTIONS):
         seed = experiment.seed_of(1500 + number)
-        for side, data in enumerate((reference, reference.first(len(reference) // 2))):
+        for side, data in enumerate((reference, reference.first_records(len(reference) // 2))):
             trace = _complete_run(experiment, data, seed)
             if not trace.error and trace.complete:
                 values[side].append(trace.released)

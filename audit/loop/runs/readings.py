@@ -121,7 +121,7 @@ def _joined(parts: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
 
 def details(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
     """Mean and standard deviation of a trained model's scores of other records, [2]."""
-    few_records = records.first(_OTHERS)
+    few_records = records.first_records(_OTHERS)
     scores = record_scores(result, few_records, loss) if len(few_records) else np.zeros(1)
     return np.array([scores.mean(), scores.std()])
 

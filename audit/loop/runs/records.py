@@ -80,9 +80,9 @@ class TrainingSet:
 
     def without_last(self) -> "TrainingSet":
         """All records but the last, if there is any."""
-        return self.first(max(len(self) - 1, 0))
+        return self.first_records(max(len(self) - 1, 0))
 
-    def first(self, count: int) -> "TrainingSet":
+    def first_records(self, count: int) -> "TrainingSet":
         """The first `count` records, or all if there are fewer."""
         return TrainingSet(self.features[:count], self.labels[:count])
 
