@@ -17,7 +17,7 @@ from audit.accounting.mechanism import Mechanism
 from audit.accounting.random_allocation import RandomAllocation
 from audit.errors import InvalidInput
 
-_KINDS: dict[str, type[Mechanism]] = {
+MECHANISMS: dict[str, type[Mechanism]] = {
     kind.__name__: kind
     for kind in (
         WorstOf,
@@ -38,6 +38,7 @@ _KINDS: dict[str, type[Mechanism]] = {
         ZeroConcentratedDp,
     )
 }
+"""The mechanisms that files can hold, by name."""
 
 
 def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     """
     written: Any = base
     name = type(base).__name__
-    if _KINDS.get(name) is not type(base):
+    if MECHANISMS.get(name) is not type(base):
         raise InvalidInput(
             f"base must be a mechanism of audit.accounting to be written, got {name}"
         )
@@ -77,7 +78,7 @@ def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
     if not isinstance(values, Mapping):
         raise InvalidInput(f"mechanism must be a mapping, got {checks.one_line(values)}")
     parameters = {str(name): _read(value) for name, value in values.items()}
-    kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
+    kind = MECHANISMS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), MECHANISMS)]
     taken: Any = kind
     for field in fields(taken):
         is_needed = field.default is MISSING and field.default_factory is MISSING

@@ -5,8 +5,9 @@ condition cannot be removed or reworded. A changed sentence requires a new `FORM
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 from audit import checks
 from audit.accounting import (
@@ -22,10 +23,12 @@ from audit.accounting import (
     relations,
 )
 from audit.errors import InvalidInput
+from audit.json_schema import Keywords, Positive, Text
 from audit.numerics import format_exact
 from audit.protocols import Protocol
 
 _MAX_NAMES = 10_000
+_Names = Annotated[tuple[Text, ...], Keywords(uniqueItems=True)]
 
 AS_STATED = "base mechanism"
 """The relation of a mechanism that does not state one."""
@@ -97,8 +100,8 @@ class Condition:
         'on trust'
     """
 
-    name: str
-    words: str
+    name: Text
+    words: Text
     ground: Ground
 
 
@@ -120,8 +123,8 @@ class Private:
         GaussianMechanism(mu=0.2)
     """
 
-    noise_std: float
-    sensitivity: float
+    noise_std: Positive
+    sensitivity: Positive
     disjoint: bool = True
 
     def __post_init__(self) -> None:
@@ -168,16 +171,19 @@ class StudyFacts:
         False
     """
 
-    prior: Mapping[str, str]
-    checked: tuple[str, ...] = ()
+    prior: Annotated[Mapping[str, str], Keywords(maxProperties=_MAX_NAMES)]
+    checked: _Names = ()
     seeded: bool = False
     key_kept: bool = False
-    settings: str = ""
-    expected_batch_size: float | None = None
-    tested: tuple[str, ...] = ()
-    tested_on: str = ""
+    settings: Annotated[str, Keywords(pattern="^[0-9a-f]{64}$")] = ""
+    expected_batch_size: Positive | None = None
+    tested: _Names = ()
+    tested_on: Annotated[str, Keywords(enum=["", *TESTED_ON])] = ""
     tested_with: str = ""
-    tested_steps: int = 0
+    # Certificates of earlier versions do not state it.
+    tested_steps: Annotated[int, Keywords(minimum=0)] = field(
+        default=0, metadata={"optional": True}
+    )
 
     def __post_init__(self) -> None:
         checks.validate(self, "seeded", checks.flag)
@@ -210,13 +216,13 @@ class Setting:
         'add-remove'
     """
 
-    trust_model: str
-    unit: str
-    relation: str
-    neighbours: str
-    touched: Mapping[str, str]
-    released: tuple[str, ...]
-    withheld: tuple[str, ...]
+    trust_model: Text
+    unit: Annotated[str, Keywords(minLength=1, maxLength=1000)]
+    relation: Annotated[str, Keywords(enum=[*NEIGHBOURS, AS_STATED])]
+    neighbours: Text
+    touched: Mapping[str, Text]
+    released: Annotated[tuple[Text, ...], Keywords(minItems=1)]
+    withheld: Annotated[tuple[Text, ...], Keywords(minItems=1)]
 
 
 def check_score(protocol: Protocol, score: Private | None) -> None:

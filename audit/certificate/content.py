@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from audit import checks
 from audit.accounting import Mechanism, group_size, mechanism_to_dict, relations
@@ -19,6 +19,7 @@ from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import GROUPS, Numbers, TradeOff, rounded_up
 from audit.errors import InvalidInput
+from audit.json_schema import Keywords, Text
 from audit.numerics import format_exact
 from audit.protocols import Protocol
 
@@ -35,10 +36,10 @@ _N_IS_PUBLIC = ("zero-out", "replace-one")
 class Made:
     """The origin of a certificate: its date, and the versions of the software that issued it."""
 
-    version: str
-    date: str
-    python: str
-    libraries: Mapping[str, str]
+    version: Text
+    date: Annotated[str, Keywords(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    python: Text
+    libraries: Mapping[str, Text]
 
 
 @dataclass(frozen=True)

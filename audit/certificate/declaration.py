@@ -4,10 +4,11 @@ import decimal
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.json_schema import Keywords, NonNegative, Positive
 from audit.numerics import format_exact
 from audit.typed_json import read_typed
 
@@ -19,6 +20,9 @@ CLIPPING_NORM = "Clipping norm"  # title of a row
 
 _MAX_TEXT = 1000
 _MAX_SPENDINGS = 1000
+_MAX_PER_PERSON = 10**6
+
+_Text = Annotated[str, Keywords(minLength=1, maxLength=_MAX_TEXT)]
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,9 @@ class Spending:
         0.5
     """
 
-    release: str
-    epsilon: float
-    delta: float
+    release: _Text
+    epsilon: NonNegative
+    delta: Annotated[float, Keywords(minimum=0, exclusiveMaximum=1)]
 
     def __post_init__(self) -> None:
         checks.validate(self, "release", _text)
@@ -68,16 +72,16 @@ class Declaration:
         ('responsible', 'records_per_person')
     """
 
-    responsible: str | None = None
-    dataset: str | None = None
-    records: int | str | None = None
-    unit: str = "one record"
-    records_per_person: int | None = None
-    max_grad_norm: float | None = None
-    normalizer: str | None = None
-    pretraining: str | None = None
-    preprocessing: str | None = None
-    earlier_spending: Sequence[Spending] | None = None
+    responsible: _Text | None = None
+    dataset: _Text | None = None
+    records: Annotated[int, Keywords(minimum=1)] | Literal["private"] | None = None
+    unit: _Text = "one record"
+    records_per_person: Annotated[int, Keywords(minimum=1, maximum=_MAX_PER_PERSON)] | None = None
+    max_grad_norm: Positive | None = None
+    normalizer: _Text | None = None
+    pretraining: _Text | None = None
+    preprocessing: _Text | None = None
+    earlier_spending: Annotated[Sequence[Spending], Keywords(maxItems=_MAX_SPENDINGS)] | None = None
 
     def __post_init__(self) -> None:
         texts = "responsible", "dataset", "unit", "normalizer", "pretraining", "preprocessing"
@@ -93,7 +97,7 @@ class Declaration:
         elif self.records is not None:
             checks.validate(self, "records", checks.integer, 1, 2**53)
         if self.records_per_person is not None:
-            checks.validate(self, "records_per_person", checks.integer, 1, 10**6)
+            checks.validate(self, "records_per_person", checks.integer, 1, _MAX_PER_PERSON)
         if self.max_grad_norm is not None:
             checks.validate(self, "max_grad_norm", checks.interval, 0.0)
         if self.earlier_spending is not None:

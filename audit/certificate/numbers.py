@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,7 @@ from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.json_schema import Chance, Keywords, NonNegative, Share, Text
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
 from audit.upper_bounds import TuningCosts, costs_of
@@ -66,8 +67,8 @@ class PrivacyPoint:
         2.0
     """
 
-    delta: float
-    epsilon: float
+    delta: Chance
+    epsilon: NonNegative
 
 
 @dataclass(frozen=True)
@@ -98,18 +99,18 @@ class Numbers:
         ('region',)
     """
 
-    run_epsilon: float | None
-    epsilon: float
-    bounds: tuple[str, ...]
-    source: str
+    run_epsilon: NonNegative | None
+    epsilon: NonNegative
+    bounds: Annotated[tuple[Text, ...], Keywords(minItems=1, uniqueItems=True)]
+    source: Text
     assumes: str
-    attained: float | None
-    profile: tuple[PrivacyPoint, ...]
-    trade_off: tuple[tuple[float, float], ...]
-    advantage: float
-    true_positives: tuple[float, float]
-    mu: float
-    mu_regret: float
+    attained: NonNegative | None
+    profile: Annotated[tuple[PrivacyPoint, ...], Keywords(minItems=1)]
+    trade_off: tuple[tuple[Share, Share], ...]
+    advantage: Share
+    true_positives: tuple[Share, Share]
+    mu: NonNegative
+    mu_regret: NonNegative
 
     def __post_init__(self) -> None:
         if not self.bounds:

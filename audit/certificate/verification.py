@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +76,6 @@ class Verdict:
     status: Status
     lines: tuple[str, ...]
     certificate: Certificate | None = None
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the format.
-
-    Example:
-        >>> schema()["properties"]["format"]["const"]
-        'private-tuning-certificate/2'
-    """
-    text = resources.files("audit.certificate").joinpath("schema.json").read_text("utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content
 
 
 def verify(path: str | Path) -> Verdict:
