@@ -131,7 +131,8 @@ def compute(
         delta: delta of the tuning, in (0, 1).
         bounds: names of bounds. By default, all bounds that hold for every score and are within 1 %
             of the smallest, and at least one that is quick. The costs at other deltas are by quick
-            bounds alone, so that a certificate is verified within seconds.
+            values of these bounds, slightly above them, so that a certificate is verified within
+            seconds.
 
     Raises:
         DeltaUnreachable: no bound reaches delta.
@@ -160,8 +161,7 @@ def compute(
         if one == delta:
             continue
         try:
-            cost = costs_of(base, protocol, one).within(_NEAR, at_other_deltas)[0]
-            points.append(PrivacyPoint(one, cost.epsilon))
+            points.append(PrivacyPoint(one, costs.epsilon_at(one, at_other_deltas)))
         except DeltaUnreachable:
             continue  # no epsilon reaches this delta
     return Numbers(

@@ -18,9 +18,10 @@ import numpy as np
 
 from audit.accounting import Candidates, Mechanism, largest_epsilon
 from audit.errors import NotApplicable
+from audit.numerics import memoize, shared_delta
 from audit.protocols import DistinctCandidates
 from audit.upper_bounds.composed import composed
-from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.grid import FEW_POINTS, MAX_POINTS, GridCurve
 from audit.upper_bounds.registry import BoundValue, bound
 
 _CURVES = 24
@@ -50,6 +51,15 @@ def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
     return [(float(w), int(k)) for k, w in zip(ends, sums, strict=True) if w > 0.0]
 
 
+def _at_other_delta(
+    base: Mechanism, protocol: DistinctCandidates, delta: float, _: float
+) -> BoundValue:
+    """The bound by curves with fewer points, which several deltas share."""
+    if sum(weight for weight, _ in _ranges(protocol)) <= delta:
+        return BoundValue(0.0)
+    return BoundValue(largest_epsilon(_shared(base, protocol, shared_delta(delta)), delta))
+
+
 @bound(
     "grid-mixture",
     100,
@@ -57,6 +67,7 @@ def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
     about=("any base, the same for each candidate",),
     protocol=DistinctCandidates,
     title=r"$\varepsilon_U$ distinct candidates (any score)",
+    at_other_delta=_at_other_delta,
 )
 def grid_mixture(base: Mechanism, protocol: DistinctCandidates, delta: float) -> BoundValue:
     """Smallest epsilon that the mixture of grid bounds gives at delta, over both directions.
@@ -66,16 +77,26 @@ def grid_mixture(base: Mechanism, protocol: DistinctCandidates, delta: float) ->
         >>> round(grid_mixture(GaussianMechanism(0.25), "distinct:10/fixed:10", 1e-5).epsilon, 2)
         3.05
     """
+    if sum(weight for weight, _ in _ranges(protocol)) <= delta:
+        return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
+    return BoundValue(largest_epsilon(_profiles(base, protocol, delta), delta))
+
+
+def _profiles(
+    base: Mechanism, protocol: DistinctCandidates, delta: float, points: int = MAX_POINTS
+) -> list[Callable[[float], float]]:
+    """The bound on delta as a function of epsilon for each direction, for deltas from `delta` on.
+
+    `points` is the largest number of points of a curve.
+    """
     if isinstance(base, Candidates):
         raise NotApplicable("candidates must have one base, because it is random which of them run")
     ranges = _ranges(protocol)
-    if sum(weight for weight, _ in ranges) <= delta:
-        return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
-    releases = {k: composed(base, k) for _, k in ranges}
+    releases = _releases(base, tuple(k for _, k in ranges))
 
     def profile_of(pair_index: int) -> Callable[[float], float]:
         curves = {
-            k: GridCurve((base.pairs[pair_index],), (k,), 1.0, _NEGLIGIBLE * delta)
+            k: GridCurve((base.pairs[pair_index],), (k,), 1.0, _NEGLIGIBLE * delta, points)
             for _, k in ranges
         }
 
@@ -89,5 +110,17 @@ def grid_mixture(base: Mechanism, protocol: DistinctCandidates, delta: float) ->
 
         return profile
 
-    profiles = [profile_of(index) for index in range(len(base.pairs))]
-    return BoundValue(largest_epsilon(profiles, delta))
+    return [profile_of(index) for index in range(len(base.pairs))]
+
+
+@memoize(2)
+def _releases(base: Mechanism, runs: tuple[int, ...]) -> dict[int, Mechanism]:
+    """The release of all runs, by their number, which all deltas share."""
+    return {k: composed(base, k) for k in runs}
+
+
+@memoize(8)
+def _shared(
+    base: Mechanism, protocol: DistinctCandidates, delta: float
+) -> list[Callable[[float], float]]:
+    return _profiles(base, protocol, delta, FEW_POINTS)

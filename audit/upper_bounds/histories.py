@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from audit import numerics
-from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, Mixture, solve_epsilon
+from audit.accounting import (
+    DeltaUnreachable,
+    DominatingPair,
+    Mechanism,
+    Mixture,
+    largest_epsilon,
+    solve_epsilon,
+)
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
@@ -385,6 +392,14 @@ class _Worse:
         return np.asarray(found)
 
 
+def _at_other_delta(
+    base: Mechanism, protocol: Adaptive, delta: float, certified: float
+) -> BoundValue:
+    """The bound by the curves for another delta, which are valid for every delta."""
+    curves = _curves(base, protocol, certified)
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
 @bound(
     "adaptive-histories",
     90,
@@ -393,6 +408,7 @@ class _Worse:
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive, histories (any score)",
     deferred=True,
+    at_other_delta=_at_other_delta,
 )
 def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
@@ -404,16 +420,17 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         1.49
     """
-    return BoundValue(_epsilon(base, protocol, delta))
+    curves = _curves(base, protocol, delta)
+    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
 
 
-@numerics.memoize(4)  # calibration evaluates the end of its search twice
-def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
-    found = 0.0
-    for plain, run in _directions(base, protocol):
-        reach = solve_epsilon(plain.delta, delta)
-        found = max(found, solve_epsilon(HistoryCurve(plain, run, reach).delta, delta))
-    return found
+@numerics.memoize(4)
+def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> list[HistoryCurve]:
+    """The curves of all directions; calibrations and certificates use them more than once."""
+    return [
+        HistoryCurve(plain, run, reach=solve_epsilon(plain.delta, delta))
+        for plain, run in _directions(base, protocol)
+    ]
 
 
 def _directions(
