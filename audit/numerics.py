@@ -48,7 +48,7 @@ _ALPHA_POINTS = 97
 """Orders of one grid; 97 points over sixteen decades find the basin of every profile tested."""
 
 
-_SHARED_DELTAS = (1e-2, 1e-4, 1e-6, 1e-9, 1e-12, 1e-15)
+_SHARED_DELTAS = (1e-2, 1e-5, 1e-9, 1e-15)
 
 
 def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -75,7 +75,7 @@ def shared_delta(delta: float) -> float:
 
     Example:
         >>> shared_delta(0.3), shared_delta(1e-5), shared_delta(1e-20)
-        (0.01, 1e-06, 1e-20)
+        (0.01, 1e-05, 1e-20)
     """
     return max((one for one in _SHARED_DELTAS if one <= delta), default=delta)
 

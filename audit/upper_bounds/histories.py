@@ -35,11 +35,19 @@ from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.two_densities import EndLines, TwoDensities
 
-# Numbers of events (s, s') and of lattice points per standard deviation of the loss. The first pair
-# that needs at most `_BUDGET` values (cell, point, run) is used; beyond `_MOST_VALUES`, fewer runs
-# are considered.
-_RESOLUTIONS = ((48, 8), (48, 5), (48, 4), (48, 3), (48, 2), (32, 2), (24, 1))
-_BUDGET, _MOST_VALUES = 1.5e7, 1.2e8
+# Numbers of events (s, s') and of lattice points per standard deviation of the loss, and the largest
+# number of values (cell, point, run) for which they are used. With more than `_MOST_VALUES`, fewer
+# runs are considered.
+_RESOLUTIONS = (
+    (48, 8, 2e6),
+    (48, 5, 1.2e7),
+    (48, 4, 1.2e7),
+    (48, 3, 1.2e7),
+    (48, 2, 1.2e7),
+    (32, 2, 1.2e7),
+    (24, 1, math.inf),
+)
+_MOST_VALUES = 1.2e8
 # Proposition 11 is computed at every n-th point of the lattice.
 _SKIPPED = 2
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
@@ -138,11 +146,11 @@ class HistoryCurve:
         most = min(
             max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * repetitions.mean)), 1), _MAX_RUNS
         )
-        for events, per_deviation in _RESOLUTIONS:
+        for events, per_deviation, most_values in _RESOLUTIONS:
             parameters = replace(self.adaptive, points=events).events
             cells, t = _Cells.of(self.adaptive, parameters), self._lattice(per_deviation)
             runs = _horizon(cells.most, repetitions.pmf(k[: most + 1]), _NOTHING)
-            if runs.sum() * len(t) <= _BUDGET:
+            if runs.sum() * len(t) <= most_values:
                 break
         while np.minimum(runs, most).sum() * len(t) > _MOST_VALUES:
             most //= 2
