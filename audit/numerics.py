@@ -48,6 +48,9 @@ _ALPHA_POINTS = 97
 """Orders of one grid; 97 points over sixteen decades find the basin of every profile tested."""
 
 
+_SHARED_DELTAS = (1e-2, 1e-5, 1e-9, 1e-15)
+
+
 def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Caches the most recent results of a function. Unhashable arguments bypass the cache."""
 
@@ -65,6 +68,16 @@ def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return call
 
     return decorate
+
+
+def shared_delta(delta: float) -> float:
+    """The largest of a few deltas that is at most another, for computations that deltas share.
+
+    Example:
+        >>> shared_delta(0.3), shared_delta(1e-5), shared_delta(1e-20)
+        (0.01, 1e-05, 1e-20)
+    """
+    return max((one for one in _SHARED_DELTAS if one <= delta), default=delta)
 
 
 def safe_root(

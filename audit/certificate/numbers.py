@@ -132,7 +132,8 @@ def compute(
         delta: delta of the tuning, in (0, 1).
         bounds: names of bounds. By default, all bounds that hold for every score and are within 1 %
             of the smallest, and at least one that is quick. The costs at other deltas are by quick
-            bounds alone, so that a certificate is verified within seconds.
+            values of these bounds, slightly above them, so that a certificate is verified within
+            seconds.
 
     Raises:
         DeltaUnreachable: no bound reaches delta.
@@ -161,8 +162,7 @@ def compute(
         if other_delta == delta:
             continue
         try:
-            cost = costs_of(base, protocol, other_delta).within(_NEAR, at_other_deltas)[0]
-            points.append(PrivacyPoint(other_delta, cost.epsilon))
+            points.append(PrivacyPoint(other_delta, costs.epsilon_at(other_delta, at_other_deltas)))
         except DeltaUnreachable:
             continue  # no epsilon reaches this delta
     return Numbers(

@@ -24,7 +24,7 @@ from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, memoize, shared_delta
 from audit.protocols import (
     Adaptive,
     BestRuns,
@@ -173,7 +173,7 @@ class AllRuns:
             return self._beyond + float(weights @ gaussian_profile(epsilon, mu))
         return self._beyond + sum(c * float(composed.delta(epsilon)) for c, composed in self.parts)
 
-    @property
+    @cached_property
     def _beyond(self) -> float:
         """The probability of more runs, rounded up."""
         return probability_of_more(self.repetitions, self._chances[0])
@@ -241,6 +241,16 @@ def _check_few(runs: int) -> None:
         raise NotApplicable(f"there must be at most {_MAX_RUNS} runs to compose")
 
 
+@memoize(8)
+def _shared(
+    all_runs: Callable[[Mechanism, Any, float], Mechanism | AllRuns],
+    base: Mechanism,
+    protocol: Protocol,
+    delta: float,
+) -> Mechanism | AllRuns:
+    return all_runs(base, protocol, delta)
+
+
 def _register(
     protocol: type[Protocol],
     released: str,
@@ -250,6 +260,10 @@ def _register(
 ) -> None:
     """Registers the composition of all runs of a protocol."""
 
+    def at_other_delta(base: Mechanism, protocol: Protocol, delta: float, _: float) -> BoundValue:
+        """The cost of releasing all runs, with compositions that several deltas share."""
+        return BoundValue(_shared(all_runs, base, protocol, shared_delta(delta)).epsilon(delta))
+
     @bound(
         "composition",
         50,
@@ -258,6 +272,7 @@ def _register(
         protocol=protocol,
         title="" if protocol is NoisyMax else r"$\varepsilon_U$ composition (any score)",
         exceeds=exceeds,
+        at_other_delta=at_other_delta,
     )
     def composition(base: Mechanism, protocol: Protocol, delta: float) -> BoundValue:
         """The cost of releasing all runs."""

@@ -19,8 +19,12 @@ from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import BoundValue, bound
 
-_COARSE, _REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 96, 20, 1 << 15, 2048
-_RELATIVE_GAP = 1e-5
+_REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 20, 1 << 13, 2048
+# Cells of the first search, also at deltas other than that of a certificate.
+_COARSE, _QUICK_COARSE = 96, 40
+# Relative distance of the bound from what two events attain, at which the search ends, and the same
+# at deltas other than that of a certificate.
+_RELATIVE_GAP, _QUICK_GAP = 1e-5, 2e-3
 _MIN_LOG_PROBABILITY = -230.0
 _ROUNDING = 1e-12
 
@@ -46,6 +50,9 @@ class TwoEvents:
         pair: one direction of the base.
         chance: probability of the released target; it grows with e and falls with f.
         delta: in (0, 1).
+        gap: relative distance of both values at which the search ends; it grows if too many boxes
+            of events are that close.
+        coarse: number of cells of the first search.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -57,13 +64,15 @@ class TwoEvents:
     pair: DominatingPair
     chance: Chance
     delta: float
+    gap: float = _RELATIVE_GAP
+    coarse: int = _COARSE
 
     def epsilon(self) -> tuple[float, float]:
         """An upper bound, and the epsilon that two events attain."""
         t = self._first_events()
         e, f = (side.ravel() for side in np.indices((len(t) - 1,) * 2))
         e, f = e[f <= e], f[f <= e]
-        best, attained, closed = 0.0, 0.0, 0.0
+        best, attained, closed, gap = 0.0, 0.0, 0.0, self.gap
         for _ in range(_REFINEMENTS):
             logs = np.stack(self.pair.events(t))
             around_best = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
@@ -80,10 +89,13 @@ class TwoEvents:
             ]
             most = np.max(halves, axis=0)
             upper = max(float(most.max()), closed, best)
-            enough = best + _RELATIVE_GAP * max(best, 0.05)
+            enough = best + gap * max(best, 0.05)
+            while np.count_nonzero(most > enough) > _MAX_BOXES:
+                gap *= 2.0
+                enough = best + gap * max(best, 0.05)
             closed = max(closed, float(most[most <= enough].max(initial=0.0)))
             e, f, most = e[most > enough], f[most > enough], most[most > enough]
-            if not e.size or e.size > _MAX_BOXES:
+            if not e.size:
                 break
             worst = np.argsort(-most)[: max(_BATCH_OF_BOXES, len(most) // 4)]
             cells = np.union1d(e[worst], f[worst])
@@ -95,7 +107,7 @@ class TwoEvents:
 
     def _first_events(self) -> FloatArray:
         """Parameters [n], dense where the probability of an event, or of the rest, moves."""
-        t = np.linspace(*self.pair.event_range, 4 * _COARSE)
+        t = np.linspace(*self.pair.event_range, 4 * self.coarse)
         for _ in range(8):
             sides = [np.maximum(side, _MIN_LOG_PROBABILITY) for side in self.pair.events(t)]
             with np.errstate(divide="ignore"):
@@ -103,7 +115,7 @@ class TwoEvents:
                     np.maximum(np.log(-np.expm1(side)), _MIN_LOG_PROBABILITY) for side in sides
                 ]
             moves = np.abs(np.diff(np.stack(sides))).sum(axis=0) + 1e-9
-            t = np.unique(equidistribute(t, moves, _COARSE))
+            t = np.unique(equidistribute(t, moves, self.coarse))
         return np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
 
     def _best(self, for_e: FloatArray, for_f: FloatArray, *, chords: bool) -> FloatArray:
@@ -219,18 +231,32 @@ def _within(
     )
 
 
+def _until_at_other_delta(
+    base: Mechanism, protocol: UntilAccepted, delta: float, _: float
+) -> BoundValue:
+    return _largest(base, _until(protocol), delta, is_quick=True)
+
+
+def _stopping_at_other_delta(
+    base: Mechanism, protocol: RandomStopping, delta: float, _: float
+) -> BoundValue:
+    if protocol.stop == 1.0:
+        return BoundValue(base.epsilon(delta))
+    return _largest(base, _stopping(protocol), delta, is_quick=True)
+
+
 @bound(
     "two-events",
     100,
     "two extreme events, after Papernot & Steinke 2022, proposition 15",
     about=("any base",),
     protocol=UntilAccepted,
+    at_other_delta=_until_at_other_delta,
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """The largest epsilon over all accepted sets and target events, and both directions."""
-    chance = Chance((1.0, 0.0), (0.0, 1.0), protocol.acceptance)
-    return _largest(base, (chance,), delta)
+    return _largest(base, _until(protocol), delta)
 
 
 @bound(
@@ -239,6 +265,7 @@ def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
     "two extreme events, after Liu & Talwar 2019, algorithm 2",
     about=("any base",),
     protocol=RandomStopping,
+    at_other_delta=_stopping_at_other_delta,
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> BoundValue:
@@ -246,17 +273,28 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
 
     The target may include the case that nothing is released.
     """
-    g = protocol.stop
-    if g == 1.0:
+    if protocol.stop == 1.0:
         return BoundValue(base.epsilon(delta))
-    chances = (Chance((1.0, 0.0), (g, 1.0 - g)), Chance((1.0 - g, g), (g, 1.0 - g)))
-    return _largest(base, chances, delta)
+    return _largest(base, _stopping(protocol), delta)
 
 
-def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> BoundValue:
-    epsilons = [
-        TwoEvents(pair, chance, delta).epsilon() for pair in base.pairs for chance in chances
+def _until(protocol: UntilAccepted) -> tuple[Chance, ...]:
+    return (Chance((1.0, 0.0), (0.0, 1.0), protocol.acceptance),)
+
+
+def _stopping(protocol: RandomStopping) -> tuple[Chance, ...]:
+    g = protocol.stop
+    return Chance((1.0, 0.0), (g, 1.0 - g)), Chance((1.0 - g, g), (g, 1.0 - g))
+
+
+def _largest(
+    base: Mechanism, chances: tuple[Chance, ...], delta: float, is_quick: bool = False
+) -> BoundValue:
+    options = (_QUICK_GAP, _QUICK_COARSE) if is_quick else ()
+    searches = [
+        TwoEvents(pair, chance, delta, *options) for pair in base.pairs for chance in chances
     ]
+    epsilons = [search.epsilon() for search in searches]
     upper, attained = (max(side) for side in zip(*epsilons, strict=True))
     # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)

@@ -39,6 +39,7 @@ class BoundValue:
 
 Body = Callable[[Mechanism, Any, float], BoundValue]
 Exceeds = Callable[[Mechanism, Any, float, float], bool]
+AtOtherDelta = Callable[[Mechanism, Any, float, float], BoundValue]
 Bound = Callable[[Mechanism, ProtocolLike, float], UpperBound]
 """The type of every bound: a function of (base, protocol, delta)."""
 
@@ -62,6 +63,9 @@ class Entry:
     deferred: bool = False
     is_quick: bool = False  # whether it is fast and at most slightly above the smallest bound
     preview: Body | None = None  # a faster computation, whose value is at least that of the bound
+    # a quick value at a delta, at least that of the bound and close to it; the last argument is the
+    # delta of a certificate, whose computations it may share
+    at_other_delta: AtOtherDelta | None = None
 
     def is_above(self, epsilon: float, base: Mechanism, protocol: Protocol, delta: float) -> bool:
         """Whether a quick test shows that the bound does not gain, for parsed arguments."""
@@ -113,6 +117,7 @@ def bound(
     deferred: bool = False,
     is_quick: bool = False,
     preview: Body | None = None,
+    at_other_delta: AtOtherDelta | None = None,
 ) -> Callable[[Body], Bound]:
     """Registers a bound.
 
@@ -145,6 +150,7 @@ def bound(
             deferred,
             is_quick,
             preview,
+            at_other_delta,
         )
         _ENTRIES[protocol, name] = entry
         return function
