@@ -4,7 +4,7 @@ All of them were written before the test was run on any. `benchmarks.training_sc
 scripts.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -42,27 +42,36 @@ def with_raw_features(state: Any) -> None:
     """The first layer is unfrozen after two steps, and learns without clipping and noise."""
     if state.step < 2 or not len(state.taken):
         return
-    loss = nn.functional.cross_entropy(state.model(state.x[state.taken]), state.y[state.taken])
     layer = next(m for m in state.model.modules() if isinstance(m, nn.Linear))
+    layer.weight.requires_grad_(True)
+    loss = nn.functional.cross_entropy(state.model(state.x[state.taken]), state.y[state.taken])
     (gradient,) = torch.autograd.grad(loss, [layer.weight])
+    layer.weight.requires_grad_(False)
     with torch.no_grad():
         layer.weight -= 0.1 * gradient
 
 
 def frozen_features() -> nn.Module:
-    """An MLP whose first layer is frozen but for its bias."""
+    """An MLP whose first layer is frozen."""
     model = loops.mlp()
-    next(m for m in model.modules() if isinstance(m, nn.Linear)).weight.requires_grad_(False)
+    next(m for m in model.modules() if isinstance(m, nn.Linear)).requires_grad_(False)
     return model
+
+
+@cache
+def sigma_at(delta: float) -> float:
+    """The noise multiplier for epsilon 3."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    sigma: float = get_noise_multiplier(
+        target_epsilon=3.0, target_delta=delta, sample_rate=0.25, steps=6, accountant="rdp"
+    )
+    return sigma
 
 
 def calibrated_at(records: Any, candidate: Any, seed: int, watch: Any, delta: float) -> Any:
     """The noise is calibrated for epsilon 3 at one delta, and claimed at 1e-5."""
-    from opacus.accountants.utils import get_noise_multiplier
-
-    sigma = get_noise_multiplier(
-        target_epsilon=3.0, target_delta=delta, sample_rate=0.25, steps=6, accountant="rdp"
-    )
+    sigma = sigma_at(delta)
     watch.claim(3.0)
     return Loop(sampling_rate=0.25, steps=6, noise_multiplier=sigma)(records, None, seed, watch)
 

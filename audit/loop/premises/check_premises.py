@@ -46,6 +46,7 @@ from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import returned_states
+from audit.loop.runs.jax_keys import BATCHES, NOISE, keys_in, recorded_keys
 from audit.loop.runs.opacus_objects import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
@@ -398,6 +399,7 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
         return
     experiment.tested.append("released numbers")
     _report_returned_states(experiment)
+    _report_returned_keys(experiment)
     if released.shifted:
         _compare_distributions(experiment, released.shifted)
     if not released.differing:
@@ -428,6 +430,23 @@ def _report_returned_states(experiment: Experiment) -> None:
             f"{listed(states, 'hold')} the state of a random generator: anyone who knows it can "
             "compute the numbers that were drawn before, such as noise or batches"
         )
+
+
+def _report_returned_keys(experiment: Experiment) -> None:
+    """Reports returned random keys of JAX from which all noise, or all batches, follow."""
+    returned = {name: keys_in(value) for name, value in experiment.base.released.items()}
+    if not any(returned.values()):
+        return
+    with recorded_keys() as uses:
+        trace = _complete_run(experiment, experiment.with_canary(experiment.pool[0]))
+    purposes = {NOISE, BATCHES} if experiment.sampled else {NOISE}
+    revealing = [
+        name
+        for name, keys in returned.items()
+        if any(purposes & uses.revealed_by(key, len(trace.steps)) for key in keys)
+    ]
+    if revealing:
+        experiment.findings.append(explain("generator state", names=listed(revealing, "hold")))
 
 
 def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:

@@ -92,7 +92,8 @@ def _local_states(last: types.CodeType) -> Iterator[bytes]:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(("audit.loop.", "torch.", "opacus.", "jax.")):
             for value in frame.f_locals.values():
-                if _readers(type(value)) != _NO_READERS:
+                kind: Any = type(value)
+                if _readers(kind) != _NO_READERS:
                     yield from _states(value, 0, seen)
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -109,7 +110,8 @@ def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     elif split is not None:
         for part in split(value):
             # Most values hold no generator, and this happens in each step of each run.
-            if _readers(type(part)) != _NO_READERS:
+            kind = type(part)
+            if _readers(kind) != _NO_READERS:
                 yield from _states(part, depth + 1, seen)
 
 
