@@ -31,11 +31,12 @@ from audit.loop.premises.black_box import Pair, compare_released_numbers
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.claims import compare_claim_with_accountant
-from audit.loop.premises.equal_records import EqualRecords, copies, run_equal_records
+from audit.loop.premises.equal_records import EqualRecords, run_equal_records
 from audit.loop.premises.experiment import (
     FAMILY_ERROR,
     MAX_WORK,
     Experiment,
+    copies,
     draw_alike,
     replace_one,
 )

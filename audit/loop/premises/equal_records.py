@@ -39,6 +39,7 @@ from audit.loop.premises.canary_runs import (
 from audit.loop.premises.experiment import (
     MAX_BYTES,
     Experiment,
+    copies,
     draw_alike,
     replace_one,
 )
@@ -146,13 +147,6 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
         reason = "records contribute alike, so that batch sizes cannot be seen"
     experiment.cannot_test(reason, ("noise", "batches"))
     return None
-
-
-def copies(records: TrainingSet, canary: PoolRecord, n: int) -> TrainingSet:
-    """n copies of a record."""
-    features = np.repeat(np.asarray(canary.features)[None], n, axis=0)
-    labels = np.full(n, canary.label, dtype=records.labels.dtype)
-    return TrainingSet(features.astype(records.features.dtype), labels)
 
 
 def _quiet_record(
