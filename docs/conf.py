@@ -37,7 +37,9 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
+# `attacks.md` includes the tables of the study of coverage.
+exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints", "coverage.md"]
+exclude_patterns += ["notebooks/README.md"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
 # `make docs` gets MathJax where npm is installed, and the site contains it. Elsewhere, formulas are

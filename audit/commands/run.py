@@ -139,8 +139,8 @@ def run(config: AuditConfig) -> "list[Report]":
     """Plays an audit, or resumes it, and returns one report per view (threat model and canary).
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png (docs/results.md). Each of several views has a subfolder. After an
-    interruption, the same call resumes from the finished shards and gives the same results.
+    figure.png and scores.png (docs/audit_a_tuning.md). Each of several views has a subfolder. After
+    an interruption, the same call resumes from the finished shards and gives the same results.
 
     Raises:
         InvalidInput: settings that do not fit each other, an unusable folder, or runs that all
