@@ -272,6 +272,7 @@ def _print(config: AuditConfig, reports: "Sequence[Report]", show_all: bool) -> 
 
     for view, report in zip(config.views, reports, strict=True):
         print(to_text(report, show_all))
-        print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
+        print(f"\n{console.wrap(f'results in {view.out}, figure: {view.out}/figure.png', '  ')}")
     if len(reports) > 1:
-        print(f"\n{config.threat}, canary {config.canary}: shared runs, so results are correlated.")
+        shared = f"{config.threat}, canary {config.canary}: shared runs, so results are correlated."
+        print(f"\n{console.wrap(shared)}")

@@ -180,12 +180,16 @@ class PremiseReport:
         """The report as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
-    def __str__(self) -> str:
+    def lines(self, show_all: bool = True) -> list[str]:
+        """The report, with the causes and fixes of all findings or of the first alone."""
         lines = []
         for number, each in enumerate(self.findings, 1):
             lines.append(f"{number}. {each.message}")
-            lines.append(f"   Likely cause: {each.cause}")
-            lines.append(f"   Fix: {each.fix}")
+            if show_all or number == 1:
+                lines.append(f"   Likely cause: {each.cause}")
+                lines.append(f"   Fix: {each.fix}")
+        if len(self.findings) > 1 and not show_all:
+            lines.append("(the causes and fixes of all findings: --all)")
         if self.unfinished:
             lines.append(self.unfinished)
         elif self.inconclusive:
@@ -196,5 +200,7 @@ class PremiseReport:
             lines += [f"not tested: {each}" for each in self._reasons]
         if self.watched and self.relation == "zero-out" and self.assumed_relation:
             lines.append(_ZERO_OUT)
-        lines += [f"note: {each}" for each in self.notes]
-        return "\n".join(lines)
+        return lines + [f"note: {each}" for each in self.notes]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())

@@ -242,13 +242,17 @@ class CheckResult:
         """Whether the test was conclusive and found nothing, for `assert audit.check(...)`."""
         return self.exit_code == 0
 
-    def __str__(self) -> str:
+    def lines(self, show_all: bool = True) -> list[str]:
+        """The verdict, with the causes and fixes of all findings or of the first alone."""
         if self.premises is None or self.unfinished:
-            return self.words
+            return [self.words]
         first = [self.weakness] if self.weakness else []
         if not self.has_claim and not self.broken:
             first.append(_NOTHING_TO_COMPARE)
-        return "\n".join([*first, str(self.premises), self._attack_words])
+        return [*first, *self.premises.lines(show_all), self._attack_words]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""

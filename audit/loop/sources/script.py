@@ -109,9 +109,13 @@ class ScriptResult:
             parts.append("everything after the second call of make_private")
         return parts
 
-    def __str__(self) -> str:
+    def lines(self, show_all: bool = True) -> list[str]:
+        """The verdict, with the causes and fixes of all findings or of the first alone."""
         outside = [f"not tested: {part}" for part in self.not_tested]
-        return "\n".join([str(self.report), *self.setting, *outside])
+        return [*self.report.lines(show_all), *self.setting, *outside]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""
