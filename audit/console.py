@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audit import checks, interrupts, numbers_from_text, plug_ins
+from audit.errors import MissingExtra, missing_extra
 from audit.interrupts import INTERRUPTED
 from audit.version import __version__
-
 
 
 def _columns_of_errors() -> int:
@@ -105,9 +105,7 @@ def wrap(line: str, hanging: str = "") -> str:
 
 def wrap_verdict(lines: Sequence[str]) -> str:
     """The lines of a verdict for the terminal; what follows a number or a label is indented."""
-    return "\n".join(
-        wrap(line, "   " if re.match(r"\d+\. ", line) else "  ") for line in lines
-    )
+    return "\n".join(wrap(line, "   " if re.match(r"\d+\. ", line) else "  ") for line in lines)
 
 
 def _fit(text: str) -> str:
@@ -386,8 +384,9 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         return OK
     except ModuleNotFoundError as error:  # An extra is not installed.
         extra = _EXTRAS.get((error.name or "").partition(".")[0], "game")
-        wanted = f'pip install "dp-tuning-audit[{extra}]" installs it'
-        return report_error(f"{error.name} must be installed for this command: {wanted}")
+        return report_error(missing_extra(str(error.name), extra))
+    except MissingExtra as error:
+        return report_error(error)
     except ImportError as error:
         return report_error(
             f"packages must be complete and fit into memory, but one cannot be loaded: {error}"

@@ -19,7 +19,7 @@ from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
-from audit.errors import InvalidInput, PrivacyLeak, StudyAborted, imports_of_game
+from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_exact, format_rounded
 from audit.processes import watch_ray
 from audit.protocols import (
@@ -591,14 +591,11 @@ class Study:
             StudyAborted: a run was not the mechanism that the study accounts for, the winner could
                 not be reproduced, or every run raised an exception. Nothing is released.
             InvalidInput: the folder belongs to another study, or to one that is running.
-            MissingExtra: the package filelock is not installed.
             PrivacyLeak: the rehearsal found a broken premise of the training loop.
             Exception: any error of the rehearsal.
         """
         names = device_names(devices)
         jobs = max(len(names), 1) if jobs is None else jobs
-        with imports_of_game():  # before any work, so that no folder is left behind
-            import filelock  # noqa: F401
         if checks.as_integer(jobs) != -1:
             jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
