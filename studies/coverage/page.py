@@ -26,13 +26,14 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
     lines = [
         "## Coverage of lower bounds",
         "",
-        f"**Result.** In {len(flagged_rows) or 'none'} of {len(claimed)} combinations of estimator, "
-        "mechanism and number of trials",
-        "in which the estimator's assumptions hold, significantly more than 5 % of the 95 % bounds",
-        "exceed the true epsilon, which is known exactly (one-sided binomial test, with an error of",
-        f"{FALSE_ALARM:.0%} for all together). The largest share in combinations with at least "
-        f"{_MIN_AUDITS_FOR_MAXIMUM} audits",
-        f"is {largest:.1%}. The papers' estimator is not a bound (`gaussian-curve, max-grid`).",
+        "**Result.** Significantly more than 5 % of the 95 % bounds exceed the true epsilon, which",
+        f"is known exactly, in {len(flagged_rows) or 'none'} of {len(claimed)} combinations of "
+        "estimator, mechanism and number of",
+        "trials in which the estimator's assumptions hold (one-sided binomial test, with an error",
+        f"of {FALSE_ALARM:.0%} for all together). The largest share in combinations with at least "
+        f"{_MIN_AUDITS_FOR_MAXIMUM}",
+        f"audits is {largest:.1%}. The papers' estimator is not a bound "
+        "(`gaussian-curve, max-grid`).",
         "",
         "This command repeats the study:",
         "",

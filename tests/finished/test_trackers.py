@@ -115,7 +115,7 @@ def test_parquet_names_the_package_that_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
     (tmp_path / "runs.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="p(andas|yarrow) must be installed: pip install"):
+    with pytest.raises(ValueError, match=r"p(andas|yarrow) must be installed: pip install"):
         audit.cost_of_trials(tmp_path / "runs.parquet", "grid")
 
 
