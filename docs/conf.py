@@ -60,6 +60,12 @@ highlight_language = "none"  # of blocks that name no language, such as commands
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output of examples
 html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+# `DOCS_VERSIONS="0.4.0 0.3.0" make docs` links to the sites of versions, in folders next to this one.
+html_context = {"versions": os.environ.get("DOCS_VERSIONS", "").split()}
+if html_context["versions"]:
+    parts = ("brand", "search", "scroll-start", "navigation", "scroll-end")
+    html_sidebars = {"**": [f"sidebar/{part}.html" for part in parts]}
+    html_sidebars["**"].insert(-1, "versions.html")
 PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]
 if "urls" in PROJECT:  # set before a release, see CONTRIBUTING.md
     html_theme_options["source_repository"] = PROJECT["urls"]["Repository"]

@@ -37,6 +37,8 @@ def module(name: Any) -> Any:
     [
         ('<a href="two.html#here">', []),
         ('<a href="#top">', []),
+        ('<a href="../0.2.0/index.html">', []),
+        ('<a href="../other/index.html">', ["one.html: no file for ../other/index.html"]),
         ('<a href="https://example.org/">', []),
         ('<a href="three.html">', ["one.html: no file for three.html"]),
         ('<a href="two.html#there">', ["one.html: no anchor for two.html#there"]),

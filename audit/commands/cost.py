@@ -88,7 +88,7 @@ def make_parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.cost",
         description="The privacy cost of a finished tuning. SOURCE is a table (csv, tsv, json, "
-        "parquet), a folder\nof runs (MLflow, W&B, Ray Tune, Hydra, Keras Tuner) or the address of "
+        "parquet), a folder of runs (MLflow, W&B, Ray Tune, Hydra, Keras Tuner) or the address of "
         "an Optuna storage.",
         examples=_EXAMPLES,
     )
