@@ -103,9 +103,11 @@ def wrap(line: str, hanging: str = "") -> str:
     )  # fmt: skip
 
 
-def wrap_verdict(lines: Sequence[str]) -> str:
-    """The lines of a verdict for the terminal; what follows a number or a label is indented."""
-    return "\n".join(wrap(line, "   " if re.match(r"\d+\. ", line) else "  ") for line in lines)
+def wrap_verdict(text: str) -> str:
+    """A verdict for the terminal; what follows a number or a label is indented."""
+    return "\n".join(
+        wrap(line, "   " if re.match(r"\d+\. ", line) else "  ") for line in text.split("\n")
+    )
 
 
 def _fit(text: str) -> str:

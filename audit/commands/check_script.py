@@ -80,5 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         return console.report_error(error)
-    print(result.to_json() if options.json else console.wrap_verdict(result.lines(options.all)))
+    verdict = str(result) if options.all else result.short
+    print(result.to_json() if options.json else console.wrap_verdict(verdict))
     return result.exit_code

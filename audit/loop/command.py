@@ -209,7 +209,9 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
     try:
         options = _parser().parse_args(arguments)
         result = _audit(options)
-        words = result.to_json() if options.json else console.wrap_verdict(_lines(result, options))
+        words = (
+            result.to_json() if options.json else console.wrap_verdict(_verdict(result, options))
+        )
         exit_code = result.exit_code
     except KeyboardInterrupt:
         raise
@@ -221,13 +223,12 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
     temporary.replace(path)
 
 
-def _lines(result: CheckResult, options: argparse.Namespace) -> list[str]:
+def _verdict(result: CheckResult, options: argparse.Namespace) -> str:
     """The verdict; with --all, the lower bound of every statistic follows it."""
-    lines = result.lines(options.all)
-    if options.all and result.bounds:
-        lines.append("lower bounds by statistic:")
-        lines += [f"{bound.epsilon:8.3f}  {name}" for name, bound in result.bounds.items()]
-    return lines
+    if not options.all:
+        return result.short
+    bounds = [f"{bound.epsilon:8.3f}  {name}" for name, bound in result.bounds.items()]
+    return "\n".join([str(result), *(["lower bounds by statistic:"] if bounds else []), *bounds])
 
 
 def _audit(options: argparse.Namespace) -> Any:

@@ -180,8 +180,12 @@ class PremiseReport:
         """The report as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
-    def lines(self, show_all: bool = True) -> list[str]:
-        """The report, with the causes and fixes of all findings or of the first alone."""
+    @property
+    def short(self) -> str:
+        """The report with the cause and the fix of its first finding alone."""
+        return "\n".join(self._lines(show_all=False))
+
+    def _lines(self, show_all: bool) -> list[str]:
         lines = []
         for number, each in enumerate(self.findings, 1):
             lines.append(f"{number}. {each.message}")
@@ -203,4 +207,4 @@ class PremiseReport:
         return lines + [f"note: {each}" for each in self.notes]
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join(self._lines(show_all=True))

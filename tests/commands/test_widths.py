@@ -111,14 +111,14 @@ def test_a_verdict_lists_the_first_cause_and_all_findings() -> None:
         for name in ("weight", "bias")
     )
     report = PremiseReport(findings, ("noise",), {"batches": "few"}, ("a note",), {}, True, 9, 0.1)
-    short = console.wrap_verdict(report.lines(show_all=False))
+    short = console.wrap_verdict(report.short)
     assert wide(short) == []
     assert short.startswith("1. weight has no noise.")
     assert short.count("Likely cause") == 1
     assert "\n2. bias has no noise." in short
     assert "not tested: batches: few\nnote: a note" in short
     assert short.count("\n") < 12
-    complete = console.wrap_verdict(report.lines())
+    complete = console.wrap_verdict(str(report))
     assert complete.count("Likely cause") == 2
     assert "--all" not in complete
     assert " ".join(complete.split()) == " ".join(str(report).split())

@@ -109,13 +109,17 @@ class ScriptResult:
             parts.append("everything after the second call of make_private")
         return parts
 
-    def lines(self, show_all: bool = True) -> list[str]:
-        """The verdict, with the causes and fixes of all findings or of the first alone."""
-        outside = [f"not tested: {part}" for part in self.not_tested]
-        return [*self.report.lines(show_all), *self.setting, *outside]
+    @property
+    def short(self) -> str:
+        """The verdict with the cause and the fix of the first finding alone."""
+        return self._verdict(self.report.short)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return self._verdict(str(self.report))
+
+    def _verdict(self, report: str) -> str:
+        outside = [f"not tested: {part}" for part in self.not_tested]
+        return "\n".join([report, *self.setting, *outside])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""
