@@ -1,4 +1,4 @@
-"""Shared behaviour of the commands: options, one-line errors, exit codes and progress."""
+"""Shared behaviour of the commands: options, errors, exit codes and progress."""
 
 import argparse
 import contextlib
@@ -16,15 +16,31 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audit import checks, interrupts, numbers_from_text, plug_ins
+from audit.errors import MissingExtra, missing_extra
 from audit.interrupts import INTERRUPTED
 from audit.version import __version__
 
+
+def _columns_of_errors() -> int:
+    """The number of columns of error messages: those of the terminal; 80 without one."""
+    return shutil.get_terminal_size(fallback=(80, 24)).columns
+
+
+def _print_error(message: str) -> None:
+    """Prints an error; what does not fit on the first line follows on indented lines."""
+    width = max(_columns_of_errors(), len("error: ") + 1)
+    lines = textwrap.wrap(
+        f"error: {message}", width, subsequent_indent="  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    print("\n".join(lines), file=sys.stderr)
+
+
 if not hasattr(sys.modules["audit"], "__version__"):
     # In an editable installation, Python may take a folder of that name for this package.
-    print(
-        "error: the current folder must not contain a folder or file named 'audit', which hides "
-        "this package: run the command from another folder, or as dp-tuning-audit",
-        file=sys.stderr,
+    _print_error(
+        "the current folder must not contain a folder or file named 'audit', which hides this "
+        "package: run the command from another folder, or as dp-tuning-audit"
     )
     raise SystemExit(2)
 
@@ -32,7 +48,7 @@ try:
     int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
 except ValueError:  # numpy would raise it when it is imported
     given = checks.one_line(os.environ["SOURCE_DATE_EPOCH"])
-    print(f"error: SOURCE_DATE_EPOCH must be a whole number, got {given}", file=sys.stderr)
+    _print_error(f"SOURCE_DATE_EPOCH must be a whole number, got {given}")
     raise SystemExit(2) from None
 
 # joblib and its workers read these variables, and would not name them in an error.
@@ -40,11 +56,11 @@ _START_METHODS = ("", "fork", "spawn", "forkserver", "loky", "loky_init_main")
 if os.environ.get("JOBLIB_START_METHOD", "").strip() not in _START_METHODS:
     given = checks.one_line(os.environ["JOBLIB_START_METHOD"])
     allowed = ", ".join(_START_METHODS[1:])
-    print(f"error: JOBLIB_START_METHOD must be one of {allowed}, got {given}", file=sys.stderr)
+    _print_error(f"JOBLIB_START_METHOD must be one of {allowed}, got {given}")
     raise SystemExit(2)
 if not os.environ.get("LOKY_MAX_CPU_COUNT", "1").strip().isdecimal():
     given = checks.one_line(os.environ["LOKY_MAX_CPU_COUNT"])
-    print(f"error: LOKY_MAX_CPU_COUNT must be a whole number, got {given}", file=sys.stderr)
+    _print_error(f"LOKY_MAX_CPU_COUNT must be a whole number, got {given}")
     raise SystemExit(2)
 
 OK, INVALID = 0, 2
@@ -85,6 +101,13 @@ def wrap(line: str, hanging: str = "") -> str:
         line.strip(), columns(), initial_indent=indent, subsequent_indent=indent + hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def wrap_verdict(text: str) -> str:
+    """A verdict for the terminal; what follows a number or a label is indented."""
+    return "\n".join(
+        wrap(line, "   " if re.match(r"\d+\. ", line) else "  ") for line in text.split("\n")
+    )
 
 
 def _fit(text: str) -> str:
@@ -148,7 +171,7 @@ def words_before_command() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options with one-line errors, and a short help that ends with examples."""
+    """A parser of options with short errors, and a short help that ends with examples."""
 
     def __init__(
         self,
@@ -261,7 +284,7 @@ _MAX_CHARACTERS = 1000
 
 
 def report_error(error: object) -> int:
-    """Prints an error in one line, and returns the exit code; a closed output is no error."""
+    """Prints an error, and returns the exit code; a closed output is no error."""
     if isinstance(error, BrokenPipeError):
         raise error
     if isinstance(error, OSError) and str(error).startswith("[Errno"):
@@ -273,7 +296,7 @@ def report_error(error: object) -> int:
         half = _MAX_CHARACTERS // 2
         message = f"{message[:half]} ... {message[-half:]}"
     with contextlib.suppress(OSError):  # The exit code is right even where no line can be written.
-        print(f"error: {message}", file=sys.stderr)
+        _print_error(message)
     return INVALID
 
 
@@ -366,8 +389,9 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         return OK
     except ModuleNotFoundError as error:  # An extra is not installed.
         extra = _EXTRAS.get((error.name or "").partition(".")[0], "game")
-        wanted = f'pip install "dp-tuning-audit[{extra}]" installs it'
-        return report_error(f"{error.name} must be installed for this command: {wanted}")
+        return report_error(missing_extra(str(error.name), extra))
+    except MissingExtra as error:
+        return report_error(error)
     except ImportError as error:
         return report_error(
             f"packages must be complete and fit into memory, but one cannot be loaded: {error}"

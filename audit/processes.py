@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from audit.errors import imports_of_game
 from audit.files import refuse_link
 
 __all__ = ["end_with_parent", "locked", "loky_options", "watch_ray", "worker_deaths"]
 
 _POLL_SECONDS = 0.5
+_SECONDS_BETWEEN_LOCKS = 0.05
 # Seconds between connections to the head node of Ray, and number of refused ones after which it is
 # lost. A head node that is only restarted answers again sooner.
 _SECONDS_BETWEEN_CONNECTIONS, _REFUSED_CONNECTIONS = 1.0, 5
@@ -118,20 +118,62 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     Raises:
         TimeoutError: another process holds the lock, and `wait` is false.
         OSError: the file cannot be written, or is a link.
-        MissingExtra: the package filelock is not installed.
     """
-    with imports_of_game():
-        from filelock import FileLock
-    refuse_link(path)
-    lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)
-    try:
-        lock.acquire()
-    except TimeoutError as error:
-        if path.exists():
-            raise
-        # In a folder such as /proc/1, no file can be created, which filelock takes for a lock.
-        raise FileNotFoundError(errno.ENOENT, "No file can be created", str(path)) from error
+    descriptor = _open_locked(path, wait)
     try:
         yield
     finally:
-        lock.release()
+        _unlock(descriptor)
+        os.close(descriptor)
+
+
+def _open_locked(path: Path, wait: bool) -> int:
+    """The descriptor of the locked file."""
+    while True:
+        refuse_link(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            while not _lock(descriptor):
+                if not wait:
+                    raise TimeoutError(errno.EAGAIN, "Another process holds the lock", str(path))
+                time.sleep(_SECONDS_BETWEEN_LOCKS)
+            # The former owner may have deleted the file: then the lock of this one has no effect.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+            _unlock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> bool:
+        """Locks an open file, if no other process has; Windows locks its first byte."""
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(descriptor: int) -> None:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> bool:
+        """Locks an open file, if no other process has."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,9 +1,9 @@
 """Audits of complete studies with a worst-case base mechanism.
 
 `python -m benchmarks.studies` runs 10,000 studies of every protocol that `audit.Study` supports,
-half of them with the record, with the study's own code, and prints docs/studies.md. The base is the
-worst case for its mu: one number, N(mu, 1) with the record and N(0, 1) without. The score is a
-function of this number. The test on the winner is fixed in advance.
+half of them with the record, with the study's own code, and prints a section of docs/attacks.md.
+The base is the worst case for its mu: one number, N(mu, 1) with the record and N(0, 1) without. The
+score is a function of this number. The test on the winner is fixed in advance.
 
 A lower bound above the certified cost refutes the certificate. The Clopper-Pearson limits hold
 together with confidence 99.9 %: even if the cost is attained, a row is refuted in at most one of
@@ -235,15 +235,15 @@ def table(attacks: list[Attack], studies: int) -> list[str]:
 
 
 def main() -> None:
-    """Prints docs/studies.md."""
+    """Prints a section of docs/attacks.md."""
     parser = argparse.ArgumentParser(
         description="Audits studies with a worst-case base mechanism.", allow_abbrev=False
     )
     parser.add_argument("--studies", type=int, default=5000, help="studies with, and without")
     studies = parser.parse_args().studies
-    print("# Audits of complete studies\n")
+    print("## Complete studies\n")
     print(
-        "This page compares the certified cost of complete studies with the lower bounds that\n"
+        "This section compares the certified cost of complete studies with the lower bounds that\n"
         f"attacks prove. `python -m benchmarks.studies --studies {studies}` prints it. Each row "
         f"uses\n{2 * studies:,} studies of `audit.Study`, half with the record and half without. "
         f"One run\noutputs a number from N({MU:g}, 1) with the record and from N(0, 1) without. "

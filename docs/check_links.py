@@ -4,11 +4,13 @@ Every link within the site must lead to a file and, if it has a fragment, to an 
 file. A page may load scripts, styles, pictures and fonts only from the site.
 """
 
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+_VERSION = re.compile(r"(\.\./)+\d+(\.\d+)*/index\.html$")
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 
 
@@ -50,6 +52,8 @@ def problems(folder: Path) -> list[str]:
                     found.append(f"{path.name}: loads {link}")
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if target.parent.parent == folder.resolve().parent and _VERSION.match(link):
+                continue  # the site of another version, which is not built here
             if not target.exists():
                 found.append(f"{path.name}: no file for {link}")
             elif target in pages and unquote(parts.fragment) not in {"", *pages[target].anchors}:

@@ -37,7 +37,9 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
+# `attacks.md` includes the tables of the study of coverage.
+exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints", "coverage.md"]
+exclude_patterns += ["notebooks/README.md"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
 # `make docs` gets MathJax where npm is installed, and the site contains it. Elsewhere, formulas are
@@ -58,6 +60,12 @@ highlight_language = "none"  # of blocks that name no language, such as commands
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output of examples
 html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+# `DOCS_VERSIONS="0.4.0 0.3.0" make docs` links to the sites of versions, in folders next to this one.
+html_context = {"versions": os.environ.get("DOCS_VERSIONS", "").split()}
+if html_context["versions"]:
+    parts = ("brand", "search", "scroll-start", "navigation", "scroll-end")
+    html_sidebars = {"**": [f"sidebar/{part}.html" for part in parts]}
+    html_sidebars["**"].insert(-1, "versions.html")
 PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]
 if "urls" in PROJECT:  # set before a release, see CONTRIBUTING.md
     html_theme_options["source_repository"] = PROJECT["urls"]["Repository"]
@@ -271,6 +279,36 @@ def _typeset_docstrings(app: Any, tree: nodes.document) -> None:
             text.parent.replace(text, [*parts, nodes.Text(sentence[done:])])
 
 
+def _fold_proofs(app: Any, tree: nodes.document) -> None:
+    """Folds each proof of the page of proofs, from its first word to the square at its end."""
+    if app.env.docname != "theory":
+        return
+    for first in list(tree.findall(nodes.paragraph)):
+        if not first.astext().startswith("Proof.") or not isinstance(first[0], nodes.emphasis):
+            continue
+        parent = first.parent
+        begin = parent.index(first)
+        ends = (
+            index
+            for index in range(begin, len(parent))
+            if any(node.astext() == r"\square" for node in parent[index].findall(nodes.math))
+        )
+        end = next(ends)
+        summary = f"Proof of {proposition}" if (proposition := _stated(parent, begin)) else "Proof"
+        opening = f'<details class="proof"><summary>{summary}</summary>'
+        parent.insert(end + 1, nodes.raw("", "</details>", format="html"))
+        parent.insert(begin, nodes.raw("", opening, format="html"))
+
+
+def _stated(section: nodes.Element, end: int) -> str:
+    """The name of the last proposition that is stated before a place of a section."""
+    for node in reversed(section[:end]):
+        stated = re.match(r"Proposition( \d+)?", node.astext())
+        if stated is not None:
+            return stated[0].lower()
+    return ""
+
+
 def _shorten_diffs(app: Any, tree: nodes.document) -> None:
     """Removes the names of the compared files, which are paths of this machine, from diffs."""
     for block in tree.findall(nodes.literal_block):
@@ -300,6 +338,7 @@ def setup(app: Any) -> None:
     app.connect("env-before-read-docs", _interleave)
     app.connect("doctree-read", _shorten_diffs)
     app.connect("doctree-read", _typeset_docstrings)
+    app.connect("doctree-read", _fold_proofs)
     app.connect("doctree-resolved", _link_terms)
     app.connect("doctree-resolved", _link_figures)
     app.connect("doctree-resolved", _keep_together)

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from audit import accounting, numerics, tuning
+from audit import accounting, console, numerics, tuning
 from audit.certificate import Certificate, compute
 from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
 from audit.upper_bounds import costs, registry, tuning_cost
@@ -56,6 +56,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 _cached_row = numerics.memoize(100_000)(registry.row)
+
+
+@pytest.fixture(autouse=True)
+def unwrapped_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Error messages take one line; `test_widths.py` tests that commands wrap them."""
+    monkeypatch.setattr(console, "_columns_of_errors", lambda: 10_000)
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,8 @@ def module(name: Any) -> Any:
     [
         ('<a href="two.html#here">', []),
         ('<a href="#top">', []),
+        ('<a href="../0.2.0/index.html">', []),
+        ('<a href="../other/index.html">', ["one.html: no file for ../other/index.html"]),
         ('<a href="https://example.org/">', []),
         ('<a href="three.html">', ["one.html: no file for three.html"]),
         ('<a href="two.html#there">', ["one.html: no anchor for two.html#there"]),
@@ -77,7 +79,7 @@ def test_pictures_of_protocols(tmp_path: Path) -> None:
 
 def test_every_figure_has_a_caption_and_its_data() -> None:
     figures = 0
-    pages = set(DOCS.glob("*.md")) - {DOCS / "gallery.md"}  # its pictures have their code
+    pages = set(DOCS.glob("*.md")) - {DOCS / "examples.md"}  # its pictures have their code
     for page in pages:
         for caption in re.findall(
             r"^!\[[^\n]*\]\([^\n]+\.png\)\n\n(.*?)(?:\n\n|\n\Z)", page.read_text(), re.M | re.S
@@ -104,17 +106,29 @@ def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
 
 def test_the_numbers_of_the_controls_agree() -> None:
     page = (DOCS / "controls.md").read_text()
-    apart, correct, _, _, mistakes = (
+    apart, correct, _, _, _, kinds = (
         [
             [cell.strip() for cell in row.split(" | ")]
             for row in re.findall(r"^\| (.*) \|$", part, re.M)
         ]
         for part in re.split(
-            r"^## (?:Loops written|Correct|Loops of arrays|Scripts|Every)", page, flags=re.M
+            r"^## (?:Loops written|Correct|Loops of arrays|Scripts|Public|Every)", page, flags=re.M
         )[1:]
     )
-    found = [float(seconds) for _, how, seconds in mistakes[1:] if how != "**not found**"]
-    count, total = len(found), len(mistakes) - 1
+    with (DOCS / "controls.csv").open() as file:
+        mistakes = list(csv.DictReader(file))
+    times: dict[str, list[float]] = {}
+    for row in mistakes:
+        times.setdefault(row["found_by"], []).append(float(row["cpu_seconds"]))
+    assert {kind.strip("*"): (int(size), cpu) for kind, size, cpu, _ in kinds[1:]} == {
+        kind: (len(cpu), f"{statistics.median(cpu) + 1e-9:.1f}, {max(cpu):.1f}")
+        for kind, cpu in times.items()
+    }
+    reported = sum(bool(row["public_report"]) for row in mistakes)
+    assert f"[All {len(mistakes)} mistakes](controls.csv)" in page
+    assert f"for {reported} of them, the address" in page
+    found = [cpu for kind, several in times.items() if kind != "not found" for cpu in several]
+    count, total = len(found), len(mistakes)
     assert f"\n{count} of the {total} loops of the [last table](#every-mistake) are found" in page
     assert f"in at most {math.ceil(max(found))} seconds" in page
     assert f"(median\n{statistics.median(found) + 1e-9:.1f};" in page
@@ -126,6 +140,7 @@ def test_the_numbers_of_the_controls_agree() -> None:
         assert upper <= float(limit) < 1.1 * upper
     guide = " ".join((DOCS / "audit_your_training.md").read_text().split())
     _, written, at_first, wrongly = apart[-1]
+    assert f"{at_first} of {written} were found at first" in page
     assert f"finds {count} of {total} training loops with a known mistake" in guide
     assert f"of the latest {written} mistakes, it found {at_first} at first" in guide
     assert f"it accused {wrongly} correct loops" in guide
@@ -238,7 +253,7 @@ def test_the_split_orders_of_the_theory() -> None:
 
 @pytest.mark.slow
 def test_the_certified_costs_of_complete_studies() -> None:
-    rows = re.findall(r"^\| `(.*)\| \w+ \|$", (DOCS / "studies.md").read_text(), re.M)
+    rows = re.findall(r"^\| `(.*)\| \w+ \|$", (DOCS / "attacks.md").read_text(), re.M)
     found = [*studies.honest(5000), *studies.broken(2000)]
     assert len(rows) == len(found)
     for row, one in zip(rows, found, strict=True):
@@ -369,8 +384,9 @@ def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> Non
 
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index", "coverage"}
     assert pages <= set(index.split())
+    assert "{include} coverage.md" in (DOCS / "attacks.md").read_text()
 
 
 def test_the_paper_names_its_title_and_its_authors(
@@ -384,7 +400,7 @@ def test_the_paper_names_its_title_and_its_authors(
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
     assert "The page" not in source
-    assert "evidence of the earlier runs attains 2.300, draws" in " ".join(source.split())
+    assert "three labels attains 2.300 where the bound is 2.406." in " ".join(source.split())
     assert "square.stroked.tiny" not in source
     paper = (tmp_path / "theory.pdf").read_bytes()
     assert b"/Title(The privacy cost of tuning: bounds and attacks)" in paper

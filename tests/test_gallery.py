@@ -23,13 +23,13 @@ def _drawing() -> Any:
 
 def _card(name: str) -> str:
     """The text of a picture's card on the page."""
-    before, _, after = (DOCS / "gallery.md").read_text().partition(f"](gallery/{name}.png)\n")
+    before, _, after = (DOCS / "examples.md").read_text().partition(f"](gallery/{name}.png)\n")
     assert before.rstrip().rpartition("\n")[2].startswith("![")
     return after.partition("````{dropdown}")[0]
 
 
 def test_the_page_shows_twelve_pictures_with_their_code() -> None:
-    page = (DOCS / "gallery.md").read_text()
+    page = (DOCS / "examples.md").read_text()
     names = [script.stem for script in SCRIPTS]
     assert len(names) == 12
     assert sorted(re.findall(r"\]\(gallery/(\w+)\.png\)", page)) == names

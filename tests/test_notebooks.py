@@ -57,8 +57,10 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def test_the_site_shows_all() -> None:
-    index = (ROOT / "notebooks" / "index.md").read_text()
-    assert all(f"\n{path.stem}\n" in index for path in NOTEBOOKS)
+    page = (ROOT / "docs" / "examples.md").read_text()
+    assert all(f"\nnotebooks/{path.stem}\n" in page for path in NOTEBOOKS)
+    readme = (ROOT / "notebooks" / "README.md").read_text()
+    assert all(f"({path.name})" in readme for path in NOTEBOOKS)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

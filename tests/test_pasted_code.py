@@ -15,9 +15,7 @@ _PAGES: list[Any] = [
     ROOT / "README.md",
     DOCS / "what_did_my_tuning_cost.md",
     DOCS / "check_your_script.md",
-    DOCS / "opacus_in_ten_minutes.md",
     pytest.param(DOCS / "long_studies.md", marks=pytest.mark.slow),
-    pytest.param(DOCS / "queues.md", marks=pytest.mark.slow),
     pytest.param(DOCS / "tune_privately.md", marks=pytest.mark.slow),
     pytest.param(DOCS / "audit_your_training.md", marks=pytest.mark.slow),
 ]
@@ -25,9 +23,7 @@ _BLOCKS = {
     "README.md": 2,
     "what_did_my_tuning_cost.md": 4,
     "check_your_script.md": 1,
-    "opacus_in_ten_minutes.md": 0,  # it includes scripts, which `test_examples.py` runs
-    "long_studies.md": 2,
-    "queues.md": 1,
+    "long_studies.md": 3,
     "tune_privately.md": 3,
     "audit_your_training.md": 4,
 }

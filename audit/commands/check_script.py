@@ -58,6 +58,7 @@ def make_parser() -> console.Parser:
         action="store_true",
         help="run the script even where its files cannot be protected from it",
     )
+    add("--all", action="store_true", help="also print the causes and fixes of all findings")
     add("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -79,5 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         return console.report_error(error)
-    print(result.to_json() if options.json else result)
+    verdict = str(result) if options.all else result.short
+    print(result.to_json() if options.json else console.wrap_verdict(verdict))
     return result.exit_code

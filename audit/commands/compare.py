@@ -37,5 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return console.report_error(error)
     print(comparison.to_text(audits))
-    print(f"\nresults in {arguments.out}, figure: {arguments.out}/figure.png")
+    written = f"results in {arguments.out}, figure: {arguments.out}/figure.png"
+    print(f"\n{console.wrap(written, '  ')}")
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from audit import accounting, console
 from audit.commands.bounds_base import delta_note
+from audit.errors import MissingExtra
 
 _EXAMPLES = {
     "python -m audit.cost runs.csv --chosen grid --records 60000": "a fixed list",
@@ -87,7 +88,7 @@ def make_parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.cost",
         description="The privacy cost of a finished tuning. SOURCE is a table (csv, tsv, json, "
-        "parquet), a folder\nof runs (MLflow, W&B, Ray Tune, Hydra, Keras Tuner) or the address of "
+        "parquet), a folder of runs (MLflow, W&B, Ray Tune, Hydra, Keras Tuner) or the address of "
         "an Optuna storage.",
         examples=_EXAMPLES,
     )
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     try:
         return _print_cost(arguments)
-    except ValueError as error:
+    except (ValueError, MissingExtra) as error:
         return console.report_error(error)
 
 

@@ -62,8 +62,9 @@ def _print_comparison(arguments: argparse.Namespace, runs: float) -> int:
         print(json.dumps({"delta": delta, "compared": rows, "notes": notes}, indent=2))
         return console.OK
     alone = format_rounded(base.epsilon(delta), up=True)
-    print(f"{runs:g} runs on average, delta = {format_exact(delta)}; one run alone: {alone}")
+    about = f"{runs:g} runs on average, delta = {format_exact(delta)}; one run alone: {alone}"
+    print(console.wrap(about, "  "))
     print("\n".join([base.description, "", *comparison_lines(compared)]))
     for note in notes:
-        print(f"note: {note}")
+        print(console.wrap(f"note: {note}", "  "))
     return console.OK

@@ -139,8 +139,8 @@ def run(config: AuditConfig) -> "list[Report]":
     """Plays an audit, or resumes it, and returns one report per view (threat model and canary).
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png (docs/results.md). Each of several views has a subfolder. After an
-    interruption, the same call resumes from the finished shards and gives the same results.
+    figure.png and scores.png (docs/audit_a_tuning.md). Each of several views has a subfolder. After
+    an interruption, the same call resumes from the finished shards and gives the same results.
 
     Raises:
         InvalidInput: settings that do not fit each other, an unusable folder, or runs that all
@@ -272,6 +272,7 @@ def _print(config: AuditConfig, reports: "Sequence[Report]", show_all: bool) -> 
 
     for view, report in zip(config.views, reports, strict=True):
         print(to_text(report, show_all))
-        print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
+        print(f"\n{console.wrap(f'results in {view.out}, figure: {view.out}/figure.png', '  ')}")
     if len(reports) > 1:
-        print(f"\n{config.threat}, canary {config.canary}: shared runs, so results are correlated.")
+        shared = f"{config.threat}, canary {config.canary}: shared runs, so results are correlated."
+        print(f"\n{console.wrap(shared)}")

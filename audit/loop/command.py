@@ -21,6 +21,7 @@ from audit import checks, console
 from audit.errors import InvalidInput
 from audit.loop.checking import MAX_RUNS, RELATIONS, check
 from audit.loop.one_run import check_one_run
+from audit.loop.result import CheckResult
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CPU_SECONDS
 from audit.processes import end_with_parent
@@ -99,6 +100,7 @@ def _add_size(add: Callable[..., Any]) -> None:
     )
     add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
     add("--jobs", type=int, metavar="N", help="worker processes (default: one per idle core)")
+    add("--all", action="store_true", help="also print all causes, fixes and statistics")
     add("--json", action="store_true", help="print the result as JSON")
     add(
         "--max-runs", type=float, default=MAX_RUNS, metavar="N", help="limit on runs (default: 1e6)"
@@ -221,8 +223,9 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
     try:
         options = _parser().parse_args(arguments)
         result = _audit(options)
-        lines = [f"{bound.epsilon:8.3f}  {name}" for name, bound in result.bounds.items()]
-        words = result.to_json() if options.json else "\n".join([*lines, str(result)])
+        words = (
+            result.to_json() if options.json else console.wrap_verdict(_verdict(result, options))
+        )
         exit_code = result.exit_code
     except KeyboardInterrupt:
         raise
@@ -232,6 +235,14 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
     temporary = Path(f"{path}.part")
     temporary.write_text(json.dumps({"error": error, "words": words, "exit_code": exit_code}))
     temporary.replace(path)
+
+
+def _verdict(result: CheckResult, options: argparse.Namespace) -> str:
+    """The verdict; with --all, the lower bound of every statistic follows it."""
+    if not options.all:
+        return result.short
+    bounds = [f"{bound.epsilon:8.3f}  {name}" for name, bound in result.bounds.items()]
+    return "\n".join([str(result), *(["lower bounds by statistic:"] if bounds else []), *bounds])
 
 
 def _audit(options: argparse.Namespace) -> Any:

@@ -182,12 +182,20 @@ class PremiseReport:
         """The report as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
-    def __str__(self) -> str:
+    @property
+    def short(self) -> str:
+        """The report with the cause and the fix of its first finding alone."""
+        return "\n".join(self._lines(show_all=False))
+
+    def _lines(self, show_all: bool) -> list[str]:
         lines = []
         for number, finding in enumerate(self.findings, 1):
             lines.append(f"{number}. {finding.message}")
-            lines.append(f"   Likely cause: {finding.cause}")
-            lines.append(f"   Fix: {finding.fix}")
+            if show_all or number == 1:
+                lines.append(f"   Likely cause: {finding.cause}")
+                lines.append(f"   Fix: {finding.fix}")
+        if len(self.findings) > 1 and not show_all:
+            lines.append("(the causes and fixes of all findings: --all)")
         if self.unfinished:
             lines.append(self.unfinished)
         elif self.inconclusive:
@@ -198,5 +206,7 @@ class PremiseReport:
             lines += [f"not tested: {remark}" for remark in self._reasons]
         if self.watched and self.relation == "zero-out" and self.assumed_relation:
             lines.append(_ZERO_OUT)
-        lines += [f"note: {remark}" for remark in self.notes]
-        return "\n".join(lines)
+        return lines + [f"note: {remark}" for remark in self.notes]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines(show_all=True))

@@ -242,13 +242,21 @@ class CheckResult:
         """Whether the test was conclusive and found nothing, for `assert audit.check(...)`."""
         return self.exit_code == 0
 
+    @property
+    def short(self) -> str:
+        """The verdict with the cause and the fix of the first finding alone."""
+        return self._verdict("" if self.premises is None else self.premises.short)
+
     def __str__(self) -> str:
+        return self._verdict(str(self.premises))
+
+    def _verdict(self, premises: str) -> str:
         if self.premises is None or self.unfinished:
             return self.words
         opening = [self.weakness] if self.weakness else []
         if not self.has_claim and not self.broken:
             opening.append(_NOTHING_TO_COMPARE)
-        return "\n".join([*opening, str(self.premises), self._attack_words])
+        return "\n".join([*opening, premises, self._attack_words])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""

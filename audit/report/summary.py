@@ -1,4 +1,4 @@
-"""Writes and reads summary.json (docs/results.md describes it)."""
+"""Writes and reads summary.json (docs/audit_a_tuning.md describes it)."""
 
 import json
 import math

@@ -217,7 +217,7 @@ class Checkpoints:
                 if self.steps is not None:
                     self._check_interval(self.steps)
                 self._check_counted(self._redraws)
-            elif not self._renewed and (reason := self._other_machine()):
+            elif not self._renewed and (reason := self._other_machine() or self._unseen_reason()):
                 self._check_counted(reason)
 
     def discard(self) -> None:
@@ -271,6 +271,14 @@ class Checkpoints:
             if differs and not attempt.refused:
                 return f"it began on a machine with {', '.join(differs)}, which rounds otherwise"
         return ""
+
+    def _unseen_reason(self) -> str:
+        """Why an attempt whose objects the study has not seen may not be the same run as earlier.
+
+        Such a loop has no checkpoint. The study then judges by what the process has used.
+        """
+        is_seen = self._has_loaded or bool(self.saved)
+        return "" if is_seen or not self._log.earlier() else snapshots.reason_of_process()
 
     def _watch(self, objects: dict[str, Any]) -> None:
         """Limits the steps after a saved state, if the noise cannot be continued and is seen."""

@@ -1,11 +1,13 @@
 """The plan of a study: every random draw, as a function of one secret key."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from audit.accounting import Mechanism, scale_noise
+from audit.accounting import DpSgd, Mechanism, scale_noise
 from audit.certificate.conditions import Private
+from audit.checks import kind_of
+from audit.errors import InvalidInput
 from audit.protocols import Protocol
 from audit.protocols.base import Point
 from audit.tuning.checkpoints import ResumeRules
@@ -32,6 +34,19 @@ class Plan:
     expected_batch_size: float | None = None
     device: str = "cpu"
     resume_rules: ResumeRules = field(default_factory=ResumeRules)
+
+    def shortened(self, steps: int) -> "Plan":
+        """The plan of a rehearsal whose runs have at most this many steps."""
+
+        def base_of(candidate: Mapping[str, Any]) -> Mechanism:
+            base = self.base_of(candidate)
+            if not isinstance(base, DpSgd):
+                raise InvalidInput(
+                    f"steps must not be given if the base is not DP-SGD, got {kind_of(base)}"
+                )
+            return replace(base, steps=min(steps, base.steps))
+
+        return replace(self, base_of=base_of)
 
     def runs(self, key: int) -> Sequence[int] | None:
         """The indices of all runs; None if the outputs of the runs decide how many there are."""

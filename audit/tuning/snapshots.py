@@ -116,9 +116,7 @@ def reason_to_redraw(objects: Mapping[str, Any]) -> str:
     """
     if any(getattr(value, "secure_mode", False) is True for value in objects.values()):
         return _SECURE_MODE
-    if _is_on_gpu_of_jax(objects) and "--xla_gpu_deterministic_ops=true" not in os.environ.get(
-        "XLA_FLAGS", ""
-    ):
+    if _is_on_gpu_of_jax(objects) and not _is_deterministic_xla():
         return _JAX_ON_GPU
     torch = sys.modules.get("torch")
     if torch is None or torch.are_deterministic_algorithms_enabled():
@@ -127,6 +125,27 @@ def reason_to_redraw(objects: Mapping[str, Any]) -> str:
         tensor.device.type != "cpu" for value in objects.values() for tensor in tensors_of(value)
     )
     return _NOT_DETERMINISTIC if elsewhere else ""
+
+
+def reason_of_process() -> str:
+    """Why steps of this process may not be reproducible, whatever its objects are; "" if they are.
+
+    It may name a GPU that a run did not use.
+    """
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if (
+        torch is not None
+        and torch.cuda.is_initialized()
+        and not torch.are_deterministic_algorithms_enabled()
+    ):
+        return _NOT_DETERMINISTIC
+    if jax is not None and jax.default_backend() == "gpu" and not _is_deterministic_xla():
+        return _JAX_ON_GPU
+    return ""
+
+
+def _is_deterministic_xla() -> bool:
+    return "--xla_gpu_deterministic_ops=true" in os.environ.get("XLA_FLAGS", "")
 
 
 def _is_on_gpu_of_jax(objects: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import Private, check_score
-from audit.errors import InvalidInput, PrivacyLeak, StudyAborted, imports_of_game
+from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_exact, format_rounded
 from audit.processes import watch_ray
 from audit.protocols import (
@@ -321,11 +321,13 @@ class Study:
         private: bool = False,
         cpu_seconds: float = 1800.0,
         device: str = "cpu",
+        steps: int | None = None,
     ) -> list[Outcome]:
         """Trains twice on synthetic or public records, and tests the training loop.
 
         In the study itself, a run that raises an exception loses, and the error is not shown. Here,
-        every error is shown.
+        every error is shown. A loop that saves its state is trained about two times more, once
+        without and once with an interruption.
 
         If `train` takes records and calls `trial.watch(optimizer, model)`, the differential test
         of `audit.check` examines the loop: the contribution of one record, the noise, the batches,
@@ -344,6 +346,8 @@ class Study:
                 not private and must not be released, so the certificate does not use the result.
             cpu_seconds: CPU time after which the test ends without a result.
             device: the device of the trials.
+            steps: number of steps of each run, if runs of the study take too long for a rehearsal.
+                The base must then be DP-SGD. None means as many as in the study.
 
         Returns:
             The outcomes of the first runs.
@@ -365,9 +369,12 @@ class Study:
         test, private = checks.flag("test", test), checks.flag("private", private)
         cpu_seconds = checks.interval("cpu_seconds", cpu_seconds, 0.0)
         (name,) = device_names([device])
-        rehearsal = Rehearsal(train, self._plan(name), records)
+        plan = self._plan(name)
+        if steps is not None:
+            plan = plan.shortened(checks.integer("steps", steps, 1))
+        rehearsal = Rehearsal(train, plan, records)
         report, watched, run_seconds = rehearsal.run(accept, save, load)
-        if not private:
+        if not private and steps is None:
             self._run_seconds = run_seconds
         if test and watched and records is not None:
             self._test(rehearsal, "private" if private else "given", cpu_seconds)
@@ -584,7 +591,6 @@ class Study:
             StudyAborted: a run was not the mechanism that the study accounts for, the winner could
                 not be reproduced, or every run raised an exception. Nothing is released.
             InvalidInput: the folder belongs to another study, or to one that is running.
-            MissingExtra: the package filelock is not installed.
             PrivacyLeak: the rehearsal found a broken premise of the training loop.
             Exception: any error of the rehearsal.
         """

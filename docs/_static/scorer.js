@@ -1,8 +1,8 @@
 // Search shows the page whose title is the query first, then the guides, other pages, the reference, and names of
 // functions and methods.
 const GUIDES = [
-  "install", "what_did_my_tuning_cost", "opacus_in_ten_minutes", "tune_privately", "glossary",
-  "audit_your_training", "audit_a_tuning", "which_protocol", "which_bound", "sharp_edges", "what_to_report", "answers",
+  "install", "what_did_my_tuning_cost", "tune_privately", "long_studies", "glossary", "audit_your_training",
+  "check_your_script", "audit_a_tuning", "which_protocol", "sharp_edges", "what_to_report",
 ];
 const QUERY = (new URLSearchParams(window.location.search).get("q") || "").trim().toLowerCase();
 var Scorer = {

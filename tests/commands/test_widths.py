@@ -2,12 +2,16 @@
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from audit import console
 from audit.__main__ import COMMANDS, main, main_of
+from audit.loop.findings import Finding, PremiseReport
 
 SWEEP = """lr,noise_multiplier,sampling_rate,steps,accuracy
 0.1,1.1,0.01,2000,0.80
@@ -77,3 +81,44 @@ def test_lines_are_wrapped_between_words(width: int, monkeypatch: pytest.MonkeyP
     assert all(len(part) <= width for part in wrapped[:-1])
     assert all(part.startswith("    ") for part in wrapped[1:])
     assert console.wrap("  short") == "  short"
+
+
+def test_errors_are_wrapped_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_columns_of_errors", lambda: 80)
+    path = "/" + "long" * 30
+    assert console.report_error(f"folder must be one that can be written, got {path} {path}") == 2
+    first, *following = capsys.readouterr().err.splitlines()
+    assert first == "error: folder must be one that can be written, got"
+    assert following == [f"  {path}"] * 2
+
+
+def test_a_program_wraps_its_errors(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "audit.bounds", "--mu", "0.25", "--protocol", "grid:x"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": ""}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) > 1
+    assert wide(ended.stderr) == []
+
+
+def test_a_verdict_lists_the_first_cause_and_all_findings() -> None:
+    findings = tuple(
+        Finding("noise", f"{name} has no noise. " * 5, "It is forgotten. " * 6, "Add it. " * 12)
+        for name in ("weight", "bias")
+    )
+    report = PremiseReport(findings, ("noise",), {"batches": "few"}, ("a note",), {}, True, 9, 0.1)
+    short = console.wrap_verdict(report.short)
+    assert wide(short) == []
+    assert short.startswith("1. weight has no noise.")
+    assert short.count("Likely cause") == 1
+    assert "\n2. bias has no noise." in short
+    assert "not tested: batches: few\nnote: a note" in short
+    assert short.count("\n") < 12
+    complete = console.wrap_verdict(str(report))
+    assert complete.count("Likely cause") == 2
+    assert "--all" not in complete
+    assert " ".join(complete.split()) == " ".join(str(report).split())

@@ -19,6 +19,7 @@ import pandas
 import pytest
 
 import audit
+from audit.errors import MissingExtra
 from audit.finished import readers
 
 TEN = 2.858
@@ -115,7 +116,7 @@ def test_parquet_names_the_package_that_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
     (tmp_path / "runs.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="pandas and pyarrow must be installed"):
+    with pytest.raises(MissingExtra, match=r"p(andas|yarrow) must be installed: pip install"):
         audit.cost_of_trials(tmp_path / "runs.parquet", "grid")
 
 

@@ -107,7 +107,7 @@ def test_command_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     same = written.drop(columns="milliseconds").query("rule != 'rank-sum'")
     pd.testing.assert_frame_equal(again[same.columns].query("rule != 'rank-sum'"), same)
     page = (tmp_path / "coverage.md").read_text()
-    assert "50 + 50 trials, 2 audits" in page
+    assert "2 audits with 50 + 50 trials." in page
     assert "| scan |" in page
     assert coverage_study.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
     assert "did you mean 'Laplace'?" in capsys.readouterr().err

@@ -37,7 +37,10 @@ def train(trial, records):
                 marker.open("x").write(str(os.getpid()))
             except FileExistsError:
                 return
-            os.kill(os.getpid(), getattr(signal, os.environ["CUT"]))
+            number = getattr(signal, os.environ["CUT"])
+            if os.environ.get("WHOLE_JOB"):  # SLURM signals every process of a job
+                os.kill(os.getppid(), number)
+            os.kill(os.getpid(), number)
             time.sleep(1)
 
     trial.save_state = saving
@@ -128,14 +131,16 @@ def test_a_killed_process_is_continued_by_another(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu:0", "cpu:1"]])
 def test_a_preempted_job_of_submitit_is_requeued(
-    scripts: Path, monkeypatch: pytest.MonkeyPatch
+    scripts: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     pytest.importorskip("submitit")
     expected = uninterrupted(scripts)
     monkeypatch.setenv("CUT", "SIGUSR2")  # by which SLURM announces a preemption to submitit
+    monkeypatch.setenv("WHOLE_JOB", "yes" if len(devices) > 1 else "")
     script = importlib.import_module("with_submitit")
-    job = script.submit("local", scripts / "job", **SETTINGS)
+    job = script.submit("local", scripts / "job", devices, **SETTINGS)
     check_same(job.result(), expected)
     check_resumed_elsewhere(scripts)
     assert (scripts / "job" / "certificate.json").exists()

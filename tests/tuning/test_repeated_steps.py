@@ -183,6 +183,32 @@ def test_a_restart_on_another_machine_is_refused_at_once(
     trial.checkpoints.end()
 
 
+def test_a_restart_on_a_gpu_that_the_study_does_not_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A loop without checkpoints shows the study no tensor, so the process decides.
+    monkeypatch.setattr(snapshots, "reason_of_process", lambda: "steps on a GPU differ")
+    trial_in(tmp_path).checkpoints.end()  # nothing is repeated yet
+    with pytest.raises(InvalidInput, match=r"\(6 steps\), got 0: steps on a GPU differ"):
+        trial_in(tmp_path).checkpoints.end()
+    seen = trial_in(tmp_path)
+    seen.save_state(2, weights=torch.zeros(2))  # its objects are on the processor
+    seen.checkpoints.end()
+
+
+def test_a_process_that_uses_a_gpu_is_not_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snapshots.reason_of_process() == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert "not reproducible" in snapshots.reason_of_process()
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert snapshots.reason_of_process() == ""
+    jax = pytest.importorskip("jax")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert "XLA_FLAGS" in snapshots.reason_of_process()
+
+
 @pytest.mark.parametrize("from_seed", [False, True])
 def test_the_rehearsal_finds_noise_that_a_resumed_run_cannot_renew(from_seed: bool) -> None:
     def train(trial: Any, records: Any) -> Any:

@@ -112,6 +112,24 @@ def test_the_rehearsal_uses_synthetic_records_and_the_study_the_given_ones() -> 
         assert set(labels.tolist()) == {0, 1}
 
 
+def test_a_rehearsal_may_have_fewer_steps_than_the_study() -> None:
+    seen = []
+
+    def train(trial: Any) -> Any:
+        seen.append(trial.steps)
+        return noisy(trial)
+
+    long_study = study(base=None, steps=9, epsilon=3.0, delta=1e-5, protocol="fixed:2")
+    long_study.rehearse(train, steps=4)
+    long_study.rehearse(train, steps=12)  # not more than the study
+    long_study.run(train)
+    assert seen == [4, 4, 9, 9, 9, 9]
+    with pytest.raises(ValueError, match="steps must be a whole number >= 1, got 0"):
+        long_study.rehearse(train, steps=0)
+    with pytest.raises(ValueError, match="steps must not be given if the base is not DP-SGD"):
+        study().rehearse(train, steps=4)
+
+
 def test_the_rehearsal_finds_a_typo_before_anything_is_drawn(tmp_path: Path) -> None:
     def train(trial: Any, records: Any) -> Any:
         return tuning.Outcome(records.maen())

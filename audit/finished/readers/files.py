@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, missing_extra
 
 
 def as_path(source: Any) -> Path | None:
@@ -75,15 +75,13 @@ def read_yaml(path: Path) -> Any:
     """The content of a yaml file.
 
     Raises:
-        InvalidInput: PyYAML is not installed, or the file is not yaml.
+        MissingExtra: PyYAML is not installed.
+        InvalidInput: the file is not yaml.
     """
     try:
         import yaml
     except ImportError:
-        raise InvalidInput(
-            f"pyyaml must be installed to read {shown(path)}: pip install "
-            '"dp-tuning-audit[trackers]" installs it'
-        ) from None
+        raise missing_extra("pyyaml", "trackers") from None
     try:
         return yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, missing_extra
 from audit.finished.columns import is_missing, listed
 from audit.finished.evidence import COMPLETE, GRID, RANDOM, SEQUENTIAL, Evidence, state_of
 from audit.finished.material import Material, RecordedRun
@@ -178,9 +178,7 @@ def load_study(storage: str, name: str | None) -> Any:
     try:
         import optuna  # the library; this module is audit.finished.readers.optuna
     except ImportError as error:
-        raise InvalidInput(
-            "optuna must be installed to read its studies: see the extra [optuna]"
-        ) from error
+        raise missing_extra("optuna", "optuna") from error
     is_journal = "://" not in storage
     # An address without its scheme may contain a password as well.
     where = "***" if is_journal and "@" in storage else checks.without_password(storage)

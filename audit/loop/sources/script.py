@@ -116,9 +116,17 @@ class ScriptResult:
             parts.append("everything after the second call of make_private")
         return parts
 
+    @property
+    def short(self) -> str:
+        """The verdict with the cause and the fix of the first finding alone."""
+        return self._verdict(self.report.short)
+
     def __str__(self) -> str:
+        return self._verdict(str(self.report))
+
+    def _verdict(self, report: str) -> str:
         outside = [f"not tested: {part}" for part in self.not_tested]
-        return "\n".join([str(self.report), *self.setting, *outside])
+        return "\n".join([report, *self.setting, *outside])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""
