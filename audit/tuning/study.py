@@ -598,8 +598,6 @@ class Study:
         jobs = max(len(names), 1) if jobs is None else jobs
         if checks.as_integer(jobs) != -1:
             jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
-        with imports_of_game():  # before any work, so that no folder is left behind
-            import filelock  # noqa: F401
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train, records, accept, save, load)
         if (save is None) != (load is None):
