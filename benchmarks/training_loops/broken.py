@@ -551,7 +551,9 @@ BROKEN: dict[str, Control] = {
         Private(options={"poisson_sampling": False}), relation="zero-out"
     ),
     "make_private, add-remove": Control(
-        Private(), source="https://github.com/meta-pytorch/opacus/issues/571"
+        Private(),
+        relation="add-remove",
+        source="https://github.com/meta-pytorch/opacus/issues/571",
     ),
     "noise scaled by the largest private value (black box)": Control(exact_bounds, source=RECORDER),
     "output length from private data (black box)": Control(private_count_of_steps, source=RECORDER),
