@@ -21,12 +21,18 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from audit import numerics
-from audit.accounting import DominatingPair, Mechanism
+from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
 from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import Repetitions
-from audit.upper_bounds.best_runs import best_runs, fewer_runs, log_derivative, with_fewer_runs
+from audit.upper_bounds.best_runs import (
+    best_at_other_delta,
+    best_runs,
+    fewer_runs,
+    log_derivative,
+    with_fewer_runs,
+)
 from audit.upper_bounds.ratio_lattice import RatioLattice, chords
 from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
@@ -470,6 +476,28 @@ def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) 
     return fewer_runs(base, protocol)(worthwhile) + by_folds > delta
 
 
+@numerics.memoize(4)
+def _certified(base: Mechanism, protocol: BestRuns, delta: float) -> list[FoldCurve]:
+    """The curves for one delta, which certificates also use at other deltas."""
+    return _curves(base, protocol, best_runs(base, protocol, delta).epsilon, delta)
+
+
+def _at_other_delta(
+    base: Mechanism, protocol: BestRuns, delta: float, certified: float
+) -> BoundValue:
+    """The smaller value of the curves for another delta and of the bound by derivatives of phi."""
+    curves, fewer = _certified(base, protocol, certified), fewer_runs(base, protocol)
+
+    def reached(epsilon: float) -> float:
+        return fewer(epsilon) + max((curve.delta(epsilon) for curve in curves), default=0.0)
+
+    by_derivatives = best_at_other_delta(base, protocol, delta, certified).epsilon
+    try:
+        return BoundValue(min(solve_epsilon(reached, delta), by_derivatives))
+    except DeltaUnreachable:
+        return BoundValue(by_derivatives)
+
+
 @bound(
     "best-folds",
     105,
@@ -478,6 +506,7 @@ def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) 
     protocol=BestRuns,
     exceeds=_exceeds,
     deferred=True,
+    at_other_delta=_at_other_delta,
     title=r"$\varepsilon_U$ best m, folds (any score)",
 )
 def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
@@ -489,5 +518,4 @@ def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         >>> round(best_folds(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         3.26
     """
-    reach = best_runs(base, protocol, delta).epsilon
-    return with_fewer_runs(base, protocol, _curves(base, protocol, reach, delta), delta)
+    return with_fewer_runs(base, protocol, _certified(base, protocol, delta), delta)

@@ -164,7 +164,7 @@ def with_fewer_runs(
     )
 
 
-def _best_at_other_delta(base: Mechanism, protocol: BestRuns, delta: float, _: float) -> BoundValue:
+def best_at_other_delta(base: Mechanism, protocol: BestRuns, delta: float, _: float) -> BoundValue:
     """The bound, without its error."""
     curves, fewer = best_runs_curves(base, protocol), fewer_runs(base, protocol)
 
@@ -181,7 +181,7 @@ def _best_at_other_delta(base: Mechanism, protocol: BestRuns, delta: float, _: f
     about=("any base",),
     protocol=BestRuns,
     title=r"$\varepsilon_U$ best m (any score)",
-    at_other_delta=_best_at_other_delta,
+    at_other_delta=best_at_other_delta,
 )
 def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.

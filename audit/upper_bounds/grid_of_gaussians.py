@@ -22,7 +22,6 @@ from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_kinds import kinds_epsilon
 from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.tight import (
-    FEW_EVENTS,
     TightCurve,
     tight,
     tight_at_other_delta,
@@ -38,8 +37,8 @@ _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 _RARE = 0.02
 # Probability of more candidates than in the first bin, number of bins, and events of each curve.
 _USUAL, _BINS, _POINTS = 0.7, 12, 500
-# Number of bins at deltas other than that of a certificate.
-_FEW_BINS = 6
+# Number of bins, and events of each curve, at deltas other than that of a certificate.
+_FEW_BINS, _FEW_EVENTS = 6, 200
 _LARGE_EPSILON = 1e6
 
 
@@ -112,7 +111,7 @@ def by_chance_shared(pair: DominatingPair, protocol: Grid, delta: float) -> floa
 
 @memoize(8)
 def _shared_by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> "_ByChance":
-    return _ByChance(pair, protocol, delta, FEW_EVENTS, _FEW_BINS)
+    return _ByChance(pair, protocol, delta, _FEW_EVENTS, _FEW_BINS)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_gaussians import by_chance, by_chance_shared
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.tight import FEW_EVENTS, TightCurve
+from audit.upper_bounds.tight import TightCurve
 
 # Shares of delta for runs that reveal the data set. The best is mostly the first or close to it;
 # each list ends where the bound grows.
@@ -219,7 +219,7 @@ def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> 
         if protocol.inclusion < 1.0:
             epsilon = max(epsilon, by_chance_shared(pair, protocol, delta))
             continue
-        curve = TightCurve.at(pair, runs, delta, FEW_EVENTS)
+        curve = TightCurve.quick(pair, runs, delta)
         epsilon = max(epsilon, curve.epsilon(delta, curve.guess))
     return BoundValue(epsilon)
 

@@ -65,7 +65,7 @@ _ROUNDS, _DECISIVE, _MAX_OUTPUTS = ((14, 1), (6, 3), (6, 2)), 8, 1024
 # further runs, relative to Psi, that is left to the simple bound in these rounds.
 _RARE_OUTPUTS, _FEW = 1e-11, 1e-4
 # Largest number of products of a value and a probability in a round.
-_MOST_PRODUCTS = 8e9
+_MOST_PRODUCTS = 2.5e9
 # The part of the lattice of log t that is computed again: this far below 0 and beyond epsilon.
 _NEAR = 3.0, 2.5
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.

@@ -41,8 +41,8 @@ _SOURCE = "tight bound: no order of the outputs costs more than the best folded 
 # Number of first events, and the number that ends the refinement. Time grows with its square. With
 # 700 events, the bound is mostly within 1e-4 of the epsilon that an order attains.
 _FIRST_EVENTS, _MAX_EVENTS = 96, 700
-# Number of events at deltas other than that of a certificate.
-FEW_EVENTS = 200
+# Both at deltas other than that of a certificate.
+_FEW_EVENTS, _QUICK_RATIO = 400, 1.02
 # Refinement also ends when delta is within 0.1 % of an attained one: about 1e-4 of epsilon.
 _SUFFICIENT_RATIO = 1.001
 # log of the smallest probability, 1e-20, that the first events resolve. Rarer events matter only if
@@ -195,18 +195,30 @@ class TightCurve:
     @staticmethod
     @memoize(2)  # the attained epsilon and the bound use the same curve
     def at(
-        pair: DominatingPair, repetitions: Repetitions, delta: float, points: int = _MAX_EVENTS
+        pair: DominatingPair,
+        repetitions: Repetitions,
+        delta: float,
+        points: int = _MAX_EVENTS,
+        ratio: float = _SUFFICIENT_RATIO,
     ) -> "TightCurve":
-        """The curve with at most `points` events, dense where they matter for one delta."""
+        """The curve with about `points` events, dense where they matter for one delta.
+
+        Fewer events are enough if the bound is below `ratio` times an attained delta.
+        """
         curve = TightCurve(pair, repetitions, _first_events(pair, repetitions))
         while len(curve.t) < points:
             game = curve.worst_order(delta)
             epsilon = game.epsilon(delta, curve.guess)
-            t = curve._refined(game, epsilon, delta)
+            t = curve._refined(game, epsilon, delta, ratio)
             if len(t) == len(curve.t):
                 break
             curve = TightCurve(pair, repetitions, t, epsilon)
         return curve
+
+    @staticmethod
+    def quick(pair: DominatingPair, repetitions: Repetitions, delta: float) -> "TightCurve":
+        """The same with fewer events; its epsilon is mostly larger by less than 0.3 %."""
+        return TightCurve.at(pair, repetitions, delta, _FEW_EVENTS, _QUICK_RATIO)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
@@ -427,7 +439,7 @@ class TightCurve:
         a_start, a_end = (v[:, :-1] + np.diff(v) * share for v in (a_far, a_here))
         return [(a_far, a_start), (a_here, a_end), (b_points, b_start), (b_here, b_end)]
 
-    def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> FloatArray:
+    def _refined(self, game: FoldedGame, epsilon: float, delta: float, ratio: float) -> FloatArray:
         """The events, with new ones in the cells where the bound most exceeds the game's delta.
 
         No event is added if the bound exceeds delta by little.
@@ -452,7 +464,7 @@ class TightCurve:
         gains = mass[1::2] - _exp_scaled(safe_log(mass_with[1::2]), epsilon)
         at_points[game.cells] -= np.maximum(gains, 0.0)
         excess += np.maximum(at_points, 0.0)
-        if total <= _SUFFICIENT_RATIO * delta or not excess.any():
+        if total <= ratio * delta or not excess.any():
             return self.t
         worst = np.argsort(-excess)
         most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
@@ -503,10 +515,10 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> FloatArray:
 def tight_at_other_delta(
     base: Mechanism, repetitions: Repetitions, delta: float, _: float
 ) -> BoundValue:
-    """The tight bound with few events, which is mostly larger by less than 0.2 %."""
+    """The tight bound with few events."""
     epsilon = attained = 0.0
     for pair in base.pairs:
-        curve = TightCurve.at(pair, repetitions, delta, FEW_EVENTS)
+        curve = TightCurve.quick(pair, repetitions, delta)
         leaked = curve.worst_order(delta).epsilon(delta, curve.guess)
         epsilon = max(epsilon, curve.epsilon(delta, leaked))
         attained = max(attained, leaked)
@@ -519,7 +531,8 @@ def _attained_at_other_delta(
     """Epsilon that an order of few events attains."""
     if not base.attained:
         raise NotApplicable("the base must have known output distributions")
-    return BoundValue(_attained(base.pairs, repetitions, delta, FEW_EVENTS))
+    curves = (TightCurve.quick(pair, repetitions, delta) for pair in base.pairs)
+    return BoundValue(max(curve.worst_order(delta).epsilon(delta) for curve in curves))
 
 
 @bound(
@@ -587,11 +600,6 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     return BoundValue(max(attained - error, 0.0), error=2.0 * error)
 
 
-def _attained(
-    pairs: Sequence[DominatingPair],
-    repetitions: Repetitions,
-    delta: float,
-    points: int = _MAX_EVENTS,
-) -> float:
-    curves = (TightCurve.at(pair, repetitions, delta, points) for pair in pairs)
+def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
+    curves = (TightCurve.at(pair, repetitions, delta) for pair in pairs)
     return max(curve.worst_order(delta).epsilon(delta) for curve in curves)

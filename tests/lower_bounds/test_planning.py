@@ -78,3 +78,29 @@ def test_trials_grow_with_the_logarithm_of_the_error(error: float) -> None:
     usual = lower_bounds.trials_needed(3.0, 1e-5, 0.95)
     found = lower_bounds.trials_needed(3.0, 1e-5, 1.0 - error)
     assert usual < found <= usual * math.log(error) / math.log(0.05)
+
+
+@pytest.mark.parametrize(("epsilon", "reveals"), [(1.0, 0.9), (2.5, 0.97)])
+def test_the_number_of_trials_is_enough_for_a_perfect_attack_only(
+    epsilon: float, reveals: float
+) -> None:
+    """Every audit of separated scores proves epsilon, none with a trial less, and few weaker ones.
+
+    The weaker attack on the same mechanism mistakes a share of its trials for the other data set.
+    """
+    rng, audits = np.random.default_rng(25), 30
+    needed = lower_bounds.trials_needed(epsilon)
+    proved = {"perfect": 0, "one less": 0, "weaker": 0, "weaker, more trials": 0}
+    for _ in range(audits):
+        low, high = rng.random(4 * needed), 1.0 + rng.random(4 * needed)
+        both = np.where(rng.random((2, 4 * needed)) < reveals, [low, high], [high, low])
+        for name, trials, scores in (
+            ("perfect", needed, (low, high)),
+            ("one less", needed - 1, (low, high)),
+            ("weaker", needed, both),
+            ("weaker, more trials", 4 * needed, both),
+        ):
+            proved[name] += bound_of(*(side[:trials] for side in scores)).epsilon >= epsilon
+    assert proved["perfect"] == audits
+    assert proved["one less"] == 0
+    assert proved["weaker"] < audits // 2 <= proved["weaker, more trials"]
