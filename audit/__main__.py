@@ -55,8 +55,8 @@ def _module_of(command: str) -> ModuleType:
 def main_of(command: str) -> Callable[[Sequence[str]], int]:
     """The `main` function of a command."""
     with interrupts.loading():
-        found: Callable[[Sequence[str]], int] = _module_of(command).main
-    return found
+        command_main: Callable[[Sequence[str]], int] = _module_of(command).main
+    return command_main
 
 
 class _PrintCompletion(argparse.Action):
@@ -89,11 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     width = max(map(len, COMMANDS))
     in_checkout = (Path(__file__).parents[1] / "studies").is_dir()
     listed = [
-        console.wrap(f"  {name:{width}}  {what}", " " * (width + 2))
-        for name, what in COMMANDS.items()
+        console.wrap(f"  {name:{width}}  {summary}", " " * (width + 2))
+        for name, summary in COMMANDS.items()
         if in_checkout or name not in _OF_STUDIES
     ]
-    started = console.started_as().rstrip(" .")
+    started = console.command_as_typed().rstrip(" .")
     parser = console.Parser(
         prog=started,
         description="Audits of differentially private hyperparameter tuning.",

@@ -151,17 +151,17 @@ def to_floats(values: Any) -> "FloatArray":
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("numpy would drop the mask")
     try:
-        found = np.asarray(detached(values))
+        array = np.asarray(detached(values))
     except RuntimeError:  # of torch, for a tensor without numbers
         raise TypeError("a tensor must have numbers") from None
-    if found.dtype.kind not in _NUMBERS:
+    if array.dtype.kind not in _NUMBERS:
         raise TypeError("numpy would drop imaginary parts or units of time, or unpack fields")
-    if found.dtype.kind == "O" and any(one is None for one in found.flat):
+    if array.dtype.kind == "O" and any(item is None for item in array.flat):
         raise TypeError("numpy would read None as NaN")
-    if found.dtype.kind in "OUS":  # numpy would read text such as 1_0
-        texts = [_as_float(one) for one in found.flat]
-        found = np.array(texts, dtype=np.float64).reshape(found.shape)
-    return np.asarray(found, dtype=np.float64)
+    if array.dtype.kind in "OUS":  # numpy would read text such as 1_0
+        texts = [_as_float(item) for item in array.flat]
+        array = np.array(texts, dtype=np.float64).reshape(array.shape)
+    return np.asarray(array, dtype=np.float64)
 
 
 def numbers(name: str, values: Any, low: float | None = None) -> "FloatArray":
@@ -170,17 +170,17 @@ def numbers(name: str, values: Any, low: float | None = None) -> "FloatArray":
     NaN is never accepted. With `low`, all numbers must be in (low, inf).
     """
     try:
-        found = to_floats(values)
+        array = to_floats(values)
         if low is None:
-            right = bool((found == found).all())  # false for NaN
+            right = bool((array == array).all())  # false for NaN
         else:
-            right = bool(((found > low) & (found < math.inf)).all())
+            right = bool(((array > low) & (array < math.inf)).all())
     except Exception:  # also of a user's own class
         right = False
     if not right:
         limits = "" if low is None else f" in ({low:g}, inf)"
         raise InvalidInput(f"{name} must be numbers{limits}, got {one_line(values)}")
-    return found
+    return array
 
 
 def _is_bool(value: object) -> bool:
@@ -236,9 +236,9 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
         return folded[wanted]
     near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
-    own = " or a dotted name of your own" if dotted else ""
+    or_dotted = " or a dotted name of your own" if dotted else ""
     raise InvalidInput(
-        f"{name} must be one of {', '.join(names)}{own}, got {one_line(value)}{hint}"
+        f"{name} must be one of {', '.join(names)}{or_dotted}, got {one_line(value)}{hint}"
     )
 
 
@@ -290,7 +290,8 @@ def printable(text: str) -> str:
         right\x1b[1A
     """
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
     )
 
 
@@ -349,10 +350,10 @@ def read_bytes(path: str | Path, max_bytes: int = 10**8) -> bytes:
                     f"its end did not come within {_PATIENCE:g} seconds of waiting: copy its "
                     "content into an ordinary file"
                 )
-            part = file.read(min(max_bytes + 1 - len(content), 1 << 20))
-            if not part:
+            chunk = file.read(min(max_bytes + 1 - len(content), 1 << 20))
+            if not chunk:
                 return bytes(content)
-            content += part
+            content += chunk
     raise InvalidInput(f"file must have at most {max_bytes} bytes, got more in {str(path)!r}")
 
 

@@ -167,7 +167,9 @@ class Claim:
 
     def validity(self, facts: Facts) -> Validity:
         """Whether the number is valid, given the facts."""
-        missing = [one for one in self.assumptions if one not in facts.assumptions]
+        missing = [
+            assumption for assumption in self.assumptions if assumption not in facts.assumptions
+        ]
         words = tuple(assumption.words for assumption in missing)
         other_protocol = bool(self.protocols) and not isinstance(facts.protocol, self.protocols)
         if other_protocol:
@@ -190,10 +192,10 @@ def facts_of_tuning(protocol: Protocol, *assumptions: Assumption) -> Facts:
         >>> facts_of_tuning(parse_protocol("grid:10")).protocol
         Grid(candidates=10, inclusion=1.0)
     """
-    found = set(assumptions)
+    known = set(assumptions)
     if protocol == RandomSearch(Fixed(1)):
-        found.add(Assumption.NOT_TUNED)
-    return Facts(protocol, frozenset(found))
+        known.add(Assumption.NOT_TUNED)
+    return Facts(protocol, frozenset(known))
 
 
 def facts_of_game(

@@ -157,7 +157,7 @@ READERS: Mapping[type, Callable[[str], Any]] = {int: _whole_number, float: _numb
 """Functions that read options of these types; they raise `argparse.ArgumentTypeError`."""
 
 
-def started_as() -> str:
+def command_as_typed() -> str:
     """The words before the name of a command, as in the command line of this program."""
     program = Path(sys.argv[0])
     if program.stem == "dp-tuning-audit":  # `.exe` on Windows
@@ -167,7 +167,7 @@ def started_as() -> str:
 
 def words_before_command() -> str:
     """The same before a command that has no module of its name in the package."""
-    return started_as().replace("audit.", "audit ")
+    return command_as_typed().replace("audit.", "audit ")
 
 
 class Parser(argparse.ArgumentParser):
@@ -180,9 +180,12 @@ class Parser(argparse.ArgumentParser):
         examples: Mapping[str, str] | None = None,
         notes: str = "",
     ) -> None:
-        program = started_as()
+        program = command_as_typed()
         prog = prog.replace(MODULES, program)
-        examples = {one.replace(MODULES, program): what for one, what in (examples or {}).items()}
+        examples = {
+            example.replace(MODULES, program): explanation
+            for example, explanation in (examples or {}).items()
+        }
         shown = _examples(examples)
         epilog = "\n".join([*(["examples:"] if shown else []), *shown, *([notes] if notes else [])])
         super().__init__(
@@ -342,14 +345,14 @@ def progress(
         ) as bar:
             yield bar.update
         return
-    last = time.monotonic()
+    last_note = time.monotonic()
 
     def update(more: int) -> None:
-        nonlocal done, last
+        nonlocal done, last_note
         done += more
-        if time.monotonic() - last > _SECONDS_BETWEEN_NOTES:
+        if time.monotonic() - last_note > _SECONDS_BETWEEN_NOTES:
             note(f"{done:,} of {total:,} {unit}s")
-            last = time.monotonic()
+            last_note = time.monotonic()
 
     yield update
 

@@ -39,13 +39,15 @@ class AuditError(Exception):
 
     def __init__(self, *values: object) -> None:
         # A message quotes user input, which may be long and have several lines.
-        super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in values))
+        super().__init__(
+            *(_shortened(value) if isinstance(value, str) else value for value in values)
+        )
 
 
 def _shortened(text: str) -> str:
     text = " ".join(line.strip() for line in text.splitlines())
-    kept = _MAX_CHARACTERS // 2
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:kept]}[...]{text[-kept:]}"
+    length = _MAX_CHARACTERS // 2
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:length]}[...]{text[-length:]}"
 
 
 class InvalidInput(AuditError, ValueError):

@@ -62,8 +62,8 @@ def write_durably(path: Path, parts: Iterable[Any], draft: Path) -> None:
     """
     try:
         with open(create(draft, 0o600), "wb") as file:
-            for part in parts:
-                file.write(part)
+            for chunk in parts:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)

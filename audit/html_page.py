@@ -82,13 +82,14 @@ def table(
     """A table as html, with the indices of numeric columns; `raw` cells are html already."""
     marks = [' class="n"' if place in numbers else "" for place in range(len(heads))]
     head = "".join(
-        f'<th scope="col"{mark}>{escape(one)}</th>' for one, mark in zip(heads, marks, strict=True)
+        f'<th scope="col"{mark}>{escape(cell)}</th>'
+        for cell, mark in zip(heads, marks, strict=True)
     )
     lines = (
         "<tr>"
         + "".join(
-            f"<td{mark}>{one if raw else escape(one)}</td>"
-            for one, mark in zip(row, marks, strict=True)
+            f"<td{mark}>{cell if raw else escape(cell)}</td>"
+            for cell, mark in zip(row, marks, strict=True)
         )
         + "</tr>"
         for row in rows
@@ -116,7 +117,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 def words_of(value: Any) -> str:
     """A plain value as text: names and values of a mapping, values of a sequence."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {item}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return "" if value is None else str(value)

@@ -48,6 +48,9 @@ _ALPHA_POINTS = 97
 """Orders of one grid; 97 points over sixteen decades find the basin of every profile tested."""
 
 
+_SHARED_DELTAS = (1e-2, 1e-5, 1e-9, 1e-15)
+
+
 def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Caches the most recent results of a function. Unhashable arguments bypass the cache."""
 
@@ -65,6 +68,16 @@ def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return call
 
     return decorate
+
+
+def shared_delta(delta: float) -> float:
+    """The largest of a few deltas that is at most another, for computations that deltas share.
+
+    Example:
+        >>> shared_delta(0.3), shared_delta(1e-5), shared_delta(1e-20)
+        (0.01, 1e-05, 1e-20)
+    """
+    return max((one for one in _SHARED_DELTAS if one <= delta), default=delta)
 
 
 def safe_root(
@@ -133,7 +146,7 @@ def double_until(
     return before, math.inf
 
 
-def bracket_near(
+def bracket_root(
     excess: Callable[[float], float], guess: float, step: float, start: float, end: float
 ) -> tuple[float, float]:
     """A short interval near a guess that encloses the root of `excess`, as for `safe_root`.
@@ -144,14 +157,14 @@ def bracket_near(
     """
     forward = excess(guess) <= 0.0
     limit = end if forward else start
-    here, length = guess, step
-    while here != limit:
-        way = limit - here
-        ahead = limit if length >= abs(way) else here + math.copysign(length, way)
-        if (excess(ahead) <= 0.0) is not forward:
-            return (here, ahead) if forward else (ahead, here)
-        here, length = ahead, 4.0 * length
-    return here, here
+    near, length = guess, step
+    while near != limit:
+        way = limit - near
+        far = limit if length >= abs(way) else near + math.copysign(length, way)
+        if (excess(far) <= 0.0) is not forward:
+            return (near, far) if forward else (far, near)
+        near, length = far, 4.0 * length
+    return near, near
 
 
 def last_integer(

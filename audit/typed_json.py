@@ -35,7 +35,9 @@ def read_typed(kind: Any, value: Any, where: str, readers: Readers | None = None
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
+        (kind,) = (
+            alternative for alternative in get_args(kind) if alternative is not types.NoneType
+        )
         return read_typed(kind, value, where, readers)
     if kind is Any:
         return value
@@ -53,14 +55,16 @@ def read_typed(kind: Any, value: Any, where: str, readers: Readers | None = None
     if is_dataclass(kind):
         make: Any = kind
         hints = _type_hints(make)
-        given = {}
-        for each in fields(kind):
-            if each.name in value:
-                inside = f"{where}: {each.name}"
-                given[each.name] = read_typed(hints[each.name], value[each.name], inside, readers)
-            elif each.default is MISSING and each.default_factory is MISSING:
-                raise InvalidInput(f"{where} must have {each.name}, got none")
-        return make(**given)
+        arguments = {}
+        for field in fields(kind):
+            if field.name in value:
+                inside = f"{where}: {field.name}"
+                arguments[field.name] = read_typed(
+                    hints[field.name], value[field.name], inside, readers
+                )
+            elif field.default is MISSING and field.default_factory is MISSING:
+                raise InvalidInput(f"{where} must have {field.name}, got none")
+        return make(**arguments)
     if origin is tuple:
         kinds = get_args(kind)
         if kinds[-1] is ...:
@@ -68,7 +72,7 @@ def read_typed(kind: Any, value: Any, where: str, readers: Readers | None = None
         if len(kinds) != len(value):
             raise InvalidInput(f"{where} must have {len(kinds)} values, got {len(value)}")
         pairs = zip(kinds, value, strict=True)
-        return tuple(read_typed(one, item, where, readers) for one, item in pairs)
+        return tuple(read_typed(item_kind, item, where, readers) for item_kind, item in pairs)
     if expected is dict:
         inner = get_args(kind)[1]
         return {

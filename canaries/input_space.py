@@ -36,10 +36,10 @@ class InputCanary:
     def __post_init__(self) -> None:
         is_array = isinstance(self.features, np.ndarray)
         if not is_array or self.features.dtype.kind not in "biuf":
-            given = self.features.dtype if is_array else type(self.features).__name__
+            kind = self.features.dtype if is_array else type(self.features).__name__
             raise InvalidInput(
                 "canary features must be a numpy array of real numbers, "
-                f"got {self.name} with {given}"
+                f"got {self.name} with {kind}"
             )
         if self.features.size == 0 or not np.all(np.isfinite(self.features)):
             raise InvalidInput(

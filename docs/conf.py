@@ -60,7 +60,7 @@ highlight_language = "none"  # of blocks that name no language, such as commands
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output of examples
 html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
-# `DOCS_VERSIONS="0.4.0 0.3.0" make docs` links to the sites of versions, in folders next to this one.
+# `DOCS_VERSIONS="0.4.0 0.3.0" make docs` links to sites of versions, in folders next to this one.
 html_context = {"versions": os.environ.get("DOCS_VERSIONS", "").split()}
 if html_context["versions"]:
     parts = ("brand", "search", "scroll-start", "navigation", "scroll-end")

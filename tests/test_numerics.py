@@ -78,11 +78,11 @@ def test_bracket_near_encloses_the_root(root: Any, guess: Any, backwards: Any) -
     def excess(x: Any) -> Any:
         return sign * (x - root)
 
-    before, beyond = numerics.bracket_near(excess, guess, 1e-3, -10.0 * sign, 10.0 * sign)
+    before, beyond = numerics.bracket_root(excess, guess, 1e-3, -10.0 * sign, 10.0 * sign)
     assert excess(before) <= 0.0 < excess(beyond)
     assert abs(beyond - before) <= 1.001e-3 + 4.0 * abs(guess - root)
-    assert numerics.bracket_near(lambda x: -1.0, guess, 1e-3, -10.0, 10.0) == (10.0, 10.0)
-    assert numerics.bracket_near(lambda x: 1.0, guess, 1e-3, -10.0, 10.0) == (-10.0, -10.0)
+    assert numerics.bracket_root(lambda x: -1.0, guess, 1e-3, -10.0, 10.0) == (10.0, 10.0)
+    assert numerics.bracket_root(lambda x: 1.0, guess, 1e-3, -10.0, 10.0) == (-10.0, -10.0)
 
 
 def test_double_until() -> None:

@@ -233,10 +233,10 @@ class UserScore:
 
     def __call__(self, observation: Observation) -> FloatArray:
         with errors_in_one_line(f"score {self.name} must return numbers"):
-            given = np.asarray(self.function(observation))
-            if np.iscomplexobj(given):
+            values = np.asarray(self.function(observation))
+            if np.iscomplexobj(values):
                 raise TypeError("complex numbers have no order")
-            scores = given.astype(np.float64)
+            scores = values.astype(np.float64)
         runs = observation.first_displacement.shape
         if scores.shape != runs:
             raise InvalidInput(

@@ -123,8 +123,8 @@ def _splits(threat: str, canary: str, dataset: str) -> list[tuple[str, bool]]:
     records = [] if threat == "ETCV" else [(dataset, True), (dataset, False)]
     if canary != "input":
         return records
-    other = dataset if threat == "ETCV" else datasets.FOREIGN[dataset]
-    return [*records, (other, True)] if other in datasets.FILES else records
+    out_dataset = dataset if threat == "ETCV" else datasets.FOREIGN[dataset]
+    return [*records, (out_dataset, True)] if out_dataset in datasets.FILES else records
 
 
 def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str | None) -> Canary:
@@ -133,10 +133,12 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
     if "." in canary:
         function = import_by_name("canary", canary)
         with errors_in_one_line(f"canary {canary} must return an InputCanary"):
-            own = function() if callable(function) else function
-        if not isinstance(own, InputCanary):
-            raise InvalidInput(f"canary {canary} must return an InputCanary, got {own!r}")
-        return own
+            canary_of_user = function() if callable(function) else function
+        if not isinstance(canary_of_user, InputCanary):
+            raise InvalidInput(
+                f"canary {canary} must return an InputCanary, got {canary_of_user!r}"
+            )
+        return canary_of_user
     if threat == "ETCV":
         return datasets.canary(dataset, index, data_root)
     return datasets.foreign_canary(dataset, index, data_root)

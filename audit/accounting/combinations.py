@@ -46,34 +46,40 @@ def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
     are mirror images, and so on inwards. If there are more than 16, the self-mirrored pair of the
     mechanism's privacy profile replaces both directions, because it dominates them.
     """
-    free = [not one.is_directed for one, _ in several]
-    fixed_turns = any(one.is_directed and not one.is_symmetric for one, _ in several)
+    free = [not mechanism.is_directed for mechanism, _ in several]
+    fixed_turns = any(
+        mechanism.is_directed and not mechanism.is_symmetric for mechanism, _ in several
+    )
     ways = math.prod(n + 1 for (_, n), is_free in zip(several, free, strict=True) if is_free)
     many = ways > _MAX_ARRANGEMENTS
-    first = [
+    choices = [
         range(n + 1) if is_free and not many else (n,)
         for (_, n), is_free in zip(several, free, strict=True)
     ]
-    found = []
-    for turned, *counts in itertools.product((False, True) if fixed_turns else (False,), *first):
+    every_arrangement = []
+    for turned, *counts in itertools.product((False, True) if fixed_turns else (False,), *choices):
         arrangement: Arrangement = []
-        for (one, n), is_free, k in zip(several, free, counts, strict=True):
+        for (mechanism, n), is_free, k in zip(several, free, counts, strict=True):
             if not is_free:
-                arrangement.append((one.pairs[-1 if turned else 0], n))
+                arrangement.append((mechanism.pairs[-1 if turned else 0], n))
             elif many:
-                arrangement.append((_both_directions(one), n))
+                arrangement.append((_both_directions(mechanism), n))
             else:
-                near, far = _ends(one)
+                near, far = _ends(mechanism)
                 arrangement += [(pair, runs) for pair, runs in ((near, k), (far, n - k)) if runs]
-        found.append(arrangement)
-    return found
+        every_arrangement.append(arrangement)
+    return every_arrangement
 
 
 def _ends(one: Mechanism) -> list[DominatingPair]:
     """The pairs of both directions, in an order that does not depend on which is given first."""
     ends = [one.pairs[0], one.pairs[-1]]
-    found = [(_content(pair.pmf), pair) for pair in ends if isinstance(pair, LossPair)]
-    return ends if len(found) < 2 else [pair for _, pair in sorted(found, key=lambda end: end[0])]
+    with_content = [(_content(pair.pmf), pair) for pair in ends if isinstance(pair, LossPair)]
+    return (
+        ends
+        if len(with_content) < 2
+        else [pair for _, pair in sorted(with_content, key=lambda end: end[0])]
+    )
 
 
 def _both_directions(one: Mechanism) -> DominatingPair:
@@ -86,14 +92,14 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
 
     Undirected mechanisms with the same two pairs count as equal, unhashable ones by identity.
     """
-    objects = {id(one): one for one in mechanisms}
-    found: dict[Hashable, tuple[Mechanism, int]] = {}
+    objects = {id(mechanism): mechanism for mechanism in mechanisms}
+    counted: dict[Hashable, tuple[Mechanism, int]] = {}
     # Of a million mechanisms, most are the same few objects, whose keys are slow.
     for place, count in Counter(map(id, mechanisms)).items():
         key = _key(objects[place])
-        first, before = found.get(key, (objects[place], 0))
-        found[key] = first, before + count
-    return list(found.values())
+        representative, before = counted.get(key, (objects[place], 0))
+        counted[key] = representative, before + count
+    return list(counted.values())
 
 
 def _key(one: Mechanism) -> Hashable:
@@ -124,20 +130,20 @@ class _Combination(Mechanism):
     @cached_property
     def _is_ambiguous(self) -> bool:
         """Whether the directions can be combined in more than one way."""
-        asymmetric = [one for one in self._members if not one.is_symmetric]
-        return len(asymmetric) > 1 and not all(one.is_directed for one in asymmetric)
+        asymmetric = [member for member in self._members if not member.is_symmetric]
+        return len(asymmetric) > 1 and not all(member.is_directed for member in asymmetric)
 
     @cached_property
     def is_symmetric(self) -> bool:
-        return self._is_ambiguous or all(one.is_symmetric for one in self._members)
+        return self._is_ambiguous or all(member.is_symmetric for member in self._members)
 
     @cached_property
     def is_directed(self) -> bool:
-        return self._is_ambiguous or all(one.is_directed for one in self._members)
+        return self._is_ambiguous or all(member.is_directed for member in self._members)
 
     @cached_property
     def attained(self) -> bool:
-        return not self._is_ambiguous and all(one.attained for one in self._members)
+        return not self._is_ambiguous and all(member.attained for member in self._members)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -184,9 +190,9 @@ class Composition(_Combination):
 
     @property
     def gaussian_mu(self) -> float | None:
-        each = [(part.gaussian_mu, times) for part, times in self._different]
-        known = [mu * math.sqrt(times) for mu, times in each if mu is not None]
-        return math.hypot(*known) if len(known) == len(each) else None
+        with_times = [(part.gaussian_mu, times) for part, times in self._different]
+        known = [mu * math.sqrt(times) for mu, times in with_times if mu is not None]
+        return math.hypot(*known) if len(known) == len(with_times) else None
 
     @property
     def pure_epsilon(self) -> float:
@@ -212,8 +218,10 @@ class Composition(_Combination):
         """The composition in every arrangement of the directions of its parts."""
         every = arrangements(self._different)
         # The second half are mirror images.
-        found = [compose(one) for one in every[: (len(every) + 1) // 2]]
-        return tuple(pair for one in found for pair in (one, one.mirrored))
+        pairs = [compose(terms) for terms in every[: (len(every) + 1) // 2]]
+        return tuple(
+            pair for pair_of_half in pairs for pair in (pair_of_half, pair_of_half.mirrored)
+        )
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
         if not self._is_ambiguous:
@@ -258,13 +266,18 @@ class WorstOf(Mechanism):
         """A candidate of which all others are known to be post-processings, or None."""
         distinct = self._distinct
         return next(
-            (one for one in distinct if all(_dominates(one, other) for other in distinct)), None
+            (
+                candidate
+                for candidate in distinct
+                if all(_dominates(candidate, compared) for compared in distinct)
+            ),
+            None,
         )
 
     @property
     def _distinct(self) -> list[Mechanism]:
         """The candidates without repetitions of the same object."""
-        return list({id(one): one for one in self.candidates}.values())
+        return list({id(candidate): candidate for candidate in self.candidates}.values())
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -272,7 +285,7 @@ class WorstOf(Mechanism):
 
     @property
     def pure_epsilon(self) -> float:
-        return max(one.pure_epsilon for one in self.candidates)
+        return max(candidate.pure_epsilon for candidate in self.candidates)
 
     @property
     def is_directed(self) -> bool:
@@ -283,10 +296,10 @@ class WorstOf(Mechanism):
         return super().loss_terms if self._least_private is None else self._least_private.loss_terms
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        return np.max([one.renyi(alpha) for one in self._distinct], axis=0)
+        return np.max([candidate.renyi(alpha) for candidate in self._distinct], axis=0)
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
-        return np.max([one.delta(epsilon) for one in self._distinct], axis=0)
+        return np.max([candidate.delta(epsilon) for candidate in self._distinct], axis=0)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -297,7 +310,7 @@ class WorstOf(Mechanism):
 
     @property
     def description(self) -> str:
-        return "any of: " + "; ".join(one.description for one in self.candidates)
+        return "any of: " + "; ".join(candidate.description for candidate in self.candidates)
 
 
 def _dominates(one: Mechanism, other: Mechanism) -> bool:
@@ -330,7 +343,7 @@ class Candidates(WorstOf):
 
     @property
     def description(self) -> str:
-        several = Counter(one.description for one in self.candidates)
+        several = Counter(candidate.description for candidate in self.candidates)
         return "candidates: " + "; ".join(f"{n} x ({words})" for words, n in several.items())
 
 
@@ -357,30 +370,31 @@ class Mixture(_Combination):
     chances: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        found = _mechanisms("candidates", self.candidates)
+        candidates = _mechanisms("candidates", self.candidates)
         chances = tuple(
             checks.interval("chances", chance, 0.0, 1.0, closed_high=True)
             for chance in self.chances
         )
-        if len(chances) != len(found):
+        if len(chances) != len(candidates):
             raise InvalidInput(
-                f"chances must be {len(found)} probabilities, got {checks.one_line(self.chances)}"
+                f"chances must be {len(candidates)} probabilities, "
+                f"got {checks.one_line(self.chances)}"
             )
         if math.fsum(chances) > 1.0 + SUMS_TO_ONE:
             raise InvalidInput(
                 f"chances must sum to at most 1, got {checks.one_line(self.chances)}"
             )
-        checks.store_validated(self, candidates=found, chances=chances)
+        checks.store_validated(self, candidates=candidates, chances=chances)
 
     @property
     def idle(self) -> float:
         """Probability that nothing runs."""
-        rest = 1.0 - math.fsum(self.chances)
-        return rest if rest > 1e-12 else 0.0
+        idle = 1.0 - math.fsum(self.chances)
+        return idle if idle > 1e-12 else 0.0
 
     @property
     def pure_epsilon(self) -> float:
-        return max(one.pure_epsilon for one in self.candidates)
+        return max(candidate.pure_epsilon for candidate in self.candidates)
 
     @cached_property
     def _directions(self) -> list[tuple[DominatingPair, ...]]:
@@ -399,22 +413,30 @@ class Mixture(_Combination):
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         orders = checks.numbers("alpha", alpha, 1.0)
         return _mean_divergence(
-            [one.renyi(orders) for one in self.candidates], self.chances, orders
+            [candidate.renyi(orders) for candidate in self.candidates], self.chances, orders
         )
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
         epsilon = checks.numbers("epsilon", epsilon)
         nothing = -np.expm1(np.minimum(epsilon, 0.0))
-        each = [
-            np.sum([c * one.profile(epsilon) for c, one in zip(self.chances, side, strict=True)], 0)
+        deltas = [
+            np.sum(
+                [
+                    c * candidate.profile(epsilon)
+                    for c, candidate in zip(self.chances, side, strict=True)
+                ],
+                0,
+            )
             for side in self._directions
         ]
-        return np.asarray(np.max(each, axis=0) + self.idle * nothing)
+        return np.asarray(np.max(deltas, axis=0) + self.idle * nothing)
 
     @property
     def description(self) -> str:
-        each = zip(self.chances, self.candidates, strict=True)
-        words = [f"with chance {chance:.4g}: {one.description}" for chance, one in each]
+        drawn = zip(self.chances, self.candidates, strict=True)
+        words = [
+            f"with chance {chance:.4g}: {candidate.description}" for chance, candidate in drawn
+        ]
         nothing = [f"with chance {self.idle:.4g}: nothing"] if self.idle else []
         return "one of, drawn at random: " + "; ".join([*words, *nothing])
 
@@ -428,20 +450,22 @@ class _Drawn(PrivacyLoss):
     idle: float
 
     def renyi(self, alpha: FloatArray) -> FloatArray:
-        return _mean_divergence([one.renyi(alpha) for one in self.components], self.chances, alpha)
+        return _mean_divergence(
+            [component.renyi(alpha) for component in self.components], self.chances, alpha
+        )
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
-        each = [one.atoms(spacing) for one in self.components]
-        loss = [one.loss for one in each]
+        pmfs = [component.atoms(spacing) for component in self.components]
+        loss = [pmf.loss for pmf in pmfs]
         log_mass = [
-            one.log_mass + math.log(chance) for one, chance in zip(each, self.chances, strict=True)
+            pmf.log_mass + math.log(chance) for pmf, chance in zip(pmfs, self.chances, strict=True)
         ]
         if self.idle > 0.0:
             loss.append(np.zeros(1))
             log_mass.append(np.log([self.idle]))
         p_only, q_only = (
             sum(c * left for c, left in zip(self.chances, side, strict=True))
-            for side in ([one.p_only for one in each], [one.q_only for one in each])
+            for side in ([pmf.p_only for pmf in pmfs], [pmf.q_only for pmf in pmfs])
         )
         return PrivacyLossPmf(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
 
@@ -450,12 +474,15 @@ def _mean_divergence(
     each: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
 ) -> FloatArray:
     """Renyi divergence of a mixture with a known component: the moments are averaged."""
-    rest = np.asarray(alpha, dtype=np.float64) - 1.0
-    logs = [math.log(c) + rest * one for c, one in zip(chances, each, strict=True)]
+    order_less_one = np.asarray(alpha, dtype=np.float64) - 1.0
+    logs = [
+        math.log(c) + order_less_one * divergence
+        for c, divergence in zip(chances, each, strict=True)
+    ]
     idle = max(1.0 - math.fsum(chances), 0.0)
     if idle > 0.0:
-        logs.append(np.full_like(rest, math.log(idle)))
-    return np.asarray(np.maximum(special.logsumexp(np.stack(logs), axis=0), 0.0) / rest)
+        logs.append(np.full_like(order_less_one, math.log(idle)))
+    return np.asarray(np.maximum(special.logsumexp(np.stack(logs), axis=0), 0.0) / order_less_one)
 
 
 def relations(base: Mechanism) -> frozenset[str]:
@@ -466,7 +493,7 @@ def relations(base: Mechanism) -> frozenset[str]:
         >>> sorted(relations(Composition((GaussianMechanism(1.0), DpSgd(1.0, 10)))))
         ['add-remove']
     """
-    return frozenset(str(one) for one in _stated(base, "neighbours"))
+    return frozenset(str(relation) for relation in _stated(base, "neighbours"))
 
 
 def group_size(base: Mechanism) -> int:
@@ -506,7 +533,10 @@ def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]
         >>> len(directions([one, other]))
         4
     """
-    return [tuple(pair for pair, _ in one) for one in arrangements([(one, 1) for one in several])]
+    return [
+        tuple(pair for pair, _ in arrangement)
+        for arrangement in arrangements([(mechanism, 1) for mechanism in several])
+    ]
 
 
 def scale_noise(base: Mechanism, factor: float) -> Mechanism:
@@ -533,9 +563,11 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
     if isinstance(base, DpSgd | RandomAllocation):
         return replace(base, noise_multiplier=base.noise_multiplier * factor)
     if isinstance(base, Composition):
-        return replace(base, parts=tuple(scale_noise(one, factor) for one in base.parts))
+        return replace(base, parts=tuple(scale_noise(member, factor) for member in base.parts))
     if isinstance(base, WorstOf | Mixture):
-        return replace(base, candidates=tuple(scale_noise(one, factor) for one in base.candidates))
+        return replace(
+            base, candidates=tuple(scale_noise(member, factor) for member in base.candidates)
+        )
     raise NotApplicable(
         f"base must be DP-SGD, a Gaussian or Laplace mechanism, or a combination of them, whose "
         f"noise can be scaled, got {base.description}"
@@ -544,10 +576,10 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
 
 def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
     alone = isinstance(several, Mechanism)
-    found = (several,) if alone else tuple(checks.items(name, several, "mechanisms"))
-    if not found:
+    mechanisms = (several,) if alone else tuple(checks.items(name, several, "mechanisms"))
+    if not mechanisms:
         raise InvalidInput(f"{name} must name at least one mechanism, got none")
-    for one in found:
-        if not isinstance(one, Mechanism):
-            raise InvalidInput(f"{name} must be mechanisms, got {checks.one_line(one)}")
-    return found
+    for mechanism in mechanisms:
+        if not isinstance(mechanism, Mechanism):
+            raise InvalidInput(f"{name} must be mechanisms, got {checks.one_line(mechanism)}")
+    return mechanisms

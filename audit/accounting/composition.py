@@ -87,7 +87,7 @@ def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPai
     if exact is not None:
         return exact
     while len(parts) > _MANY:
-        groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
+        groups = [parts[start : start + _GROUP] for start in range(0, len(parts), _GROUP)]
         parts = tuple(
             (_on_one_grid(group, _GROUP_CELLS, _GROUP_TILTS, _GROUP_FEW), 1) for group in groups
         )
@@ -125,11 +125,11 @@ def _on_one_grid(
     grids = [_Grid(*on_lattice(atoms, spacing), count) for atoms, count in on_grid]
     # On the grid, each run can reach one cell beyond its own loss.
     slack = 2 + min(runs, cells // 8)
-    first = max(math.floor(low / spacing) - slack, sum(one.start * one.count for one in grids))
-    last = min(math.ceil(high / spacing) + slack, sum(one.end * one.count for one in grids))
+    lowest = max(math.floor(low / spacing) - slack, sum(grid.start * grid.count for grid in grids))
+    highest = min(math.ceil(high / spacing) + slack, sum(grid.end * grid.count for grid in grids))
     # The transform has twice the window's length, and a tilt must leave little mass to wrap.
-    longest = max(len(one.log_p) for one in grids)
-    size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
+    longest = max(len(grid.log_p) for grid in grids)
+    size = int(fft.next_fast_len(2 * max(highest - lowest, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
         if any(count > _REPEATED for _, count in parts):
             return _on_one_grid(_in_stages(parts), cells, most_tilts, few)
@@ -137,9 +137,9 @@ def _on_one_grid(
         if coarser > _COARSEST:
             raise _unresolved(f"{runs} runs on {size} points")
         return _on_one_grid(parts, cells, most_tilts, few, coarser)
-    wrapped = (last - size) * spacing, (first + size) * spacing
+    wrapped = (highest - size) * spacing, (lowest + size) * spacing
     tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
-    log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, size, tilts)
+    log_mass, p_outside, q_outside = _sum_of(grids, spacing, lowest, highest, size, tilts)
     p_only, q_only = (
         -math.expm1(sum(count * math.log1p(-part) for part, count in side))
         for side in (
@@ -152,7 +152,7 @@ def _on_one_grid(
     # Rounding only adds mass, up to 1e-5 for 10^8 steps.
     if not -1e-6 < total - 1.0 < 1e-4:
         raise _unresolved(f"masses that sum to {total:g}")
-    loss = np.asarray(spacing * np.arange(first, last + 1), dtype=np.float64)
+    loss = np.asarray(spacing * np.arange(lowest, highest + 1), dtype=np.float64)
     return LossPair(PrivacyLossPmf(loss, log_mass, p_only + p_outside, q_only + q_outside))
 
 
@@ -162,14 +162,14 @@ def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[Privac
     A grid must resolve a single run. A block of runs has a wider loss, so a coarser grid is enough
     for the next stage.
     """
-    found: list[tuple[PrivacyLoss, int]] = []
+    staged: list[tuple[PrivacyLoss, int]] = []
     for loss, count in parts:
-        blocks, rest = divmod(count, _REPEATED)
+        blocks, remainder = divmod(count, _REPEATED)
         if blocks:
-            found.append((compose([(loss, blocks)]), _REPEATED))
-        if rest:
-            found.append((loss, rest))
-    return tuple(found)
+            staged.append((compose([(loss, blocks)]), _REPEATED))
+        if remainder:
+            staged.append((loss, remainder))
+    return tuple(staged)
 
 
 def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
@@ -215,25 +215,28 @@ def _beside_narrow_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPai
     own around every value of the others. None if the losses are not of this kind.
     """
     few = tuple((loss, count) for loss, count in parts if isinstance(loss, LossPair))
-    others = tuple((loss, count) for loss, count in parts if not isinstance(loss, LossPair))
-    if not few or not others:
+    narrow = tuple((loss, count) for loss, count in parts if not isinstance(loss, LossPair))
+    if not few or not narrow:
         return None
-    variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in others)
+    variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in narrow)
     widths = (count * float(np.ptp(loss.pmf.loss)) for loss, count in few if len(loss.pmf.loss))
     if not 0.0 < math.sqrt(variance) * _NARROW < sum(widths):
         return None
     discrete = few[0][0] if few[0][1] == 1 and len(few) == 1 else _of_few_losses(few)
     if discrete is None or not 0 < len(discrete.pmf.loss) * _NARROW_CELLS <= _MOST_LOSSES:
         return None
-    first, second = discrete.pmf, _on_one_grid(others, _NARROW_CELLS, _TILTS, _FEW).pmf
-    total = np.add.outer(first.loss, second.loss).ravel()
+    few_atoms, narrow_atoms = discrete.pmf, _on_one_grid(narrow, _NARROW_CELLS, _TILTS, _FEW).pmf
+    total = np.add.outer(few_atoms.loss, narrow_atoms.loss).ravel()
     order = np.argsort(total, kind="stable")
-    log_mass = np.add.outer(first.log_mass, second.log_mass).ravel()
+    log_mass = np.add.outer(few_atoms.log_mass, narrow_atoms.log_mass).ravel()
     p_only, q_only = (
         -math.expm1(math.log1p(-min(a, _ALMOST_ALL)) + math.log1p(-min(b, _ALMOST_ALL)))
         if max(a, b) < _ALMOST_ALL
         else 1.0
-        for a, b in ((first.p_only, second.p_only), (first.q_only, second.q_only))
+        for a, b in (
+            (few_atoms.p_only, narrow_atoms.p_only),
+            (few_atoms.q_only, narrow_atoms.q_only),
+        )
     )
     return LossPair(PrivacyLossPmf(total[order], log_mass[order], p_only, q_only))
 
@@ -310,29 +313,29 @@ def _sum_of(
         log_total = magnitude = 0.0
         for chunk in range(0, len(grids), _TOGETHER):
             spectra = []
-            for one in grids[chunk : chunk + _TOGETHER]:
-                tilted = one.log_p + tilt * spacing * one.index
+            for grid in grids[chunk : chunk + _TOGETHER]:
+                tilted = grid.log_p + tilt * spacing * grid.index
                 top = float(tilted.max())
                 weights = np.exp(tilted - top)
                 total = float(weights.sum())
                 masses = np.zeros(size)
-                masses[one.index % size] = weights / total
-                spectra.append((fft.rfft(masses), one.count))
+                masses[grid.index % size] = weights / total
+                spectra.append((fft.rfft(masses), grid.count))
                 log_run = top + math.log(total)
-                log_total += one.count * log_run
-                typical = abs(tilt) * spacing * float(weights @ np.abs(one.index)) / total
-                magnitude += one.count * (abs(log_run) + typical)
+                log_total += grid.count * log_run
+                typical = abs(tilt) * spacing * float(weights @ np.abs(grid.index)) / total
+                magnitude += grid.count * (abs(log_run) + typical)
             spectrum *= product_of_powers(spectra)
         sums = fft.irfft(spectrum, size)
         # Negative masses show the size of the rounding error; twice the largest is added to all.
         rounding = 2.0 * max(-float(sums.min()), 1e-19)
         chernoff = log_total - tilt * spacing * index
-        here = chernoff < smallest
-        sums = np.maximum(sums[place[here]], 0.0) + rounding
+        is_sharper = chernoff < smallest
+        sums = np.maximum(sums[place[is_sharper]], 0.0) + rounding
         # With a large tilt, the rounding of the exponents matters; masses may only be too large.
-        exponents = magnitude + abs(tilt) * spacing * np.abs(index[here])
-        log_mass[here] = np.log(sums) + chernoff[here] + _ROUNDING * exponents
-        smallest[here] = chernoff[here]
+        exponents = magnitude + abs(tilt) * spacing * np.abs(index[is_sharper])
+        log_mass[is_sharper] = np.log(sums) + chernoff[is_sharper] + _ROUNDING * exponents
+        smallest[is_sharper] = chernoff[is_sharper]
         if tilt > 0:
             above = min(above, chernoff[-1])
         if tilt < 0:
@@ -340,9 +343,9 @@ def _sum_of(
         if tilt < -1:
             below_q = min(below_q, chernoff[0] - spacing * first)
     # No mass is outside if the window ends where the grid ends.
-    if last == sum(one.end * one.count for one in grids):
+    if last == sum(grid.end * grid.count for grid in grids):
         above = -math.inf
-    if first == sum(one.start * one.count for one in grids):
+    if first == sum(grid.start * grid.count for grid in grids):
         below_p = below_q = -math.inf
     p_outside = math.exp(min(above, 0.0)) + math.exp(min(below_p, 0.0))
     return log_mass, p_outside, math.exp(min(below_q, 0.0))
@@ -353,10 +356,10 @@ def _coarse(atoms: PrivacyLossPmf, few: int) -> PrivacyLossPmf:
     width = float(np.ptp(atoms.loss))
     if len(atoms.loss) <= few or width == 0.0:
         return atoms
-    first, log_mass = on_lattice(atoms, width / few)
-    loss = np.asarray(width / few * (first + np.arange(len(log_mass))), dtype=np.float64)
-    kept = np.isfinite(log_mass)
-    return PrivacyLossPmf(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
+    lowest, log_mass = on_lattice(atoms, width / few)
+    loss = np.asarray(width / few * (lowest + np.arange(len(log_mass))), dtype=np.float64)
+    is_possible = np.isfinite(log_mass)
+    return PrivacyLossPmf(loss[is_possible], log_mass[is_possible], atoms.p_only, atoms.q_only)
 
 
 class _Cumulants:
@@ -456,16 +459,16 @@ class _Cumulants:
         # For each tilt, the smallest height among the tilts further out.
         order = np.argsort(-further)
         smallest = np.minimum.accumulate(height[order])
-        found = np.empty_like(height)
-        found[order] = smallest
-        return found - height
+        log_tails = np.empty_like(height)
+        log_tails[order] = smallest
+        return log_tails - height
 
 
 def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     """First index on the grid, and the log masses from there on."""
     place = np.floor(atoms.loss / spacing)
-    first = int(place.min())
-    cell = (place - first).astype(np.int64)
+    lowest = int(place.min())
+    cell = (place - lowest).astype(np.int64)
     gap = np.clip(atoms.loss - spacing * place, 0.0, spacing)
     # a + b = p and a e^-l + b e^-(l+h) = p e^-loss.
     upper = -np.expm1(-gap) / -math.expm1(-spacing)
@@ -476,4 +479,4 @@ def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     masses = np.zeros(size)
     np.add.at(masses, cell, np.exp(atoms.log_mass - top[cell]) * (1.0 - upper))
     np.add.at(masses, cell + 1, np.exp(atoms.log_mass - top[cell + 1]) * upper)
-    return first, safe_log(masses) + top
+    return lowest, safe_log(masses) + top

@@ -14,7 +14,7 @@ from audit.numerics import (
     PROFILE_ACCURACY,
     TINY,
     best_alpha,
-    bracket_near,
+    bracket_root,
     double_until,
     safe_root,
 )
@@ -132,7 +132,7 @@ def solve_epsilon(
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
     if guess is not None and guess > 0.0:
-        high, low = bracket_near(missed, guess, 1e-3 * guess, LARGEST_EPSILON, 0.0)
+        high, low = bracket_root(missed, guess, 1e-3 * guess, LARGEST_EPSILON, 0.0)
         if high == 0.0:
             return 0.0
         unreachable = high == low
@@ -160,11 +160,11 @@ def largest_epsilon(profiles: Iterable[Callable[[float], float]], delta: float) 
         4.6052
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    found = 0.0
+    epsilon = 0.0
     for profile in map(functools.cache, profiles):
-        if profile(found) > delta * (1.0 - PROFILE_ACCURACY):
-            found = solve_epsilon(profile, delta)
-    return found
+        if profile(epsilon) > delta * (1.0 - PROFILE_ACCURACY):
+            epsilon = solve_epsilon(profile, delta)
+    return epsilon
 
 
 def reach(profile: Callable[[float], float]) -> float:

@@ -100,10 +100,10 @@ class RenyiCurve(_KnownByRenyi):
         checks.store_validated(self, orders=orders, divergences=divergences)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        rest = checks.numbers("alpha", alpha, 1.0) - 1.0
+        order_less_one = checks.numbers("alpha", alpha, 1.0) - 1.0
         known = np.append(0.0, self.orders - 1.0)
         log_moments = np.append(0.0, self.divergences) * known
-        return np.interp(rest, known, log_moments, right=np.inf) / rest
+        return np.interp(order_less_one, known, log_moments, right=np.inf) / order_less_one
 
     @property
     def description(self) -> str:
@@ -161,11 +161,13 @@ def _pair_of_renyi(renyi: Callable[[FloatArray], FloatArray]) -> LossPair:
     most = renyi_to_epsilon(renyi, SMALLEST_DELTA)
     epsilons = np.linspace(0.0, most, 2049)
     alpha = 1.0 + np.geomspace(1e-5, 1e9, 2801)
-    rest, divergences = alpha - 1.0, renyi(alpha)
+    order_less_one, divergences = alpha - 1.0, renyi(alpha)
     usable = np.isfinite(divergences)
-    alpha, rest, divergences = alpha[usable], rest[usable], divergences[usable]
-    constant = rest * (divergences + np.log1p(-1.0 / alpha)) - np.log(alpha)
-    log_delta = np.array([float(np.min(constant - rest * epsilon)) for epsilon in epsilons])
+    alpha, order_less_one, divergences = alpha[usable], order_less_one[usable], divergences[usable]
+    constant = order_less_one * (divergences + np.log1p(-1.0 / alpha)) - np.log(alpha)
+    log_delta = np.array(
+        [float(np.min(constant - order_less_one * epsilon)) for epsilon in epsilons]
+    )
     return pair_of_profile(epsilons, np.exp(np.minimum(log_delta, 0.0)))
 
 
@@ -197,13 +199,20 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
         following = np.append(log_tail[1:], -np.inf) - log_tail
         log_q = log_tail + np.log(-np.expm1(np.minimum(following, 0.0)))
     log_p = log_q + loss
-    rest = max(1.0 - left - float(np.exp(log_p).sum() + np.exp(log_q).sum()), 0.0)
+    unassigned = max(1.0 - left - float(np.exp(log_p).sum() + np.exp(log_q).sum()), 0.0)
     with np.errstate(divide="ignore"):
-        log_mass = np.concatenate([log_q[::-1], [math.log(rest) if rest > 0 else -np.inf], log_p])
-    kept = log_mass > -np.inf
-    kept[len(loss)] = True
+        log_mass = np.concatenate(
+            [log_q[::-1], [math.log(unassigned) if unassigned > 0 else -np.inf], log_p]
+        )
+    is_possible = log_mass > -np.inf
+    is_possible[len(loss)] = True
     return LossPair(
-        PrivacyLossPmf(np.concatenate([-loss[::-1], [0.0], loss])[kept], log_mass[kept], left, left)
+        PrivacyLossPmf(
+            np.concatenate([-loss[::-1], [0.0], loss])[is_possible],
+            log_mass[is_possible],
+            left,
+            left,
+        )
     )
 
 

@@ -136,7 +136,7 @@ class SampledStep(PrivacyLoss):
         for a replaced record; for a group, the mean over j of e^(alpha (alpha-1) j^2 u^2 / 2)).
         """
         alpha = np.asarray(alpha, dtype=np.float64)
-        u, rest = self._shift, alpha - 1.0
+        u, order_less_one = self._shift, alpha - 1.0
         far = alpha * (alpha - 1.0) * (u * u / 2.0) * (4.0 if self.replace else 1.0)
         log_far = np.full_like(alpha, self._log_chances[0])
         with np.errstate(over="ignore"):
@@ -146,7 +146,7 @@ class SampledStep(PrivacyLoss):
         moments = np.array(log_far)
         if near.any():
             moments[near] = np.minimum(self._log_moments(alpha[near]), log_far[near])
-        return np.maximum(moments, 0.0) / rest
+        return np.maximum(moments, 0.0) / order_less_one
 
     def _log_moments(self, alpha: FloatArray) -> FloatArray:
         """Log of the moments E_Q[(P/Q)^alpha] for orders [n], the larger of both directions.
@@ -154,12 +154,12 @@ class SampledStep(PrivacyLoss):
         The integrand peaks at most (1 + alpha) u from the centre, so orders of similar size share
         nodes.
         """
-        found = np.empty_like(alpha)
+        log_moments = np.empty_like(alpha)
         size = np.frexp(alpha * self._largest_shift)[1]
-        for one in np.unique(np.maximum(size, 0)):
-            alike = np.maximum(size, 0) == one
-            found[alike] = self._log_moments_within(alpha[alike])
-        return found
+        for size_class in np.unique(np.maximum(size, 0)):
+            alike = np.maximum(size, 0) == size_class
+            log_moments[alike] = self._log_moments_within(alpha[alike])
+        return log_moments
 
     def _log_moments_within(self, alpha: FloatArray) -> FloatArray:
         """The same, on nodes that reach far enough for the largest order.
@@ -297,8 +297,8 @@ class DpSgd(Mechanism):
         orders = checks.numbers("alpha", alpha, 1.0)
         if self.gaussian_mu is not None:
             return super().renyi(orders)
-        one = self._step.renyi(orders.ravel())
-        return self.steps * one.reshape(orders.shape)
+        one_step = self._step.renyi(orders.ravel())
+        return self.steps * one_step.reshape(orders.shape)
 
     @property
     def description(self) -> str:

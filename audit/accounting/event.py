@@ -55,25 +55,25 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
     if hasattr(event, "_pmf_remove"):
         return _of_distribution(event)
     steps_of: dict[tuple[float, float], int] = {}
-    others: list[Mechanism] = []
+    mechanisms: list[Mechanism] = []
     for part, times in _parts(event):
         if isinstance(part, Mechanism):
-            others += [part] * checks.integer("count", times, 0, _MAX_PARTS)
+            mechanisms += [part] * checks.integer("count", times, 0, _MAX_PARTS)
         else:
             steps_of[part] = steps_of.get(part, 0) + times
     if neighbours == "replace-one" and any(
-        isinstance(one, LossDistribution) and one.directed for one in others
+        isinstance(mechanism, LossDistribution) and mechanism.directed for mechanism in mechanisms
     ):
         raise InvalidInput(
             "neighbours must be add-remove or zero-out for sampled Laplace events and mixtures of "
             f"Gaussians, got {neighbours}"
         )
-    found = [*runs_of(steps_of, neighbours=neighbours), *others]
-    if not found:
+    members = [*runs_of(steps_of, neighbours=neighbours), *mechanisms]
+    if not members:
         raise InvalidInput(
             f"event must contain at least one mechanism, got {checks.one_line(event)}"
         )
-    return found[0] if len(found) == 1 else Composition(tuple(found))
+    return members[0] if len(members) == 1 else Composition(tuple(members))
 
 
 def _parts(event: Any) -> _Parts:
@@ -104,9 +104,10 @@ def _discrete_laplace(event: Any) -> Mechanism:
     s = checks.integer("sensitivity", event.sensitivity, 1, _MAX_SENSITIVITY)
     inner = np.arange(s - 1, 0, -1)  # outputs between both centres, the smallest loss first
     losses = a * np.concatenate([[-s], s - 2.0 * inner, [s]])
-    rest = 1.0 + math.exp(-a)
+    normaliser = 1.0 + math.exp(-a)
     masses = (
-        np.concatenate([[math.exp(-a * s)], -math.expm1(-a) * np.exp(-a * inner), [1.0]]) / rest
+        np.concatenate([[math.exp(-a * s)], -math.expm1(-a) * np.exp(-a * inner), [1.0]])
+        / normaliser
     )
     one_way = LossDistribution(losses, masses)
     return LossDistribution(losses, masses, reverse=one_way)
@@ -292,8 +293,8 @@ def _direction(pmf: Any) -> LossDistribution:
     # On the other data set, masses are e^-loss times as large. Moving the lowest losses up, which
     # is safe, brings their sum to at most 1 there, too.
     weights = masses * np.exp(-losses)
-    rest = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
-    moved = rest[1:] + np.cumsum(masses) * np.exp(-losses)
+    tail = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
+    moved = tail[1:] + np.cumsum(masses) * np.exp(-losses)
     lowest = int(np.argmax(moved <= 1.0))
     merged = np.append(masses[: lowest + 1].sum(), masses[lowest + 1 :])
     return LossDistribution(losses[lowest:], merged, infinite)

@@ -90,7 +90,7 @@ def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
         most = 0.0
         for kind, (amount, example) in _amounts_by_kind(spent).items():
             if kind not in limits:
-                allowed = "; ".join(one.description for _, one in limits.values())
+                allowed = "; ".join(mechanism.description for _, mechanism in limits.values())
                 raise InvalidInput(
                     f"mechanism must be a part of the cap ({allowed}), got "
                     f"{example.description}{hint}"
@@ -113,28 +113,33 @@ def _amounts_by_kind(
 ) -> dict[Hashable, tuple[float, Mechanism]]:
     """Spent amounts by kind: mu^2, the steps of each DP-SGD, or runs; each with an example."""
     squares: list[float] = []
-    found: dict[Hashable, tuple[float, Mechanism]] = {}
-    for whole, times in several:
-        for one in _parts(whole):
+    amounts: dict[Hashable, tuple[float, Mechanism]] = {}
+    for mechanism, times in several:
+        for member in _parts(mechanism):
             kind: Hashable
             amount = times
-            if one.gaussian_mu is not None:
-                squares.append(times * one.gaussian_mu**2)
+            if member.gaussian_mu is not None:
+                squares.append(times * member.gaussian_mu**2)
                 kind, amount = _GAUSSIAN, 0
-            elif isinstance(one, DpSgd):
-                kind = one.noise_multiplier, one.sampling_rate, one.neighbours, one.group_size
-                amount = times * one.steps
+            elif isinstance(member, DpSgd):
+                kind = (
+                    member.noise_multiplier,
+                    member.sampling_rate,
+                    member.neighbours,
+                    member.group_size,
+                )
+                amount = times * member.steps
             else:
-                kind = _name(one)
-            found[kind] = found.get(kind, (0, one))[0] + amount, one
+                kind = _name(member)
+            amounts[kind] = amounts.get(kind, (0, member))[0] + amount, member
     if squares:
-        found[_GAUSSIAN] = math.fsum(squares), found[_GAUSSIAN][1]
-    return found
+        amounts[_GAUSSIAN] = math.fsum(squares), amounts[_GAUSSIAN][1]
+    return amounts
 
 
 def _parts(mechanism: Mechanism) -> list[Mechanism]:
     if isinstance(mechanism, Composition):
-        return [one for part in mechanism.parts for one in _parts(part)]
+        return [member for part in mechanism.parts for member in _parts(part)]
     return [mechanism]
 
 
@@ -166,8 +171,10 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
     limit = float(_limits(order, epsilon, delta))
 
     def share(spent: Spent) -> float:
-        each = [times * float(one.renyi(np.array([order]))[0]) for one, times in spent]
-        return math.fsum(each) / limit
+        divergences = [
+            times * float(mechanism.renyi(np.array([order]))[0]) for mechanism, times in spent
+        ]
+        return math.fsum(divergences) / limit
 
     words = f"order {format_rounded(order, up=True, digits=4)} (Feldman & Zrnic 2021)"
     return Filter(share, f"privacy filter: sums of Renyi divergences, {words}")
@@ -175,8 +182,8 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
 
 def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
     """The divergences [n] that convert to epsilon at orders [n], reduced by a rounding margin."""
-    found = epsilon - epsilon_of_order(0.0, order, delta)
-    return np.asarray(found - 1e-12 * np.abs(found))
+    limits = epsilon - epsilon_of_order(0.0, order, delta)
+    return np.asarray(limits - 1e-12 * np.abs(limits))
 
 
 @memoize(64)
@@ -207,12 +214,12 @@ def epsilon_of_cap(cap: float | Mechanism, delta: float) -> float:
 
 def spent_with(spent: Spent, mechanism: Mechanism, times: int) -> Spent:
     """The spent mechanisms with one more; equal mechanisms are counted together."""
-    found = list(spent)
-    for place, (one, before) in enumerate(found):
-        if one is mechanism or one == mechanism:
-            found[place] = one, before + times
-            return found
-    return [*found, (mechanism, times)]
+    updated = list(spent)
+    for place, (known, before) in enumerate(updated):
+        if known is mechanism or known == mechanism:
+            updated[place] = known, before + times
+            return updated
+    return [*updated, (mechanism, times)]
 
 
 def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
@@ -221,11 +228,11 @@ def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
     The total cost of a run that protects groups and a run that protects single records would hold
     for single records only.
     """
-    parts = [(one, relations(one)) for one in mechanisms]
+    parts = [(mechanism, relations(mechanism)) for mechanism in mechanisms]
     stated = sorted(frozenset().union(*(names for _, names in parts)))
     if len(stated) > 1:
         raise InvalidInput(f"{name} must have one neighbouring relation, got {stated}")
-    sizes = sorted({group_size(one) for one, names in parts if names})
+    sizes = sorted({group_size(mechanism) for mechanism, names in parts if names})
     if len(sizes) > 1:
         raise InvalidInput(f"{name} must have one group_size, got {' and '.join(map(str, sizes))}")
 
@@ -257,17 +264,17 @@ def odometer(runs: Iterable[Mechanism], delta: float = 1e-5) -> float:
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     spent: FloatArray = np.zeros_like(_ORDERS)
-    for one, times in kinds(list(runs)):
-        spent = spent + times * one.renyi(_ORDERS)
+    for mechanism, times in kinds(list(runs)):
+        spent = spent + times * mechanism.renyi(_ORDERS)
     usable = np.isfinite(spent)
     if not usable.any():
         return math.inf
-    rest, spent = _ORDERS[usable] - 1.0, spent[usable]
+    order_less_one, spent = _ORDERS[usable] - 1.0, spent[usable]
     threshold = math.log(len(_ORDERS) / delta)
 
     def left(loss: float) -> float:
         """At most 0 where the mean of the supermartingales has reached 1/delta."""
-        return threshold - float(special.logsumexp(rest * (loss - spent)))
+        return threshold - float(special.logsumexp(order_less_one * (loss - spent)))
 
-    most = float(np.min(spent + threshold / rest)) * (1.0 + 1e-9) + 1e-9
+    most = float(np.min(spent + threshold / order_less_one)) * (1.0 + 1e-9) + 1e-9
     return safe_root(left, most, 0.0, 1e-9, 1e-9)

@@ -66,11 +66,11 @@ class LossDistribution(Mechanism):
             "infinite", self.infinite, 0.0, 1.0, closed_low=True, closed_high=True
         )
         checks.validate(self, "directed", checks.flag)
-        total, other = masses.sum() + infinite, self._masses_of_other(losses, masses).sum()
-        if abs(total - 1.0) > _ROUNDING or other > 1.0 + _ROUNDING:
+        total, total_of_other = masses.sum() + infinite, self._masses_of_other(losses, masses).sum()
+        if abs(total - 1.0) > _ROUNDING or total_of_other > 1.0 + _ROUNDING:
             raise InvalidInput(
                 "probabilities must sum to 1, and to at most 1 under the other data set, "
-                f"got {total:.9g} and {other:.9g}"
+                f"got {total:.9g} and {total_of_other:.9g}"
             )
         checks.store_validated(self, losses=losses, probabilities=masses, infinite=infinite)
 
@@ -81,11 +81,13 @@ class LossDistribution(Mechanism):
     @cached_property
     def _pair(self) -> LossPair:
         log_mass = safe_log(self.probabilities)
-        kept = log_mass > -np.inf
+        is_possible = log_mass > -np.inf
         lacking = 1.0 - float(self._masses_of_other(self.losses, self.probabilities).sum())
         # If rounding leaves a sum below 1, the difference counts as infinite loss.
         leak = max(self.infinite, 1.0 - float(self.probabilities.sum()))
-        return LossPair(PrivacyLossPmf(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
+        return LossPair(
+            PrivacyLossPmf(self.losses[is_possible], log_mass[is_possible], leak, max(lacking, 0.0))
+        )
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -95,12 +97,12 @@ class LossDistribution(Mechanism):
 
     @cached_property
     def _is_own_reverse(self) -> bool:
-        other = self.reverse
+        reverse = self.reverse
         return (
-            other is not None
-            and np.array_equal(self.losses, other.losses)
-            and np.array_equal(self.probabilities, other.probabilities)
-            and self.infinite == other.infinite
+            reverse is not None
+            and np.array_equal(self.losses, reverse.losses)
+            and np.array_equal(self.probabilities, reverse.probabilities)
+            and self.infinite == reverse.infinite
         )
 
     @property
@@ -113,9 +115,9 @@ class LossDistribution(Mechanism):
 
 
 def _numbers(name: str, values: ArrayLike) -> FloatArray:
-    found = checks.numbers(name, values)
-    if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
+    numbers = checks.numbers(name, values)
+    if numbers.ndim != 1 or numbers.size == 0 or not np.isfinite(numbers).all():
         raise InvalidInput(
-            f"{name} must be finite numbers in one dimension, got {checks.one_line(found)}"
+            f"{name} must be finite numbers in one dimension, got {checks.one_line(numbers)}"
         )
-    return found
+    return numbers

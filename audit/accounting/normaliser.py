@@ -100,12 +100,12 @@ def _difference(
     shape: float, excess: float, log_ratio: float, epsilon: float, side: float
 ) -> float:
     """P[beyond c / r] - e^eps P[beyond c] above c, or the same with both exchanged below c."""
-    there = _log_tail(shape, excess, shape + excess, side)
+    at_one = _log_tail(shape, excess, shape + excess, side)
     # The excess of c / r, computed directly, so that no digits are lost if r is close to 1.
     ratio = math.exp(-log_ratio)
     scaled = excess * ratio + shape * math.expm1(-log_ratio)
-    here = _log_tail(shape, scaled, (shape + excess) * ratio, side)
-    larger, smaller = (here, there) if side > 0.0 else (there, here)
+    at_ratio = _log_tail(shape, scaled, (shape + excess) * ratio, side)
+    larger, smaller = (at_ratio, at_one) if side > 0.0 else (at_one, at_ratio)
     if larger == -math.inf:
         return 0.0
     return max(0.0, math.exp(larger) * -math.expm1(min(epsilon + smaller - larger, 0.0)))

@@ -219,11 +219,11 @@ class LossPair(DominatingPair):
         return LossPair(flipped)
 
     def renyi(self, alpha: FloatArray) -> FloatArray:
-        rest = np.asarray(alpha, dtype=np.float64)[..., None] - 1.0
+        order_less_one = np.asarray(alpha, dtype=np.float64)[..., None] - 1.0
         if self.pmf.p_only > 0:
-            return np.full(rest.shape[:-1], np.inf)
-        log_sum = special.logsumexp(self.pmf.log_mass + rest * self.pmf.loss, axis=-1)
-        return np.maximum(log_sum, 0.0) / rest[..., 0]
+            return np.full(order_less_one.shape[:-1], np.inf)
+        log_sum = special.logsumexp(self.pmf.log_mass + order_less_one * self.pmf.loss, axis=-1)
+        return np.maximum(log_sum, 0.0) / order_less_one[..., 0]
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
         return self.pmf
@@ -270,8 +270,8 @@ class LossPair(DominatingPair):
         ):
             masses = np.concatenate([[first], np.exp(log_mass), [last]])
             left = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-            done = np.append(0.0, np.cumsum(masses))
-            sides.append((done, left))
+            below = np.append(0.0, np.cumsum(masses))
+            sides.append((below, left))
         return sides[0], sides[1]
 
     @cached_property
@@ -283,14 +283,14 @@ class LossPair(DominatingPair):
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         k = np.clip(t.astype(np.int64), 0, len(self.pmf.loss) + 1)
         share = np.clip(t - k, 0.0, 1.0)
-        (done, left), (done_with, left_with) = (
+        (below, left), (below_with, left_with) = (
             (a[k] + share * (a[k + 1] - a[k]), b[k] + share * (b[k + 1] - b[k]))
             for a, b in self._vertices
         )
         # If composition added mass, s is rounded down and s' up, so that both remain monotone.
         added, added_with = (max(float(b[0]) - 1.0, 0.0) for _, b in self._vertices)
-        p = log_complement(done * (1.0 - 2.0 * added), left)
-        q = log_complement(done_with, left_with * (1.0 - 2.0 * added_with))
+        p = log_complement(below * (1.0 - 2.0 * added), left)
+        q = log_complement(below_with, left_with * (1.0 - 2.0 * added_with))
         # Probabilities under P' that underflow are interpolated in logarithms.
         tiny = q < _UNDERFLOW
         if tiny.any():
@@ -305,7 +305,7 @@ class LossPair(DominatingPair):
             log P[worse] and log P'[worse] at the limits [n+3] of the outputs, from 0 to -inf.
             Outputs that occur only under P' are the worst.
         """
-        p, q = (log_complement(left, done)[::-1] for done, left in self._vertices)
+        p, q = (log_complement(left, below)[::-1] for below, left in self._vertices)
         return p, q
 
 
@@ -321,18 +321,18 @@ class DiscretePair(LossPair):
                 )
         if p.shape != q.shape:
             raise InvalidInput(f"q must have the length of p, {len(p)}, got {len(q)}")
-        both = (p > 0) & (q > 0)
-        if not both.any():
+        in_both = (p > 0) & (q > 0)
+        if not in_both.any():
             super().__init__(PrivacyLossPmf(np.zeros(1), np.full(1, -np.inf), 1.0, 1.0))
             return
-        log_p, log_q = np.log(p[both]), np.log(q[both])
+        log_p, log_q = np.log(p[in_both]), np.log(q[in_both])
         order = np.argsort(log_p - log_q, kind="stable")
         super().__init__(
             PrivacyLossPmf(
                 (log_p - log_q)[order],
                 log_p[order],
-                float(p[~both].sum()),
-                float(q[~both].sum()),
+                float(p[~in_both].sum()),
+                float(q[~in_both].sum()),
             )
         )
 
@@ -351,10 +351,10 @@ class LaplacePair(DominatingPair):
     def renyi(self, alpha: FloatArray) -> FloatArray:
         """Mironov 2017, proposition 6."""
         alpha = np.asarray(alpha, dtype=np.float64)
-        rest, both = alpha - 1.0, np.log(2.0 * alpha - 1.0)
-        far = np.log(alpha) - both + rest * self._most
-        near = np.log(rest) - both - alpha * self._most
-        return np.maximum(np.logaddexp(far, near), 0.0) / rest
+        order_less_one, log_normaliser = alpha - 1.0, np.log(2.0 * alpha - 1.0)
+        far = np.log(alpha) - log_normaliser + order_less_one * self._most
+        near = np.log(order_less_one) - log_normaliser - alpha * self._most
+        return np.maximum(np.logaddexp(far, near), 0.0) / order_less_one
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
         # Between the two centres, at y, the loss is (1 - 2 y)/scale; beyond them it is +-1/scale.
@@ -373,17 +373,17 @@ class LaplacePair(DominatingPair):
 
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         # First the outputs beyond the centre of P', then those between the centres, then the rest.
-        first, last = np.clip(t, 0.0, 1.0), np.clip(t - 2.0, 0.0, 1.0)
+        before_one, after_two = np.clip(t, 0.0, 1.0), np.clip(t - 2.0, 0.0, 1.0)
         y = np.clip(2.0 - t, 0.0, 1.0)
         with np.errstate(divide="ignore"):
             log_p = np.where(
                 t <= 2.0,
-                np.log1p(-0.5 * first * np.exp(-y / self.scale)),
-                math.log(0.5) + np.log1p(-last),
+                np.log1p(-0.5 * before_one * np.exp(-y / self.scale)),
+                math.log(0.5) + np.log1p(-after_two),
             )
             log_q = np.where(
                 t <= 1.0,
-                np.log1p(-0.5 * first),
-                math.log(0.5) + (y - 1.0) / self.scale + np.log1p(-last),
+                np.log1p(-0.5 * before_one),
+                math.log(0.5) + (y - 1.0) / self.scale + np.log1p(-after_two),
             )
         return log_p, log_q

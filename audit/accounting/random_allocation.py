@@ -112,22 +112,22 @@ class _Ratio:
     def _trimmed(self) -> "_Ratio":
         """The same without negligible ends, which are moved outwards with their mean preserved."""
         below = np.cumsum(self.mass[1:])
-        first = 1 + int(np.searchsorted(below, _NEGLIGIBLE, side="right"))
+        lowest = 1 + int(np.searchsorted(below, _NEGLIGIBLE, side="right"))
         means = self.at * self.mass
         above = np.cumsum(means[::-1])[::-1]
-        last = len(self.at) - 1 - int(np.searchsorted(above[::-1], _NEGLIGIBLE, side="right"))
-        last = max(last, first + 1)
-        if last >= len(self.at):
+        highest = len(self.at) - 1 - int(np.searchsorted(above[::-1], _NEGLIGIBLE, side="right"))
+        highest = max(highest, lowest + 1)
+        if highest >= len(self.at):
             return self
-        at = np.append(0.0, self.at[first : last + 1])
-        mass = np.append(self.mass[0], self.mass[first : last + 1])
+        at = np.append(0.0, self.at[lowest : highest + 1])
+        mass = np.append(self.mass[0], self.mass[lowest : highest + 1])
         # Values below the first are split between 0 and the first.
-        moved = float(means[1:first].sum()) / self.at[first]
+        moved = float(means[1:lowest].sum()) / self.at[lowest]
         mass[1] += moved
-        mass[0] += max(float(self.mass[1:first].sum()) - moved, 0.0)
+        mass[0] += max(float(self.mass[1:lowest].sum()) - moved, 0.0)
         # Values above the last keep their mass there, and the surplus becomes infinite.
-        beyond = float(self.mass[last + 1 :].sum())
-        surplus = max(float(means[last + 1 :].sum()) - beyond * self.at[last], 0.0)
+        beyond = float(self.mass[highest + 1 :].sum())
+        surplus = max(float(means[highest + 1 :].sum()) - beyond * self.at[highest], 0.0)
         mass[-1] += beyond
         return _Ratio(at, mass, self.infinite + surplus, self.log_step)
 
@@ -135,8 +135,8 @@ class _Ratio:
         """The pair of the mean of `terms` ratios; P is the data set with the record."""
         loss = np.log(self.at[1:] / terms)
         log_mass = safe_log(self.mass[1:]) + loss
-        kept = log_mass > -np.inf
-        loss, log_mass, p_only = loss[kept], log_mass[kept], self.infinite / terms
+        is_possible = log_mass > -np.inf
+        loss, log_mass, p_only = loss[is_possible], log_mass[is_possible], self.infinite / terms
         # Rounding can leave a total below 1, by 1e-12 for 10^4 terms.
         total = float(np.exp(log_mass).sum()) + p_only
         log_mass += max(-math.log(total), 0.0)

@@ -52,10 +52,10 @@ def from_opacus(
     """
     history = getattr(getattr(accountant, "accountant", accountant), "history", None)
     if history is None:
-        what = checks.kind_of(accountant)
+        kind = checks.kind_of(accountant)
         if isinstance(accountant, list | tuple):
-            what += f" of {len(accountant)}; all runs of a tuning share one accounting, so pass one"
-        raise InvalidInput(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")
+            kind += f" of {len(accountant)}; all runs of a tuning share one accounting, so pass one"
+        raise InvalidInput(f"accountant must be an Opacus accountant or PrivacyEngine, got {kind}")
     if not isinstance(history, Iterable):
         raise InvalidInput(f"history must be a list of phases, got {checks.one_line(history)}")
     steps_of: dict[tuple[float, float], int] = {}
@@ -121,18 +121,18 @@ def joined(steps_of: Phases, most: int) -> Phases:
     A step with the smallest noise and the largest rate of a cell dominates all steps in it. Cells
     grow by half until there are at most `most` phases.
     """
-    width, found = 1e-3, steps_of
-    while len(found) > most:
+    width, merged = 1e-3, steps_of
+    while len(merged) > most:
         cells: dict[tuple[int, int], tuple[float, float, int]] = {}
         for (noise, rate), steps in steps_of.items():
             cell = _cell(noise, width), _cell(rate, width)
             least, largest, before = cells.get(cell, (noise, rate, 0))
             cells[cell] = min(least, noise), max(largest, rate), before + steps
-        found = {}
+        merged = {}
         for noise, rate, steps in cells.values():
-            found[noise, rate] = found.get((noise, rate), 0) + steps
+            merged[noise, rate] = merged.get((noise, rate), 0) + steps
         width *= 1.5
-    return found
+    return merged
 
 
 def _cell(value: float, width: float) -> int:

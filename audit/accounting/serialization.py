@@ -17,7 +17,7 @@ from audit.accounting.mechanism import Mechanism
 from audit.accounting.random_allocation import RandomAllocation
 from audit.errors import InvalidInput
 
-_KINDS: dict[str, type[Mechanism]] = {
+MECHANISMS: dict[str, type[Mechanism]] = {
     kind.__name__: kind
     for kind in (
         WorstOf,
@@ -38,6 +38,7 @@ _KINDS: dict[str, type[Mechanism]] = {
         ZeroConcentratedDp,
     )
 }
+"""The mechanisms that files can hold, by name."""
 
 
 def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
@@ -52,15 +53,15 @@ def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     """
     written: Any = base
     name = type(base).__name__
-    if _KINDS.get(name) is not type(base):
+    if MECHANISMS.get(name) is not type(base):
         raise InvalidInput(
             f"base must be a mechanism of audit.accounting to be written, got {name}"
         )
     return {"mechanism": name} | {
-        each.name: _value(getattr(base, each.name))
-        for each in fields(written)
+        field.name: _value(getattr(base, field.name))
+        for field in fields(written)
         # A group size of 1 is left out, as in files of versions without groups.
-        if (each.name, getattr(base, each.name)) != ("group_size", 1)
+        if (field.name, getattr(base, field.name)) != ("group_size", 1)
     }
 
 
@@ -77,14 +78,16 @@ def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
     if not isinstance(values, Mapping):
         raise InvalidInput(f"mechanism must be a mapping, got {checks.one_line(values)}")
     parameters = {str(name): _read(value) for name, value in values.items()}
-    kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
+    kind = MECHANISMS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), MECHANISMS)]
     taken: Any = kind
-    for each in fields(taken):
-        is_needed = each.default is MISSING and each.default_factory is MISSING
-        if is_needed and each.name not in parameters:
-            raise InvalidInput(f"mechanism {kind.__name__} must have {each.name}, got none")
+    for field in fields(taken):
+        is_needed = field.default is MISSING and field.default_factory is MISSING
+        if is_needed and field.name not in parameters:
+            raise InvalidInput(f"mechanism {kind.__name__} must have {field.name}, got none")
     for name in parameters:
-        checks.one_of(f"parameter of {kind.__name__}", name, [each.name for each in fields(taken)])
+        checks.one_of(
+            f"parameter of {kind.__name__}", name, [field.name for field in fields(taken)]
+        )
     try:
         return kind(**parameters)
     except TypeError as error:
@@ -98,7 +101,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, Mechanism):
         return mechanism_to_dict(value)
     if isinstance(value, tuple | list | np.ndarray):
-        return [_value(one) for one in value]
+        return [_value(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 

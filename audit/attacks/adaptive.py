@@ -196,13 +196,13 @@ def adaptive_attack(
 
     from scipy import optimize  # slow to import, and rarely needed
 
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         lost,
         np.array([top + 0.5, top - 0.1, low + 0.1, low - 0.7, -1.0, 1.0 + mu, 0.5]),
         method="Nelder-Mead",
         options={"maxfev": evaluations, "xatol": 1e-3, "fatol": 1e-5},
     )
-    best = attack(np.asarray(found.x))
+    best = attack(np.asarray(optimum.x))
     plain = replace(best, tip=math.inf, front=(top, top), back=(low, low))
     return max((best, plain), key=lambda one: _expected_ratio(one, delta, trials, alpha))
 

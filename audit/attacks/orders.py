@@ -146,12 +146,12 @@ def worst_case_split_order(
     tops = np.linspace(-6.0, 8.0 + min(mu, 8.0), 225)
     bottoms = np.linspace(-9.0, 4.0 + mu, 200)
     log_ratio = _three_outputs(mu, repetitions, delta, tops[:, None], bottoms[None, :])
-    found = float(tops[int(np.argmax(log_ratio.max(axis=1)))])
+    top_of_worst = float(tops[int(np.argmax(log_ratio.max(axis=1)))])
 
     def attained(top: float) -> float:
         return TunedOrder(mu, repetitions, SplitOrder(top)).epsilon(delta)
 
-    tried = {top: attained(top) for top in (found, -np.inf, np.inf)}
+    tried = {top: attained(top) for top in (top_of_worst, -np.inf, np.inf)}
     width = float(tops[1] - tops[0])
     while width > 1e-3:
         centre = max(tried, key=lambda top: tried[top])

@@ -49,10 +49,10 @@ class SubsetAttack:
         (p, _), (p_with, _) = TunedOrder(
             self.mu, self.protocol.repetitions, self.order, _STEP
         ).masses
-        some = (p > 1e-290) & (p_with > 1e-290)
-        loss = np.log(p_with[some]) - np.log(p[some])
+        is_possible = (p > 1e-290) & (p_with > 1e-290)
+        loss = np.log(p_with[is_possible]) - np.log(p[is_possible])
         order = np.argsort(loss)
-        tuning = LossPair(PrivacyLossPmf(loss[order], np.log(p_with[some])[order], 0.0, 0.0))
+        tuning = LossPair(PrivacyLossPmf(loss[order], np.log(p_with[is_possible])[order], 0.0, 0.0))
         (pair,) = GaussianMechanism(self.mu).pairs
         on_all = self.protocol.final == "all"
         curve = SubsetCurve(tuning, pair, pair, self.protocol.sampling_rate, on_all)
@@ -65,18 +65,18 @@ class SubsetAttack:
     def log_ratio(self, winner: FloatArray, final: FloatArray) -> FloatArray:
         """Log density ratio [n] of both outputs; a winner of minus infinity means no run."""
         repetitions, q = self.protocol.repetitions, self.protocol.sampling_rate
-        some = np.isfinite(winner)
-        x, tuned = winner[some], np.zeros(len(winner))
+        is_finite = np.isfinite(winner)
+        x, tuned = winner[is_finite], np.zeros(len(winner))
         without, with_record = (
             repetitions.log_phi_prime_at(_log_worse(self.order, x, mean)) for mean in (0.0, self.mu)
         )
-        tuned[some] = with_record - without + self.mu * (x - 0.5 * self.mu)
-        last = self.mu * (final - 0.5 * self.mu)
+        tuned[is_finite] = with_record - without + self.mu * (x - 0.5 * self.mu)
+        final_loss = self.mu * (final - 0.5 * self.mu)
         with np.errstate(divide="ignore"):
             log_q, log_rest = np.log(q), np.log1p(-q)
         if self.protocol.final == "all":
-            return np.asarray(np.logaddexp(log_q + tuned, log_rest) + last)
-        return np.asarray(np.logaddexp(log_q + tuned, log_rest + last))
+            return np.asarray(np.logaddexp(log_q + tuned, log_rest) + final_loss)
+        return np.asarray(np.logaddexp(log_q + tuned, log_rest + final_loss))
 
     def play(self, rng: np.random.Generator, trials: int, mean: float) -> FloatArray:
         """Simulates tunings and returns their log density ratios, [trials].

@@ -48,7 +48,7 @@ class AcceptedTails:
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' hockey-stick divergences, rounded down."""
-        found = 0.0
+        delta = 0.0
         for sign in (1.0, -1.0):
             # The x at which the ratio of the two densities is e^epsilon.
             log_total = math.log(self._total(self.mu)) - math.log(self._total(0.0))
@@ -61,8 +61,8 @@ class AcceptedTails:
             else:
                 gain = below - nothing - math.exp(epsilon) * (below_with - nothing_with)
                 none = nothing - math.exp(epsilon) * nothing_with
-            found = max(found, gain + max(none, 0.0))
-        return max(found * (1.0 - 1e-9) - 1e-15, 0.0)
+            delta = max(delta, gain + max(none, 0.0))
+        return max(delta * (1.0 - 1e-9) - 1e-15, 0.0)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that these tails attain at delta, rounded down."""
@@ -113,8 +113,8 @@ def attack_tails(
         low = z[special.ndtr(z) < protocol.accepted_share]
         high = -special.ndtri(protocol.accepted_share - special.ndtr(low))
         with_record = special.ndtr(low - mu) + special.ndtr(mu - high)
-        kept = with_record >= protocol.accepted_share
-        low, high = low[kept], high[kept]
+        is_accepted = with_record >= protocol.accepted_share
+        low, high = low[is_accepted], high[is_accepted]
     else:
         low, high = (side.ravel() for side in np.meshgrid(z, z, indexing="ij"))
         low, high = low[low <= high], high[low <= high]

@@ -141,11 +141,11 @@ class LabelAttack:
         matrices = np.zeros((2, 3, size, size))
         for label in range(3):
             back, front = self.back[label], max(self.front[label], self.back[label])
-            for part, (least, most) in enumerate(((-np.inf, back), (back, front))):
+            for side, (least, most) in enumerate(((-np.inf, back), (back, front))):
                 chances = np.diff(special.ndtr(np.clip(edges, least, most) - mean))
                 for move, chance in zip(self._moves, chances, strict=True):
                     end = np.clip(start + move, 0, size - 1)
-                    np.add.at(matrices[part, label], (start, end), chance)
+                    np.add.at(matrices[side, label], (start, end), chance)
         return matrices[0], matrices[1]
 
     @cached_property
@@ -155,17 +155,17 @@ class LabelAttack:
         evidence = (np.arange(size) - self._middle) * self.spacing * self.mu
         price = np.exp(np.minimum(self.tuned_to + evidence, 600.0))[:, None]
         sides = [self._matrices(mean) for mean in (0.0, self.mu)]
-        stacked = [(back.reshape(-1, size), rest.reshape(-1, size)) for back, rest in sides]
+        stacked = [(back.reshape(-1, size), forward.reshape(-1, size)) for back, forward in sides]
         probabilities, densities = self._runs, self.densities / 3.0
         # Chances of the event after n runs outside the front, for states [not reached, reached].
         chances = [np.stack([np.zeros(size), np.full(size, probabilities[-1])])] * 2
         best = np.zeros((len(probabilities) - 1, 2, size, 3), np.int8)
         for n in range(len(probabilities) - 2, -1, -1):
             later = []
-            for (back, rest), values in zip(stacked, chances, strict=True):
+            for (back, forward), values in zip(stacked, chances, strict=True):
                 # A run in the back reaches it, whatever was before.
                 reached = back @ values[1]
-                later.append([(reached + rest @ values[f]).reshape(3, size).T for f in (0, 1)])
+                later.append([(reached + forward @ values[f]).reshape(3, size).T for f in (0, 1)])
             following = []
             for state in (0, 1):
                 gain = later[0][state] - price * later[1][state]

@@ -11,8 +11,9 @@ from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
 from audit.certificate.released import model_hash
+from audit.certificate.schema import schema
 from audit.certificate.signature import check_signature, sign
-from audit.certificate.verification import Status, Verdict, schema, verify
+from audit.certificate.verification import Status, Verdict, verify
 
 __all__ = [
     "FORMAT",

@@ -101,7 +101,7 @@ class Certificate(Content):
             >>> study.certificate.declare(dataset="Digits").declaration.dataset
             'Digits'
         """
-        names = {one.name for one in fields(Declaration)}
+        names = {field.name for field in fields(Declaration)}
         for name in statements:
             checks.one_of("statement", name, names)
         return replace(self, declaration=replace(self.declaration, **statements))
@@ -160,19 +160,19 @@ class Certificate(Content):
         Raises:
             InvalidInput: the values are not a certificate of this format.
         """
-        given = values.get("format") if isinstance(values, Mapping) else None
-        if isinstance(given, str) and given in _OLD:
+        format_name = values.get("format") if isinstance(values, Mapping) else None
+        if isinstance(format_name, str) and format_name in _OLD:
             raise InvalidInput(
-                f"certificate must be of format {FORMAT!r}, got {given!r}, whose conditions cannot "
-                "be verified: issue it again from its study"
+                f"certificate must be of format {FORMAT!r}, got {format_name!r}, whose conditions "
+                "cannot be verified: issue it again from its study"
             )
-        if given != FORMAT:
+        if format_name != FORMAT:
             raise InvalidInput(
-                f"certificate must be of format {FORMAT!r}, got {checks.one_line(given)}"
+                f"certificate must be of format {FORMAT!r}, got {checks.one_line(format_name)}"
             )
-        found: Self = read_typed(cls, values, "certificate", _READERS)
-        derived.check_score(found.protocol, found.score)
-        return found
+        certificate: Self = read_typed(cls, values, "certificate", _READERS)
+        derived.check_score(certificate.protocol, certificate.score)
+        return certificate
 
     def __str__(self) -> str:
         return text.document(self)
@@ -190,7 +190,7 @@ def _current_provenance() -> Made:
 _READERS = {
     Mechanism: lambda values: mechanism_from_dict(
         # The description of a base is only for readers.
-        {name: one for name, one in values.items() if name != "description"}
+        {name: value for name, value in values.items() if name != "description"}
         if isinstance(values, Mapping)
         else values
     ),

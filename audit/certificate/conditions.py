@@ -5,8 +5,9 @@ condition cannot be removed or reworded. A changed sentence requires a new `FORM
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 from audit import checks
 from audit.accounting import (
@@ -22,10 +23,12 @@ from audit.accounting import (
     relations,
 )
 from audit.errors import InvalidInput
+from audit.json_schema import Keywords, Positive, Text
 from audit.numerics import format_exact
 from audit.protocols import Protocol
 
 _MAX_NAMES = 10_000
+_Names = Annotated[tuple[Text, ...], Keywords(uniqueItems=True)]
 
 AS_STATED = "base mechanism"
 """The relation of a mechanism that does not state one."""
@@ -97,8 +100,8 @@ class Condition:
         'on trust'
     """
 
-    name: str
-    words: str
+    name: Text
+    words: Text
     ground: Ground
 
 
@@ -120,8 +123,8 @@ class Private:
         GaussianMechanism(mu=0.2)
     """
 
-    noise_std: float
-    sensitivity: float
+    noise_std: Positive
+    sensitivity: Positive
     disjoint: bool = True
 
     def __post_init__(self) -> None:
@@ -168,16 +171,19 @@ class StudyFacts:
         False
     """
 
-    prior: Mapping[str, str]
-    checked: tuple[str, ...] = ()
+    prior: Annotated[Mapping[str, str], Keywords(maxProperties=_MAX_NAMES)]
+    checked: _Names = ()
     seeded: bool = False
     key_kept: bool = False
-    settings: str = ""
-    expected_batch_size: float | None = None
-    tested: tuple[str, ...] = ()
-    tested_on: str = ""
+    settings: Annotated[str, Keywords(pattern="^[0-9a-f]{64}$")] = ""
+    expected_batch_size: Positive | None = None
+    tested: _Names = ()
+    tested_on: Annotated[str, Keywords(enum=["", *TESTED_ON])] = ""
     tested_with: str = ""
-    tested_steps: int = 0
+    # Certificates of earlier versions do not state it.
+    tested_steps: Annotated[int, Keywords(minimum=0)] = field(
+        default=0, metadata={"optional": True}
+    )
 
     def __post_init__(self) -> None:
         checks.validate(self, "seeded", checks.flag)
@@ -210,13 +216,13 @@ class Setting:
         'add-remove'
     """
 
-    trust_model: str
-    unit: str
-    relation: str
-    neighbours: str
-    touched: Mapping[str, str]
-    released: tuple[str, ...]
-    withheld: tuple[str, ...]
+    trust_model: Text
+    unit: Annotated[str, Keywords(minLength=1, maxLength=1000)]
+    relation: Annotated[str, Keywords(enum=[*NEIGHBOURS, AS_STATED])]
+    neighbours: Text
+    touched: Mapping[str, Text]
+    released: Annotated[tuple[Text, ...], Keywords(minItems=1)]
+    withheld: Annotated[tuple[Text, ...], Keywords(minItems=1)]
 
 
 def check_score(protocol: Protocol, score: Private | None) -> None:
@@ -239,14 +245,14 @@ def bases_of(training: Mechanism, score: Private | None) -> list[Mechanism]:
     """
     if score is None:
         return [training]
-    found = [score.with_training(training)]
+    bases = [score.with_training(training)]
     if isinstance(training, WorstOf | Mixture):
         inside = tuple(map(score.with_training, training.candidates))
         if isinstance(training, Mixture):
-            found.append(Mixture(inside, training.chances))
+            bases.append(Mixture(inside, training.chances))
         else:
-            found.append(type(training)(inside))
-    return found
+            bases.append(type(training)(inside))
+    return bases
 
 
 def relation_of(training: Mechanism) -> str:
@@ -265,17 +271,17 @@ def records_of(training: Mechanism) -> str:
 
 def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
     """Names of the conditions that a study can check in every run."""
-    found: list[str] = []
+    names: list[str] = []
     parts = _parts(training)
     if all(isinstance(part, DpSgd) for part in parts):
-        found += ["steps", "noise_multiplier", "sampling_rate"]
+        names += ["steps", "noise_multiplier", "sampling_rate"]
         if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
-            found.append("poisson_sampling")
+            names.append("poisson_sampling")
         if "add-remove" in relations(training):
-            found += ["divisor", "constants"]
+            names += ["divisor", "constants"]
     if protocol.trains_on_subset:
-        found.append("count_of_records")
-    return tuple(found)
+        names.append("count_of_records")
+    return tuple(names)
 
 
 def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
@@ -283,12 +289,12 @@ def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
     parts = _parts(training)
     if not all(isinstance(part, DpSgd) for part in parts):
         return ()
-    found = [*_OF_DP_SGD]
+    names = [*_OF_DP_SGD]
     if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
-        found.append("poisson_sampling")
+        names.append("poisson_sampling")
     if "add-remove" in relations(training):
-        found.append("relation add-remove")
-    return (*found, "score") if score is None else tuple(found)
+        names.append("relation add-remove")
+    return (*names, "score") if score is None else tuple(names)
 
 
 def most_steps(training: Mechanism) -> int:
@@ -307,7 +313,7 @@ def conditions(
     training: Mechanism, protocol: Protocol, score: Private | None, facts: StudyFacts
 ) -> tuple[Condition, ...]:
     """All conditions of the claim; those on trust come last."""
-    found = [
+    listed = [
         *_by_construction(protocol, score, facts),
         *_of_runs(training, protocol, facts),
         *_on_trust(protocol, score),
@@ -315,17 +321,17 @@ def conditions(
     tested = set(facts.tested) & set(testable(training, score))
     if tested:
         how = f" ({how_tested(facts)})"
-        found = [
-            Condition(one.name, one.words + how, Ground.TESTED)
-            if one.ground is Ground.ON_TRUST and one.name in tested
-            else one
-            for one in found
+        listed = [
+            Condition(condition.name, condition.words + how, Ground.TESTED)
+            if condition.ground is Ground.ON_TRUST and condition.name in tested
+            else condition
+            for condition in listed
         ]
-        found.append(Condition("test", _REPRESENTATIVE, Ground.ON_TRUST))
+        listed.append(Condition("test", _REPRESENTATIVE, Ground.ON_TRUST))
     order = (
         Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST
     )  # fmt: skip
-    return tuple(sorted(found, key=lambda one: order.index(one.ground)))
+    return tuple(sorted(listed, key=lambda one: order.index(one.ground)))
 
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
@@ -367,15 +373,15 @@ def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     """Events that make the certificate void."""
     secret = protocol.statement.secret
     runs = f"{secret}, a losing run" if secret else "a rejected run"
-    found = [
+    reasons = [
         f"{runs}, its score or the key of the random draws becomes known",
         "the study was repeated or restarted until its result was favourable",
         "another release from the same private records is not counted in addition to this one",
     ]
-    found += protocol.statement.void_if
+    reasons += protocol.statement.void_if
     if score is None:
-        found.append("a score used a private record")
-    return tuple(found)
+        reasons.append("a score used a private record")
+    return tuple(reasons)
 
 
 def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
@@ -390,16 +396,16 @@ def _by_construction(
     else:
         draws = "the study drew all random choices once, from 256 bits of entropy (SHAKE-256)"
     words = protocol.statement
-    found = {
+    by_name = {
         "candidates": words.candidates,
         "number_of_runs": words.runs,
         "failures": "a run that fails or diverges counts as a run, and loses",
     }
     if score is not None:
-        found["score_noise"] = words.score_noise
+        by_name["score_noise"] = words.score_noise
     return [
         Condition("draws", draws, Ground.BROKEN if facts.seeded else Ground.BY_CONSTRUCTION),
-        *(Condition(name, one, Ground.BY_CONSTRUCTION) for name, one in found.items()),
+        *(Condition(name, wording, Ground.BY_CONSTRUCTION) for name, wording in by_name.items()),
     ]
 
 
@@ -412,7 +418,7 @@ _OF_RANDOM_ALLOCATION = (
 def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list[Condition]:
     size = facts.expected_batch_size
     divisor = "one constant" if size is None else format_exact(size)
-    found = [
+    required = [
         Condition(
             name,
             _CHECKS[name].format(divisor=divisor),
@@ -432,7 +438,10 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
             trusted[f"relation {relation}"] = _RELATION_CONDITIONS[relation]
     if protocol.trains_on_subset:
         trusted["records"] = "every run read those records only that the study allowed"
-    return [*found, *(Condition(name, one, Ground.ON_TRUST) for name, one in trusted.items())]
+    return [
+        *required,
+        *(Condition(name, wording, Ground.ON_TRUST) for name, wording in trusted.items()),
+    ]
 
 
 def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
@@ -444,7 +453,7 @@ def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
         )
         if score.disjoint:
             words += ", and no record is both scored and trained on"
-    found = {
+    by_name = {
         "score": words,
         "space": "the search space and the protocol were chosen without looking at the data",
         "preprocessing": "pre-training and preprocessing used no private record, or their privacy "
@@ -454,5 +463,5 @@ def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
         "floating-point numbers reveals nothing",
     }
     if acceptance := protocol.statement.acceptance:
-        found["acceptance"] = acceptance
-    return [Condition(name, one, Ground.ON_TRUST) for name, one in found.items()]
+        by_name["acceptance"] = acceptance
+    return [Condition(name, wording, Ground.ON_TRUST) for name, wording in by_name.items()]

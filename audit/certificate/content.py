@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from audit import checks
 from audit.accounting import Mechanism, group_size, mechanism_to_dict, relations
@@ -19,6 +19,7 @@ from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import GROUPS, Numbers, TradeOff, rounded_up
 from audit.errors import InvalidInput
+from audit.json_schema import Keywords, Text
 from audit.numerics import format_exact
 from audit.protocols import Protocol
 
@@ -35,10 +36,10 @@ _N_IS_PUBLIC = ("zero-out", "replace-one")
 class Made:
     """The origin of a certificate: its date, and the versions of the software that issued it."""
 
-    version: str
-    date: str
-    python: str
-    libraries: Mapping[str, str]
+    version: Text
+    date: Annotated[str, Keywords(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    python: Text
+    libraries: Mapping[str, Text]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ class Content:
     @property
     def on_trust(self) -> tuple[Condition, ...]:
         """The conditions that were not checked."""
-        return tuple(one for one in self.conditions if one.ground is Ground.ON_TRUST)
+        return tuple(
+            condition for condition in self.conditions if condition.ground is Ground.ON_TRUST
+        )
 
     @property
     def setting(self) -> Setting:
@@ -94,7 +97,9 @@ class Content:
     @property
     def void(self) -> tuple[str, ...]:
         """Conditions that are known to be broken."""
-        return tuple(one.words for one in self.conditions if one.ground is Ground.BROKEN)
+        return tuple(
+            condition.words for condition in self.conditions if condition.ground is Ground.BROKEN
+        )
 
     @property
     def statement(self) -> str:
@@ -103,9 +108,9 @@ class Content:
 
     def claim(self, which: str) -> str:
         """The claim in one line; `which` describes its conditions: `on trust` or `below`."""
-        what = self.protocol.statement.claimed
+        claimed = self.protocol.statement.claimed
         claim = (
-            f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
+            f"Releasing {claimed} is ({rounded_up(self.numbers.epsilon)}, "
             f"{format_exact(self.delta)})-differentially private{self._relation}, if "
             f"{self.required(which)} hold."
         )
@@ -113,7 +118,7 @@ class Content:
 
     def required(self, which: str) -> str:
         """The number of conditions in words; `which` describes those on trust."""
-        tested = sum(one.ground is Ground.TESTED for one in self.conditions)
+        tested = sum(condition.ground is Ground.TESTED for condition in self.conditions)
         more = f" and the {tested} tested ones" if tested else ""
         return f"the {len(self.on_trust)} conditions {which}{more}"
 
@@ -121,10 +126,10 @@ class Content:
     def groups(self) -> tuple[tuple[int, float | None], ...]:
         """Sizes of groups of records, and the epsilon of each at `delta`; None if none follows."""
         curve = TradeOff(self.numbers.profile)
-        each = group_size(self.training)
-        own = math.ceil((self.declaration.records_per_person or 1) / each)
-        times = sorted({*GROUPS, own} - {1})
-        return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
+        size = group_size(self.training)
+        runs_of_person = math.ceil((self.declaration.records_per_person or 1) / size)
+        times = sorted({*GROUPS, runs_of_person} - {1})
+        return tuple((size * count, curve.group_epsilon(count, self.delta)) for count in times)
 
     @property
     def _relation(self) -> str:
@@ -149,8 +154,8 @@ class Content:
             "setting": asdict(self.setting),
             "study": asdict(self.study),
             "conditions": [
-                {"name": one.name, "words": one.words, "ground": one.ground.value}
-                for one in self.conditions
+                {"name": condition.name, "words": condition.words, "ground": condition.ground.value}
+                for condition in self.conditions
             ],
             "void_if": self.void_if,
             "model_hash": self.model_hash,
@@ -183,5 +188,5 @@ class Content:
 
 def hash_of(values: Mapping[str, Any]) -> str:
     """SHA-256 of the canonical json of all fields except the hash."""
-    rest = {name: one for name, one in values.items() if name != "hash"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    hashed = {name: value for name, value in values.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()

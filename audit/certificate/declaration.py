@@ -4,10 +4,11 @@ import decimal
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.json_schema import Keywords, NonNegative, Positive
 from audit.numerics import format_exact
 from audit.typed_json import read_typed
 
@@ -19,6 +20,9 @@ CLIPPING_NORM = "Clipping norm"  # title of a row
 
 _MAX_TEXT = 1000
 _MAX_SPENDINGS = 1000
+_MAX_PER_PERSON = 10**6
+
+_Text = Annotated[str, Keywords(minLength=1, maxLength=_MAX_TEXT)]
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,9 @@ class Spending:
         0.5
     """
 
-    release: str
-    epsilon: float
-    delta: float
+    release: _Text
+    epsilon: NonNegative
+    delta: Annotated[float, Keywords(minimum=0, exclusiveMaximum=1)]
 
     def __post_init__(self) -> None:
         checks.validate(self, "release", _text)
@@ -68,16 +72,16 @@ class Declaration:
         ('responsible', 'records_per_person')
     """
 
-    responsible: str | None = None
-    dataset: str | None = None
-    records: int | str | None = None
-    unit: str = "one record"
-    records_per_person: int | None = None
-    max_grad_norm: float | None = None
-    normalizer: str | None = None
-    pretraining: str | None = None
-    preprocessing: str | None = None
-    earlier_spending: Sequence[Spending] | None = None
+    responsible: _Text | None = None
+    dataset: _Text | None = None
+    records: Annotated[int, Keywords(minimum=1)] | Literal["private"] | None = None
+    unit: _Text = "one record"
+    records_per_person: Annotated[int, Keywords(minimum=1, maximum=_MAX_PER_PERSON)] | None = None
+    max_grad_norm: Positive | None = None
+    normalizer: _Text | None = None
+    pretraining: _Text | None = None
+    preprocessing: _Text | None = None
+    earlier_spending: Annotated[Sequence[Spending], Keywords(maxItems=_MAX_SPENDINGS)] | None = None
 
     def __post_init__(self) -> None:
         texts = "responsible", "dataset", "unit", "normalizer", "pretraining", "preprocessing"
@@ -93,7 +97,7 @@ class Declaration:
         elif self.records is not None:
             checks.validate(self, "records", checks.integer, 1, 2**53)
         if self.records_per_person is not None:
-            checks.validate(self, "records_per_person", checks.integer, 1, 10**6)
+            checks.validate(self, "records_per_person", checks.integer, 1, _MAX_PER_PERSON)
         if self.max_grad_norm is not None:
             checks.validate(self, "max_grad_norm", checks.interval, 0.0)
         if self.earlier_spending is not None:
@@ -102,7 +106,7 @@ class Declaration:
     @property
     def not_stated(self) -> tuple[str, ...]:
         """Names of the statements that the author has not made."""
-        return tuple(one.name for one in fields(self) if getattr(self, one.name) is None)
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is None)
 
     def total(self, epsilon: float, delta: float) -> tuple[float, float] | None:
         """(epsilon, delta) of all stated releases and this one, by basic composition, rounded up.
@@ -112,8 +116,8 @@ class Declaration:
         if self.earlier_spending is None:
             return None
         return (
-            _sum([epsilon, *(one.epsilon for one in self.earlier_spending)]),
-            min(_sum([delta, *(one.delta for one in self.earlier_spending)]), 1.0),
+            _sum([epsilon, *(spending.epsilon for spending in self.earlier_spending)]),
+            min(_sum([delta, *(spending.delta for spending in self.earlier_spending)]), 1.0),
         )
 
     @classmethod
@@ -125,11 +129,13 @@ class Declaration:
         """
         if not isinstance(values, Mapping):
             raise InvalidInput(f"declaration must be a mapping, got {checks.one_line(values)}")
-        known = {each.name for each in fields(cls)}
-        statements = {checks.one_of("statement", name, known): one for name, one in values.items()}
-        given = statements.get("earlier_spending")
-        if given is not None:
-            rows = checks.items("earlier_spending", given, "releases")
+        known = {field.name for field in fields(cls)}
+        statements = {
+            checks.one_of("statement", name, known): statement for name, statement in values.items()
+        }
+        earlier = statements.get("earlier_spending")
+        if earlier is not None:
+            rows = checks.items("earlier_spending", earlier, "releases")
             statements["earlier_spending"] = [
                 read_typed(Spending, row, "earlier_spending") for row in rows
             ]
@@ -151,8 +157,9 @@ class Declaration:
         earlier = [(title, NOT_STATED if self.earlier_spending is None else "none")]
         if self.earlier_spending:
             spent = [
-                f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: {own(one.release)}"
-                for one in self.earlier_spending
+                f"({format_exact(spending.epsilon)}, {format_exact(spending.delta)})-DP: "
+                f"{own(spending.release)}"
+                for spending in self.earlier_spending
             ]
             earlier = [(title, words) for words in spent]
         return (
@@ -183,18 +190,20 @@ def _sum(values: Sequence[float]) -> float:
     total = decimal.Decimal(0)
     for value in values:
         total = up.add(total, decimal.Decimal(repr(float(value))))
-    found = float(total)
-    return found if decimal.Decimal(repr(found)) >= total else math.nextafter(found, math.inf)
+    rounded = float(total)
+    return rounded if decimal.Decimal(repr(rounded)) >= total else math.nextafter(rounded, math.inf)
 
 
 def _spendings(given: Any) -> tuple[Spending, ...]:
     try:
-        found = tuple(given)
+        spendings = tuple(given)
     except TypeError:
-        found = (None,)
-    if len(found) > _MAX_SPENDINGS or not all(isinstance(one, Spending) for one in found):
+        spendings = (None,)
+    if len(spendings) > _MAX_SPENDINGS or not all(
+        isinstance(spending, Spending) for spending in spendings
+    ):
         raise InvalidInput(
             f"earlier_spending must be a sequence of at most {_MAX_SPENDINGS} Spending(release, "
             f"epsilon, delta), got {checks.one_line(given)}"
         )
-    return found
+    return spendings

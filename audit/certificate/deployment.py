@@ -97,53 +97,20 @@ def _values(certificate: Content) -> dict[str, str | float | None]:
     """The values of the template's places; None if the certificate does not state them."""
     stated, setting, numbers = certificate.stated, certificate.setting, certificate.numbers
     trains_dpsgd = bool(conditions.testable(certificate.training, certificate.score))
+    total = text.total_in_words(certificate)
     description = None
     if stated.dataset is not None:
         description = (
             f"The result of a differentially private hyperparameter tuning on {stated.dataset}. "
             f"Released: {setting.released[0]}."
         )
-    unprotected = {
-        "add-remove": "None that the certificate names; the number of records is private.",
-        "zero-out": "The number of records.",
-        "replace-one": "The number of records.",
-    }.get(setting.relation)
-    unit = f"Neighbours ({setting.relation}): {setting.neighbours}."
-    if stated.records_per_person is not None:
-        unit += f" At most {stated.records_per_person} records belong to one person."
-    unit += f" Groups at this delta: {text.groups_in_words(certificate)}."
-    alone = ""
-    if numbers.run_epsilon is not None:
-        alone = f" One run alone has epsilon {rounded_up(numbers.run_epsilon)}."
-    total = text.total_in_words(certificate)
-    tuning = (
-        f"Preprocessing: {stated.preprocessing or 'not stated'}. "
-        f"Pre-training: {stated.pretraining or 'not stated'}. "
-        "Hyperparameters were chosen by a private tuning, and the stated epsilon is the cost of "
-        f"the whole tuning.{alone} {certificate.protocol.statement.summary} "
-        f"Candidates: {text.candidates_in_words(certificate)}. Records read by the score: "
-        f"{setting.touched['the score']}."
-    )
-    mechanisms = (
-        f"One run is {certificate.base.description}. "
-        f"Clipping norm: {text.clipping_in_words(certificate)}. "
-        f"Normalizer: {stated.normalizer or 'not stated'}. "
-        f"Implementation: {text.implementation_in_words(certificate)}. "
-        f"Random draws of the tuning: {text.draws_in_words(certificate)}."
-    )
-    reasons = [*text.conditions(certificate), *text.audit(certificate)]
-    notes = (
-        f"Certificate with SHA-256 {certificate.as_dict()['hash']}. SHA-256 of the released "
-        f"model: {certificate.model_hash or 'not stated'}. The certificate is void if "
-        f"{'; or '.join(certificate.void_if)}."
-    )
     return {
         "product": "Machine learning model" if trains_dpsgd else None,
         "description": description,
         "dataset": stated.dataset,
-        "unprotected": unprotected,
+        "unprotected": _UNPROTECTED.get(setting.relation),
         "unit": setting.unit,
-        "neighbours": unit,
+        "neighbours": _neighbours(certificate),
         "epsilon": float(rounded_up(numbers.epsilon)),
         "delta": certificate.delta,
         "claim": certificate.claim("in the field justification"),
@@ -151,9 +118,58 @@ def _values(certificate: Content) -> dict[str, str | float | None]:
         "withheld": f"The curator keeps secret: {'; '.join(setting.withheld)}.",
         "total": None if total is None else f"{total}.",
         "bound": f"{numbers.source}. It assumes: {numbers.assumes}.",
-        "tuning": tuning,
-        "mechanisms": mechanisms,
-        "reasons": text.sentences(reasons),
-        "notes": notes,
+        "tuning": _tuning(certificate),
+        "mechanisms": _mechanisms(certificate),
+        "reasons": text.sentences([*text.conditions(certificate), *text.audit(certificate)]),
+        "notes": _notes(certificate),
         "author": stated.responsible,
     }
+
+
+_UNPROTECTED = {
+    "add-remove": "None that the certificate names; the number of records is private.",
+    "zero-out": "The number of records.",
+    "replace-one": "The number of records.",
+}
+
+
+def _neighbours(certificate: Content) -> str:
+    setting, stated = certificate.setting, certificate.stated
+    sentences = [f"Neighbours ({setting.relation}): {setting.neighbours}."]
+    if stated.records_per_person is not None:
+        sentences.append(f"At most {stated.records_per_person} records belong to one person.")
+    sentences.append(f"Groups at this delta: {text.groups_in_words(certificate)}.")
+    return " ".join(sentences)
+
+
+def _tuning(certificate: Content) -> str:
+    stated, run_epsilon = certificate.stated, certificate.numbers.run_epsilon
+    alone = ""
+    if run_epsilon is not None:
+        alone = f" One run alone has epsilon {rounded_up(run_epsilon)}."
+    return (
+        f"Preprocessing: {stated.preprocessing or 'not stated'}. "
+        f"Pre-training: {stated.pretraining or 'not stated'}. "
+        "Hyperparameters were chosen by a private tuning, and the stated epsilon is the cost of "
+        f"the whole tuning.{alone} {certificate.protocol.statement.summary} "
+        f"Candidates: {text.candidates_in_words(certificate)}. Records read by the score: "
+        f"{certificate.setting.touched['the score']}."
+    )
+
+
+def _mechanisms(certificate: Content) -> str:
+    return (
+        f"One run is {certificate.base.description}. "
+        f"Clipping norm: {text.clipping_in_words(certificate)}. "
+        f"Normalizer: {certificate.stated.normalizer or 'not stated'}. "
+        f"Implementation: {text.implementation_in_words(certificate)}. "
+        f"Random draws of the tuning: {text.draws_in_words(certificate)}."
+    )
+
+
+def _notes(certificate: Content) -> str:
+    return (
+        f"Certificate with SHA-256 {certificate.as_dict()['hash']}. SHA-256 of the released "
+        f"model: {certificate.model_hash or 'not stated'}. The certificate is void if "
+        f"{'; or '.join(certificate.void_if)}."
+    )

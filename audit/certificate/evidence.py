@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from audit import checks
+from audit.json_schema import Chance, Keywords, NonNegative
 from audit.lower_bounds.rates import upper_limit
 
 
@@ -22,10 +24,10 @@ class Evidence:
         1.2
     """
 
-    epsilon_lower: float
-    confidence: float
-    games_without: int
-    games_with: int
+    epsilon_lower: NonNegative
+    confidence: Chance
+    games_without: Annotated[int, Keywords(minimum=1)]
+    games_with: Annotated[int, Keywords(minimum=1)]
 
     def __post_init__(self) -> None:
         checks.validate(self, "epsilon_lower", checks.interval, 0.0, closed_low=True)

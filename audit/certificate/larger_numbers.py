@@ -18,7 +18,7 @@ from audit.certificate.numbers import (
     largest_attained,
 )
 from audit.protocols import Protocol
-from audit.upper_bounds import costs_of
+from audit.upper_bounds import TuningCosts, costs_of
 
 SAFE = 1.0 - 1e-9
 """A stated cost may be smaller than the recomputed one by this factor, for other numpy versions."""
@@ -54,9 +54,9 @@ def with_stated_costs(
     """The numbers that follow from the stated costs; None if one of these is below today's bounds.
 
     At its own delta a named bound must prove the stated cost, because the certificate states the
-    source of that bound. At every other delta the named bounds are computed, in their order, until
-    one is at most the stated cost, and all bounds only if none is. So a correct certificate is
-    verified quickly.
+    source of that bound. At every other delta the quick values of the named bounds come first, then
+    the named bounds, in their order, until one is at most the stated cost, and all bounds only if
+    none is. So a correct certificate is verified quickly.
 
     Args:
         stated: the numbers of the certificate.
@@ -95,7 +95,7 @@ def with_stated_costs(
         return None
     if SAFE * at_delta[0].epsilon > stated.epsilon:
         return None
-    proofs = {point.delta: _proof(point, base, protocol, stated.bounds) for point in points}
+    proofs = {point.delta: _proof(point, costs, stated.bounds) for point in points}
     if any(proof is None for proof in proofs.values()):
         return None
     run_today, attained_today = epsilon_of_run(base, delta), largest_attained(costs)
@@ -130,12 +130,17 @@ def with_stated_costs(
     return Proved(numbers, tuple(name for name, is_weaker in weaker.items() if is_weaker))
 
 
-def _proof(
-    point: PrivacyPoint, base: Mechanism, protocol: Protocol, names: tuple[str, ...]
-) -> float | None:
+def _proof(point: PrivacyPoint, certified: TuningCosts, names: tuple[str, ...]) -> float | None:
     """The first of today's bounds that is at most a stated cost, the named ones first; or None."""
-    costs = costs_of(base, protocol, point.delta)
-    quick = costs.quick_names(names)
+    quick = certified.quick_names(names)
+    if quick and point.delta != certified.delta:
+        try:
+            epsilon = certified.epsilon_at(point.delta, quick)
+        except DeltaUnreachable:
+            epsilon = math.inf
+        if SAFE * epsilon <= point.epsilon:
+            return epsilon
+    costs = costs_of(certified.base, certified.protocol, point.delta)
     for name in [*quick, *(name for name in names if name not in quick)]:
         try:
             (bound,) = costs.within(1.0, (name,))

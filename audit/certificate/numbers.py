@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,7 @@ from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.json_schema import Chance, Keywords, NonNegative, Share, Text
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
 from audit.upper_bounds import TuningCosts, costs_of
@@ -66,8 +67,8 @@ class PrivacyPoint:
         2.0
     """
 
-    delta: float
-    epsilon: float
+    delta: Chance
+    epsilon: NonNegative
 
 
 @dataclass(frozen=True)
@@ -98,18 +99,18 @@ class Numbers:
         ('region',)
     """
 
-    run_epsilon: float | None
-    epsilon: float
-    bounds: tuple[str, ...]
-    source: str
+    run_epsilon: NonNegative | None
+    epsilon: NonNegative
+    bounds: Annotated[tuple[Text, ...], Keywords(minItems=1, uniqueItems=True)]
+    source: Text
     assumes: str
-    attained: float | None
-    profile: tuple[PrivacyPoint, ...]
-    trade_off: tuple[tuple[float, float], ...]
-    advantage: float
-    true_positives: tuple[float, float]
-    mu: float
-    mu_regret: float
+    attained: NonNegative | None
+    profile: Annotated[tuple[PrivacyPoint, ...], Keywords(minItems=1)]
+    trade_off: tuple[tuple[Share, Share], ...]
+    advantage: Share
+    true_positives: tuple[Share, Share]
+    mu: NonNegative
+    mu_regret: NonNegative
 
     def __post_init__(self) -> None:
         if not self.bounds:
@@ -131,7 +132,8 @@ def compute(
         delta: delta of the tuning, in (0, 1).
         bounds: names of bounds. By default, all bounds that hold for every score and are within 1 %
             of the smallest, and at least one that is quick. The costs at other deltas are by quick
-            bounds alone, so that a certificate is verified within seconds.
+            values of these bounds, slightly above them, so that a certificate is verified within
+            seconds.
 
     Raises:
         DeltaUnreachable: no bound reaches delta.
@@ -156,12 +158,11 @@ def compute(
     at_other_deltas = costs.quick_names(names) or names
     smallest = at_delta[0]
     points = [PrivacyPoint(delta, smallest.epsilon)]
-    for one in DELTAS:
-        if one == delta:
+    for other_delta in DELTAS:
+        if other_delta == delta:
             continue
         try:
-            cost = costs_of(base, protocol, one).within(_NEAR, at_other_deltas)[0]
-            points.append(PrivacyPoint(one, cost.epsilon))
+            points.append(PrivacyPoint(other_delta, costs.epsilon_at(other_delta, at_other_deltas)))
         except DeltaUnreachable:
             continue  # no epsilon reaches this delta
     return Numbers(
@@ -223,29 +224,29 @@ class TradeOff:
         rates = np.asarray(false_positives, dtype=np.float64)
         least = np.zeros_like(rates)
         for point in self.points:
-            kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            least = np.maximum(least, kept - rates / ratio)
-            least = np.maximum(least, ratio * (kept - rates))
+            without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
+            least = np.maximum(least, without_delta - rates / ratio)
+            least = np.maximum(least, ratio * (without_delta - rates))
         return least
 
     @property
     def advantage(self) -> float:
         """Largest difference of true and false positive rates, where both errors are equal."""
-        equal = max((1.0 - one.delta) / (1.0 + math.exp(one.epsilon)) for one in self.points)
+        equal = max((1.0 - point.delta) / (1.0 + math.exp(point.epsilon)) for point in self.points)
         return 1.0 - 2.0 * equal
 
     def _vertices(self) -> FloatArray:
         lines = []
         for point in self.points:
-            kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            lines += [(kept, 1.0 / ratio), (ratio * kept, ratio)]
+            without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
+            lines += [(without_delta, 1.0 / ratio), (ratio * without_delta, ratio)]
         lines.append((0.0, 0.0))
         rates = [0.0, 1.0]
         for (a, b), (c, d) in itertools.combinations(lines, 2):
             if b != d:
                 rates.append((a - c) / (b - d))
-        found = np.unique(np.array(rates))
-        return found[(found >= 0.0) & (found <= 1.0)]
+        crossings = np.unique(np.array(rates))
+        return crossings[(crossings >= 0.0) & (crossings <= 1.0)]
 
     def mu(self, slack: float) -> float:
         """Smallest mu, rounded up, with f_mu <= f + slack everywhere, for a slack above some delta.
@@ -267,7 +268,9 @@ class TradeOff:
         delta + e^epsilon a for every a. The chain is concave and piecewise linear, so the largest
         (chain - delta) / a lies at one of its vertices. Above 100 records, no epsilon is computed.
         """
-        points = [(one.delta, one.epsilon) for one in self.points if one.epsilon < _MAX_EXPONENT]
+        points = [
+            (point.delta, point.epsilon) for point in self.points if point.epsilon < _MAX_EXPONENT
+        ]
         if size > _MAX_GROUP or not points:
             return None
         # g is the minimum of these lines, written such that small numbers keep their accuracy.

@@ -39,7 +39,7 @@ def html(certificate: Content) -> str:
         "<h2>Privacy profile of the tuning</h2>",
         table(
             ["delta", "epsilon"],
-            [[format_exact(one.delta), rounded_up(one.epsilon, 6)] for one in points],
+            [[format_exact(point.delta), rounded_up(point.epsilon, 6)] for point in points],
             numbers=(0, 1),
         ),
         f"<h2>Groups of records, at delta = {delta}</h2>",
@@ -52,11 +52,11 @@ def html(certificate: Content) -> str:
             numbers=(0, 1),
         ),
     ]
-    if found := text.audit(certificate):
-        body += ["<h2>Audit</h2>", pairs(found)]
+    if rows := text.audit(certificate):
+        body += ["<h2>Audit</h2>", pairs(rows)]
     body += [
         "<h2>Events that make it void</h2>",
-        "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in certificate.void_if) + "</ul>",
+        "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in certificate.void_if) + "</ul>",
         "<h2>Provenance</h2>",
         pairs(text.provenance(certificate)),
         f"<p>Hash <code>{certificate.as_dict()['hash']}</code>. This page proves nothing, because "
@@ -70,11 +70,11 @@ def html(certificate: Content) -> str:
 
 def _conditions(certificate: Content, grounds: Sequence[Ground]) -> str:
     rows = []
-    for one in certificate.conditions:
-        if one.ground in grounds:
-            name = one.ground.value
+    for condition in certificate.conditions:
+        if condition.ground in grounds:
+            name = condition.ground.value
             mark = f'<span class="ground {name.replace(" ", "-")}">{name}</span>'
-            rows.append([escape(one.words), mark])
+            rows.append([escape(condition.words), mark])
     return table(["condition", "basis"], rows, raw=True)
 
 
@@ -82,8 +82,8 @@ def _figures(certificate: Content) -> str:
     numbers = certificate.numbers
 
     def profile(axes: Any) -> None:
-        epsilons = [one.epsilon for one in numbers.profile]
-        axes.plot(epsilons, [one.delta for one in numbers.profile], "o-", color="#0969da", ms=4)
+        epsilons = [point.epsilon for point in numbers.profile]
+        axes.plot(epsilons, [point.delta for point in numbers.profile], "o-", color="#0969da", ms=4)
         axes.plot([numbers.epsilon], [certificate.delta], "o", color="#cf222e", ms=7)
         axes.set_yscale("log")
         axes.set_xlim(left=0.0)
@@ -120,6 +120,6 @@ def _svg(draw: Callable[[Any], None], words: str) -> str:
         axes.grid(alpha=0.3)
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", metadata={"Date": None})
-    found = buffer.getvalue()
-    found = re.sub(r"<metadata>.*?</metadata>", "", found[found.index("<svg") :], flags=re.DOTALL)
-    return found.replace("<svg ", f'<svg role="img" aria-label="{escape(words)}" ', 1)
+    image = buffer.getvalue()
+    image = re.sub(r"<metadata>.*?</metadata>", "", image[image.index("<svg") :], flags=re.DOTALL)
+    return image.replace("<svg ", f'<svg role="img" aria-label="{escape(words)}" ', 1)

@@ -72,13 +72,13 @@ def _update(digest: Any, value: Any, depth: int) -> None:
         _add(digest, "values", ordered.astype(array.dtype.newbyteorder("<")).tobytes())
     elif isinstance(value, Mapping):
         _add(digest, "mapping", str(len(value)).encode())
-        for key, one in value.items():
+        for key, item in value.items():
             _update(digest, key, depth + 1)
-            _update(digest, one, depth + 1)
+            _update(digest, item, depth + 1)
     elif isinstance(value, list | tuple):
         _add(digest, "sequence", str(len(value)).encode())
-        for one in value:
-            _update(digest, one, depth + 1)
+        for item in value:
+            _update(digest, item, depth + 1)
     else:
         raise _UnknownKind
 

@@ -26,12 +26,12 @@ def sign(content: bytes, key: str | Path) -> bytes:
         ...     print(error)
         key must be a file with content, got 'no/such/key'
     """
-    done = _ssh_keygen("sign", ["-f", _file("key", key)], content)
-    if done.returncode != 0 or not done.stdout:
+    process = _ssh_keygen("sign", ["-f", _file("key", key)], content)
+    if process.returncode != 0 or not process.stdout:
         raise InvalidInput(
-            f"key must be an ssh key that can sign, got {str(key)!r}: {_reason(done.stderr)}"
+            f"key must be an ssh key that can sign, got {str(key)!r}: {_reason(process.stderr)}"
         )
-    return done.stdout
+    return process.stdout
 
 
 def check_signature(
@@ -81,8 +81,10 @@ def check_signature(
 
 def _principals(of_signature: list[str], signers: Path) -> list[str]:
     """The names in the first line of a list that has the key of a signature."""
-    found = _ssh_keygen("find-principals", [*of_signature, "-f", str(signers)], b"")
-    lines = found.stdout.decode("utf-8", "replace").splitlines() if found.returncode == 0 else []
+    process = _ssh_keygen("find-principals", [*of_signature, "-f", str(signers)], b"")
+    lines = (
+        process.stdout.decode("utf-8", "replace").splitlines() if process.returncode == 0 else []
+    )
     return [name for line in lines for name in line.split(",")]
 
 

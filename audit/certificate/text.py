@@ -86,7 +86,7 @@ def scope(certificate: Content) -> Rows:
         ("Unit of privacy", checks.quoted(setting.unit)),
         ("Neighbouring data sets", f"{setting.relation}: {setting.neighbours}"),
         ("Trust model", setting.trust_model),
-        *((f"Read by {who}", what) for who, what in setting.touched.items()),
+        *((f"Read by {who}", use) for who, use in setting.touched.items()),
         ("Released", "; ".join(setting.released)),
         ("Withheld", "; ".join(setting.withheld)),
     ]
@@ -117,11 +117,11 @@ def cost(certificate: Content) -> Rows:
 def limits(certificate: Content) -> Rows:
     """Limits that no attack can exceed."""
     numbers = certificate.numbers
-    one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
+    hundredth, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
     mu = f"mu = {rounded_up(numbers.mu)}, up to {format_exact(certificate.delta)}"
     return [
         ("Membership advantage", f"at most {rounded_up(numbers.advantage)}"),
-        ("True positives at 1 % false positives", f"at most {one} %"),
+        ("True positives at 1 % false positives", f"at most {hundredth} %"),
         ("True positives at 0.1 % false positives", f"at most {tenth} %"),
         ("Gaussian DP", f"{mu}; regret {rounded_up(numbers.mu_regret, 2)}"),
     ]
@@ -129,14 +129,17 @@ def limits(certificate: Content) -> Rows:
 
 def audit(certificate: Content) -> Rows:
     """Result of an audit; empty without one."""
-    found = certificate.evidence
-    if found is None:
+    evidence = certificate.evidence
+    if evidence is None:
         return []
-    trials = f"{found.games_without} without, {found.games_with} with the record"
-    detectable = rounded_up(found.ceiling(certificate.delta))
+    trials = f"{evidence.games_without} without, {evidence.games_with} with the record"
+    detectable = rounded_up(evidence.ceiling(certificate.delta))
     return [
-        ("Lower bound on epsilon, from an audit", f"at least {rounded_down(found.epsilon_lower)}"),
-        ("Confidence", format_exact(found.confidence)),
+        (
+            "Lower bound on epsilon, from an audit",
+            f"at least {rounded_down(evidence.epsilon_lower)}",
+        ),
+        ("Confidence", format_exact(evidence.confidence)),
         ("Trials", trials),
         ("Epsilon that these trials would show without errors, at a fixed threshold", detectable),
     ]
@@ -168,11 +171,13 @@ def conditions(certificate: Content) -> Rows:
     """The conditions of the claim by their ground."""
     rows = []
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
-        words = [one.words for one in certificate.conditions if one.ground is ground]
+        words = [
+            condition.words for condition in certificate.conditions if condition.ground is ground
+        ]
         title = ground.value
         if words and ground is Ground.TESTED:
             title = how_tested(certificate.study)
-            words = [one.removesuffix(f" ({title})") for one in words]
+            words = [wording.removesuffix(f" ({title})") for wording in words]
         if words:
             rows.append((title.capitalize(), "; ".join(words)))
     return rows
@@ -228,6 +233,6 @@ def draws_in_words(certificate: Content) -> str:
     """Source of the random draws, and whether their key was deleted."""
     if certificate.study.seeded:
         return "a given seed"
-    kept = certificate.study.key_kept
-    fate = "kept in the folder of the study, readable by its owner only" if kept else "deleted"
+    key_kept = certificate.study.key_kept
+    fate = "kept in the folder of the study, readable by its owner only" if key_kept else "deleted"
     return f"256 bits of entropy of the operating system, expanded by SHAKE-256; the key is {fate}"

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +78,6 @@ class Verdict:
     certificate: Certificate | None = None
 
 
-def schema() -> dict[str, Any]:
-    """JSON Schema of the format.
-
-    Example:
-        >>> schema()["properties"]["format"]["const"]
-        'private-tuning-certificate/2'
-    """
-    text = resources.files("audit.certificate").joinpath("schema.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 def verify(path: str | Path) -> Verdict:
     """Verifies a certificate.
 
@@ -155,11 +142,11 @@ def _parsed(content: bytes) -> Any:
     """Parses strict json: no repeated names, finite numbers only."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        by_name = dict(pairs)
+        if len(by_name) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise InvalidInput(f"a name must occur once in an object, got {_quoted(twice)} twice")
-        return found
+        return by_name
 
     def finite(text: str) -> float:
         number = float(text)
@@ -196,7 +183,9 @@ def _verdict(values: Any) -> Verdict:
         )
     if problem := _problem_of_test(certificate):
         return _wrong(problem)
-    possible = [mechanism_to_dict(one) for one in bases_of(certificate.training, certificate.score)]
+    possible = [
+        mechanism_to_dict(base) for base in bases_of(certificate.training, certificate.score)
+    ]
     if mechanism_to_dict(certificate.base) not in possible:
         return _wrong("base is not training with its score")
     # The fast comparisons first: conditions and sentences without computed numbers.
@@ -247,7 +236,7 @@ def _lines(right: Certificate, weaker: tuple[str, ...]) -> Iterator[str]:
         if weaker
         else "numbers: recomputed and correct"
     )
-    grounds = [one.ground for one in right.conditions]
+    grounds = [condition.ground for condition in right.conditions]
     counts = ", ".join(
         f"{grounds.count(ground)} {ground.value}" for ground in Ground if ground in grounds
     )
@@ -255,9 +244,9 @@ def _lines(right: Certificate, weaker: tuple[str, ...]) -> Iterator[str]:
         f"conditions: the {len(grounds)} that this tuning requires are present; stated by the "
         f"author, not verified ({counts})"
     )
-    for one in right.conditions:
-        if one.ground in (Ground.TESTED, Ground.ON_TRUST):
-            yield f"  {one.ground.value}: {one.words}"
+    for condition in right.conditions:
+        if condition.ground in (Ground.TESTED, Ground.ON_TRUST):
+            yield f"  {condition.ground.value}: {condition.words}"
     for title, words in right.stated.in_words():
         if words != NOT_STATED:
             yield f"stated by the author, not verified: {title.lower()}: {words}"
@@ -291,8 +280,8 @@ def _problem(
     values: Mapping[str, Any], right: Certificate, but: tuple[str, ...] = ("hash",)
 ) -> str | None:
     given, expected = (
-        {name: one for name, one in each.items() if name not in but}
-        for each in (values, right.as_dict())
+        {name: value for name, value in contents.items() if name not in but}
+        for contents in (values, right.as_dict())
     )
     for name, *pair in _differences(given, expected, ""):
         return "{} is {}, must be {}".format(name, *map(_quoted, pair))
@@ -322,9 +311,9 @@ def _problem_of_provenance(made: Made) -> str | None:
     except ValueError:
         return f"made.date is {_quoted(made.date)}, must be a date such as 2026-11-22"
     # One more day, for clocks in other time zones.
-    last = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
-    if day.isoformat() != made.date or not _FIRST_DAY <= day <= last:
-        return f"made.date is {_quoted(made.date)}, must be from {_FIRST_DAY} to {last}"
+    last_day = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
+    if day.isoformat() != made.date or not _FIRST_DAY <= day <= last_day:
+        return f"made.date is {_quoted(made.date)}, must be from {_FIRST_DAY} to {last_day}"
     versions = {"version": made.version, "python": made.python, **made.libraries}
     for name, version in versions.items():
         if not _VERSION.fullmatch(version):

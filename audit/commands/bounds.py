@@ -98,9 +98,9 @@ def _as_cost_command(argv: Sequence[str]) -> list[str] | None:
         if option in words:
             place = words.index(option)
             source = words[place + 1 : place + 1 + count]
-            rest = words[:place] + words[place + 1 + count :]
+            others = words[:place] + words[place + 1 + count :]
             study = ["--study", source[1]] if len(source) == 2 else []
-            return [*source[:1], *study, *rest]
+            return [*source[:1], *study, *others]
     return None
 
 
@@ -195,8 +195,8 @@ def _affordable(
     if arguments.solve == "runs":
         most = upper_bounds.calibrate_runs(base, repetitions, **budget)
         return RandomSearch(rounded_distribution(most)), []
-    found = [
-        replace(one, repetitions=rounded_distribution(one.repetitions))
-        for one in upper_bounds.best_repetitions(base, max_runs=arguments.max_runs, **budget)
+    plans = [
+        replace(plan, repetitions=rounded_distribution(plan.repetitions))
+        for plan in upper_bounds.best_repetitions(base, max_runs=arguments.max_runs, **budget)
     ]
-    return RandomSearch(rounded_distribution(found[0].repetitions)), found
+    return RandomSearch(rounded_distribution(plans[0].repetitions)), plans

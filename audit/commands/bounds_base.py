@@ -53,8 +53,10 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
         steps = math.ceil(Fraction(repr(epochs)) / exact_rate)
         notes.append(f"{steps} steps = {epochs:g} epochs / sampling rate, rounded up")
     if steps is None:
-        given = "target-epsilon" if arguments.noise_multiplier is None else "noise-multiplier"
-        raise InvalidInput(f"steps (or epochs) must be given with --{given}, got none")
+        noise_option = (
+            "target-epsilon" if arguments.noise_multiplier is None else "noise-multiplier"
+        )
+        raise InvalidInput(f"steps (or epochs) must be given with --{noise_option}, got none")
     computed = [f"computed: {'; '.join(notes)}"] if notes else []
     return (1.0 if rate is None else rate), steps, computed
 
@@ -119,7 +121,7 @@ def one_run(arguments: argparse.Namespace) -> tuple[Mechanism, list[str]]:
 def rounded_distribution(distribution: Repetitions) -> Repetitions:
     """A distribution of K rounded to seven digits, with at most the given mean number of runs."""
     long = re.compile(r"\d+\.\d{7,}(?:e-?\d+)?|\d\.\d{6,}e-?\d+")
-    found: list[Repetitions] = []
+    rounded: list[Repetitions] = []
     for sides in itertools.product((True, False), repeat=len(long.findall(distribution.spec))):
         way = iter(sides)
         spec = long.sub(
@@ -127,9 +129,9 @@ def rounded_distribution(distribution: Repetitions) -> Repetitions:
             distribution.spec,
         )
         with contextlib.suppress(ValueError):  # rounded out of its range
-            found.append(repetitions.parse_repetitions(spec))
+            rounded.append(repetitions.parse_repetitions(spec))
     return max(
-        (one for one in found if one.mean <= distribution.mean),
+        (candidate for candidate in rounded if candidate.mean <= distribution.mean),
         key=lambda one: one.mean,
         default=distribution,
     )

@@ -182,11 +182,11 @@ def _options(names: Iterable[str]) -> str:
 
 def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
     """Raises InvalidInput for options that would be ignored."""
-    rest = given - allowed
-    if rest:
-        verb = "does not apply" if len(rest) == 1 else "do not apply"
+    refused = given - allowed
+    if refused:
+        verb = "does not apply" if len(refused) == 1 else "do not apply"
         apply = _options(allowed & _ONE_RUN if to in map(_option, BASES) else allowed)
-        raise InvalidInput(f"{_options(rest)} {verb} to {to}, to which these do: {apply}")
+        raise InvalidInput(f"{_options(refused)} {verb} to {to}, to which these do: {apply}")
 
 
 def _option(name: str) -> str:

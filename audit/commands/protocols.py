@@ -25,7 +25,9 @@ def make_parser() -> console.Parser:
         prog=f"{started}protocols",
         description="The cost of each protocol with as many runs on average:\n"
         "protocols RUNS [options].",
-        examples={example.format(started): what for example, what in _EXAMPLES.items()},
+        examples={
+            example.format(started): explanation for example, explanation in _EXAMPLES.items()
+        },
     )
     parser.add_argument("runs", type=float, metavar="RUNS", help="mean number of runs")
     parser.add_options(bounds_options.part("one run: DP-SGD, or another mechanism"))

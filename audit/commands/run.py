@@ -151,10 +151,10 @@ def run(config: AuditConfig) -> "list[Report]":
         from audit.game import audit_loop, binding, blocks, play, setup, store, workers
 
     workload, place, evaluation = config.workload, config.place, config.evaluation
-    first = setup.set_up(config, 0)
-    seconds = blocks.expected_seconds(workload, first.engine.name)
+    one_audit = setup.set_up(config, 0)
+    seconds = blocks.expected_seconds(workload, one_audit.engine.name)
     set_ups = setup.set_up_all(config, partial(console.with_bar, unit="budget"))
-    all_blocks = blocks.all_blocks(workload, first.engine.name)
+    all_blocks = blocks.all_blocks(workload, one_audit.engine.name)
     bound_to = binding.binding(config.plug_ins, set_ups)
     folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)
     is_finished = folder.is_finished(all_blocks)
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.refuse_others(parsed, "list_presets")
                 names = preset_names()
                 width = max(map(len, names), default=0)
-                print("\n".join(f"{name:{width}}  {first}" for name, first in names.items()))
+                print("\n".join(f"{name:{width}}  {meaning}" for name, meaning in names.items()))
                 return console.OK
             return _run_all(vars(parsed))
     except (AuditError, ValueError, OSError, RuntimeError) as error:
@@ -211,10 +211,10 @@ def _run_all(options: dict[str, Any]) -> int:
     # With --json, only the json goes to stdout.
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         for config in configs:
-            found = run(config)
-            reports += found
+            new_reports = run(config)
+            reports += new_reports
             if not as_json:
-                _print(config, found, show_all)
+                _print(config, new_reports, show_all)
                 if len(configs) > 1:
                     print()
         if len(configs) > 1:

@@ -20,7 +20,9 @@ def make_parser() -> console.Parser:
         prog=f"{started}solve",
         description="The noise, the number of runs or the distribution of K that keep a tuning "
         "within a budget:\nsolve WHAT EPSILON [options].",
-        examples={example.format(started): what for example, what in _EXAMPLES.items()},
+        examples={
+            example.format(started): explanation for example, explanation in _EXAMPLES.items()
+        },
     )
     parser.add_argument("what", metavar="WHAT", help=", ".join(bounds_options.SOLVES))
     parser.add_argument(
@@ -39,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
     options = vars(make_parser().parse_args(argv))
     try:
-        what = checks.one_of("what", options.pop("what"), bounds_options.SOLVES)
-        options["solve"] = None if what == "noise" else what
+        target = checks.one_of("what", options.pop("what"), bounds_options.SOLVES)
+        options["solve"] = None if target == "noise" else target
         return bounds.print_checked(bounds_options.with_others(options))
     except ValueError as error:
         return console.report_error(error)

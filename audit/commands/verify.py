@@ -92,16 +92,18 @@ def _verify(arguments: argparse.Namespace) -> int:
             raise InvalidInput(
                 f"--render must be a file in a folder that exists, got {checks.one_line(str(page))}"
             )
-    own = Path(arguments.signature or f"{path}.sig")
-    if key is not None and own.exists():
-        raise InvalidInput(f"signature must not exist yet, got {checks.one_line(str(own))}")
+    signature_path = Path(arguments.signature or f"{path}.sig")
+    if key is not None and signature_path.exists():
+        raise InvalidInput(
+            f"signature must not exist yet, got {checks.one_line(str(signature_path))}"
+        )
     with _limited(seconds):
         # The file is read once, so the signed bytes are the verified ones.
         content = read(path)
         verdict = verdict_of(content)
     signer = None
     if allowed is not None:
-        signer = check_signature(content, own, allowed)
+        signer = check_signature(content, signature_path, allowed)
     if allowed is not None and signer is None:
         print("wrong: the signature is not that of an allowed signer for this file")
         for line in verdict.lines:
@@ -123,9 +125,9 @@ def _verify(arguments: argparse.Namespace) -> int:
             print("signature: none, because the certificate is not correct")
             return code
         made = sign(content, key)
-        with open(own, "xb") as file:
+        with open(signature_path, "xb") as file:
             file.write(made)
-        print(f"signature: {str(own)!a}")
+        print(f"signature: {str(signature_path)!a}")
     return code
 
 

@@ -101,7 +101,7 @@ class RunOutcomes:
     @classmethod
     def empty(cls, size: int) -> "RunOutcomes":
         """Arrays of NaN for `size` runs."""
-        numbers = {each.name: np.full(size, np.nan) for each in fields(cls)}
+        numbers = {field.name: np.full(size, np.nan) for field in fields(cls)}
         return cls(**numbers | {"finite": np.zeros(size, np.bool_)})
 
     @classmethod
@@ -126,9 +126,12 @@ class RunOutcomes:
                 f"score {threat_model.score.name} must give one number per run, "
                 f"[{len(finite)}], got shape {list(values.shape)}"
             )
-        kept = finite & np.isfinite(proxies["lambda_a"]) & np.isfinite(values)
-        of_kept = {name: np.where(kept, each, 0.0) for name, each in proxies.items()}
-        return cls(**of_kept, scores=np.where(kept, values, -np.inf), finite=kept)
+        is_finite = finite & np.isfinite(proxies["lambda_a"]) & np.isfinite(values)
+        of_kept = {
+            name: np.where(is_finite, values_of_proxy, 0.0)
+            for name, values_of_proxy in proxies.items()
+        }
+        return cls(**of_kept, scores=np.where(is_finite, values, -np.inf), finite=is_finite)
 
     def put(self, rows: slice | NDArray[np.bool_], part: "RunOutcomes") -> None:
         """Writes the outcomes of the selected runs."""

@@ -102,27 +102,29 @@ class BatchedEngine:
         for canary in canaries:
             served.append((batch.included, [view for view in views if view[0].canary == canary]))
         for rows, sharers in served:
-            found = self._run_packs(batch.at(rows), [threat_model for threat_model, _ in sharers])
-            for (_, whole), part in zip(sharers, found, strict=True):
-                whole.put(rows, part)
+            outcomes = self._run_packs(
+                batch.at(rows), [threat_model for threat_model, _ in sharers]
+            )
+            for (_, all_outcomes), of_rows in zip(sharers, outcomes, strict=True):
+                all_outcomes.put(rows, of_rows)
         return shared
 
     def _run_packs(
         self, batch: RunBatch, threat_models: Sequence[ThreatModel]
     ) -> list[RunOutcomes]:
         """Trains every run once; runs with a canary require that all threat models share it."""
-        found = [RunOutcomes.empty(len(batch)) for _ in threat_models]
+        by_model = [RunOutcomes.empty(len(batch)) for _ in threat_models]
 
         def run(rows: slice, chunk_floats: int) -> None:
             outcomes = self._run_pack(batch.at(rows), threat_models, chunk_floats)
-            for whole, part in zip(found, outcomes, strict=True):
-                whole.put(rows, part)
+            for of_model, of_rows in zip(by_model, outcomes, strict=True):
+                of_model.put(rows, of_rows)
 
         with reproducible_products():
             self.memory.run_in_packs(
                 len(batch), self.runs_per_pack(), self._model.record_floats, run
             )
-        return found
+        return by_model
 
     @torch.no_grad()
     def _run_pack(
@@ -145,16 +147,16 @@ class BatchedEngine:
         final_weights = [self._final_weights(theta, batch, canary) for canary in canaries]
         outcomes = []
         for threat_model in threat_models:
-            own = canaries.index(threat_model.canary)
-            lambda_start, lambda_end = final_weights[own]
+            place = canaries.index(threat_model.canary)
+            lambda_start, lambda_end = final_weights[place]
             outcomes.append(
                 RunOutcomes.of_models(
                     threat_model,
                     observation,
                     finite,
-                    lambda_a=proxies[own].lambda_a(),
-                    lambda_c=proxies[own].lambda_c(),
-                    lambda_known=proxies[own].lambda_known(),
+                    lambda_a=proxies[place].lambda_a(),
+                    lambda_c=proxies[place].lambda_c(),
+                    lambda_known=proxies[place].lambda_known(),
                     lambda_start=lambda_start,
                     lambda_end=lambda_end,
                 )
@@ -172,8 +174,8 @@ class BatchedEngine:
         start = [p.expand(len(batch), *p.shape).contiguous() for p in self._initial]
         moved = [flat(before - after) for before, after in zip(start, theta, strict=True)]
         unit = rate * s.steps * clip**2
-        at_start = to_numpy(gradient(start, own_clip).inner(moved)) / unit
-        at_end = to_numpy(gradient(theta, own_clip).inner(moved)) / unit
+        at_start = to_numpy(gradient(start, own_clip).inner_products(moved)) / unit
+        at_end = to_numpy(gradient(theta, own_clip).inner_products(moved)) / unit
         return at_start, at_end
 
     def _train(
@@ -204,10 +206,10 @@ class BatchedEngine:
                 gradient = gradients[0](theta, clip)
                 assert isinstance(gradient, ClippedRecord)
                 weights = (included & canary_taken).to(theta[0].dtype)
-                product, first = noise.descend(
+                product, first_noise = noise.descend(
                     state, gradient.outer_products, weights, descent, batch.seeds, i, scales
                 )
-                residual += first
+                residual += first_noise
                 proxies[0].add(product, product, gradient.squared_norm)
             return theta, proxies, residual
 
@@ -219,14 +221,14 @@ class BatchedEngine:
             canary_gradients = [gradient_of(theta, clip) for gradient_of in gradients]
             canary_gradients[0].add_to(released, canary_weight)
             residual += released[0][:, 0]
-            known_products = [z.inner(released) for z in canary_gradients]
+            known_products = [z.inner_products(released) for z in canary_gradients]
             if self._training is not None:
                 sums = self._training(theta, clip, taken, chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(flat(g))
-            for own, z, known in zip(proxies, canary_gradients, known_products, strict=True):
-                product = known if self._training is None else z.inner(released)
-                own.add(product, known, z.squared_norm)
+            for proxy, z, known in zip(proxies, canary_gradients, known_products, strict=True):
+                product = known if self._training is None else z.inner_products(released)
+                proxy.add(product, known, z.squared_norm)
             step = released
             if velocity is not None:
                 step = [v.mul_(momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
@@ -256,8 +258,8 @@ class BatchedEngine:
     def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yields, for every step, the sampled records, [R, n] (None: all), and canaries, [R]."""
         s = self._settings
-        own = batch.records
-        members = None if own is None else torch.from_numpy(own).to(self._device)
+        memberships = batch.records
+        members = None if memberships is None else torch.from_numpy(memberships).to(self._device)
         if s.sampling_rate == 1:
             everything = torch.ones(len(batch), dtype=torch.bool, device=self._device)
             for _ in range(s.steps):

@@ -93,7 +93,7 @@ class CompiledSums:
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
         if features.dim() != 4:
             raise NotImplementedError(f"records of shape {tuple(features.shape[1:])}")
-        layers = (*network.before, network.first, *network.after)
+        layers = (*network.before, network.first_layer, *network.after)
         if not isinstance(layers[0], Convolution):
             raise NotImplementedError("a network that does not begin with Conv2d")
         channels, height, width = features.shape[1:]
@@ -122,12 +122,14 @@ class CompiledTail:
     """
 
     def __init__(self, network: Network, x: Tensor) -> None:
-        first = network.first
-        if not isinstance(first, Linear) or not network.after:
+        first_layer = network.first_layer
+        if not isinstance(first_layer, Linear) or not network.after:
             raise NotImplementedError("a network that does not go from Linear to Linear")
-        self._first = first
-        self._compiled = _Compiled(_program((first.outputs, 1, 1), network.after, is_inner=True))
-        self._squares = x.square().sum(1) + float(first.has_bias)
+        self._first = first_layer
+        self._compiled = _Compiled(
+            _program((first_layer.outputs, 1, 1), network.after, is_inner=True)
+        )
+        self._squares = x.square().sum(1) + float(first_layer.has_bias)
 
     def sums(
         self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, rows: slice
@@ -146,11 +148,11 @@ def _program(
     record_shape: tuple[int, int, int], layers: Sequence[Layer], is_inner: bool = False
 ) -> Program:
     """The program of layers of which the last is Linear."""
-    last = layers[-1]
-    if not isinstance(last, Linear):
+    last_layer = layers[-1]
+    if not isinstance(last_layer, Linear):
         raise NotImplementedError("a network that does not end with Linear")
     together = int(_convolutional.RECORDS) if is_inner else _RECORDS_TOGETHER
-    program = Program(record_shape, last.outputs, together, is_inner)
+    program = Program(record_shape, last_layer.outputs, together, is_inner)
     for layer in layers:
         layer.compile(program)
     return program

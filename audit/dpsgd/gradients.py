@@ -91,7 +91,7 @@ class BookkeepingModel:
         """Applies the layers before the first parameters, then prepares for the first layer."""
         for layer in self.network.before:
             features = layer.forward([], features[None])[0][0]
-        return self.network.first.prepare(features)
+        return self.network.first_layer.prepare(features)
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
         return self._forward(theta, x)[0]
@@ -99,15 +99,15 @@ class BookkeepingModel:
     def _forward(
         self, theta: Parameters, x: Tensor
     ) -> tuple[Tensor, list[tuple[Layer, Parameters, Any]]]:
-        first = self.network.first
-        at = first.parameters
-        y, saved = first.forward_prepared(theta[:at], x)
-        tape: list[tuple[Layer, Parameters, Any]] = [(first, theta[:at], saved)]
+        first_layer = self.network.first_layer
+        at = first_layer.parameters
+        y, saved = first_layer.forward_prepared(theta[:at], x)
+        tape: list[tuple[Layer, Parameters, Any]] = [(first_layer, theta[:at], saved)]
         for layer in self.network.after:
-            own = theta[at : at + layer.parameters]
+            of_layer = theta[at : at + layer.parameters]
             at += layer.parameters
-            y, saved = layer.forward(own, y)
-            tape.append((layer, own, saved))
+            y, saved = layer.forward(of_layer, y)
+            tape.append((layer, of_layer, saved))
         return y, tape
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
@@ -117,14 +117,14 @@ class BookkeepingModel:
         delta = y.transpose(1, 2).contiguous().softmax(1).transpose(1, 2)
         index = labels.expand(delta.shape[:2])[..., None]
         delta.scatter_add_(-1, index, delta.new_full((), -1.0).expand(index.shape))
-        found: list[RecordGradients] = []
-        for i, (layer, own, saved) in reversed(list(enumerate(tape))):
-            back, gradients = layer.backward(own, saved, delta, need_input=i > 0)
+        by_layer: list[RecordGradients] = []
+        for i, (layer, of_layer, saved) in reversed(list(enumerate(tape))):
+            back, gradients = layer.backward(of_layer, saved, delta, need_input=i > 0)
             if gradients is not None:
-                found.append(gradients)
+                by_layer.append(gradients)
             if back is not None:
                 delta = back
-        return found[::-1]
+        return by_layer[::-1]
 
 
 class VmapModel:
@@ -211,8 +211,8 @@ class ClippedSums:
         self._tail = tail
         self._labels = labels
         self._precision = precision
-        one = model.prepare(features[:1])
-        size = one.numel() * one.element_size() * len(features)
+        prepared = model.prepare(features[:1])
+        size = prepared.numel() * prepared.element_size() * len(features)
         self._is_prepared = size <= self._MAX_PREPARED_BYTES
         self._records = model.prepare(features) if self._is_prepared else features
 

@@ -35,14 +35,14 @@ def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
             f"got {record_shape}"
         )
     channels, *sides = record_shape
-    first = [(side + 6 - 8) // 2 + 1 - 1 for side in sides]
+    after_pooling = [(side + 6 - 8) // 2 + 1 - 1 for side in sides]
     # On 8x8 pixels a 4x4 kernel does not fit the output of the first pooling, so small images get a
     # 2x2 kernel and no second pooling.
-    if min(first) >= 6:
-        second = [(side - 4) // 2 + 1 - 1 for side in first]
+    if min(after_pooling) >= 6:
+        after_second = [(side - 4) // 2 + 1 - 1 for side in after_pooling]
         middle: list[nn.Module] = [nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)]
     else:
-        second = [(side - 2) // 2 + 1 for side in first]
+        after_second = [(side - 2) // 2 + 1 for side in after_pooling]
         middle = [nn.Conv2d(16, 32, 2, 2), nn.ReLU()]
     return nn.Sequential(
         nn.Conv2d(channels, 16, 8, 2, padding=3),
@@ -50,7 +50,7 @@ def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.MaxPool2d(2, 1),
         *middle,
         nn.Flatten(),
-        nn.Linear(32 * second[0] * second[1], 32),
+        nn.Linear(32 * after_second[0] * after_second[1], 32),
         nn.ReLU(),
         nn.Linear(32, classes),
     )
@@ -89,16 +89,16 @@ def make_model(
         records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
         logits = model(records)
         alone = [model(record[None]) for record in records]
-    got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if got != [2, classes]:
+    returned = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if returned != [2, classes]:
         raise InvalidInput(
-            f"model {name} must return [records, {classes}] logits, got {got} for 2 records"
+            f"model {name} must return [records, {classes}] logits, got {returned} for 2 records"
         )
     apart = torch.cat(alone)
-    same = apart.shape == logits.shape and torch.allclose(
+    agree = apart.shape == logits.shape and torch.allclose(
         apart, logits, rtol=_LOGITS_RTOL, atol=_LOGITS_ATOL, equal_nan=True
     )
-    if not same:
+    if not agree:
         raise InvalidInput(
             f"model {name} must compute each record's logits independently and deterministically, "
             "got different logits for 2 records together and for each alone"
@@ -118,21 +118,21 @@ def _user_factory(name: str) -> Any:
 
 
 def _check_per_record_gradients(name: str, model: nn.Module) -> None:
-    for part in model.modules():
-        of_tensors = any(each._backward_hooks for each in part.parameters(recurse=False))
-        if of_tensors or part._backward_hooks or part._backward_pre_hooks:
+    for module in model.modules():
+        of_tensors = any(each._backward_hooks for each in module.parameters(recurse=False))
+        if of_tensors or module._backward_hooks or module._backward_pre_hooks:
             raise InvalidInput(
                 f"model {name} must not change its gradients, got a backward hook on "
-                f"{type(part).__name__}"
+                f"{type(module).__name__}"
             )
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise InvalidInput(
-                f"model {name} must have a gradient per record, got {type(part).__name__}, which "
+                f"model {name} must have a gradient per record, got {type(module).__name__}, which "
                 "mixes the records of a batch; use GroupNorm instead"
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise InvalidInput(
-                f"model {name} must be deterministic, got {type(part).__name__}, "
+                f"model {name} must be deterministic, got {type(module).__name__}, "
                 "which does not use the runs' random streams"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -162,8 +162,8 @@ def fill_batches(
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int) -> Words:
     """Random words of Philox4x32-10, [groups, 4, 16], by group of 16 counters, word and counter."""
-    first = np.arange(groups * _GROUP, dtype=np.uint64) + np.uint64(counter[0])
-    c = [first & _LOW, *(np.full_like(first, word) for word in counter[1:])]
+    positions = np.arange(groups * _GROUP, dtype=np.uint64) + np.uint64(counter[0])
+    c = [positions & _LOW, *(np.full_like(positions, word) for word in counter[1:])]
     low, high = key
     for _ in range(10):
         a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
@@ -193,19 +193,19 @@ _COSINE = (2.443315515e-5, -1.388731624e-3, 4.166664568e-2)
 def normals(words: Words, scale: np.float32) -> Floats:
     """Normal numbers [groups * 64] of words [groups, 4, 16], bit for bit as by `_noise.c`."""
     radii, angles = words[:, 0::2], words[:, 1::2]
-    single, whole = np.float32, np.int32
-    u = ((radii >> np.uint32(1)).astype(whole).astype(single) + single(0.5)) * single(2.0**-31)
-    bits = u.view(whole)
-    e = (bits - whole(0x3F3504F3)) >> whole(23)
-    t = (bits - (e << whole(23))).view(single) - single(1)
+    single, integer = np.float32, np.int32
+    u = ((radii >> np.uint32(1)).astype(integer).astype(single) + single(0.5)) * single(2.0**-31)
+    bits = u.view(integer)
+    e = (bits - integer(0x3F3504F3)) >> integer(23)
+    t = (bits - (e << integer(23))).view(single) - single(1)
     y = (_polynomial(_LOGARITHM, t) * t - single(0.5)) * (t * t) + t
     y = e.astype(single) * single(6.931471806e-1) + y
     r = np.sqrt(y * single(-2)) * single(scale)
 
     shifted = angles + np.uint32(0x20000000)
-    quarter = (shifted >> np.uint32(30)).astype(whole)
-    rest = (shifted & np.uint32(0x3FFFFFFF)).astype(whole) - whole(0x20000000)
-    a = rest.astype(single) * single(1.462918079e-9)
+    quarter = (shifted >> np.uint32(30)).astype(integer)
+    within_quarter = (shifted & np.uint32(0x3FFFFFFF)).astype(integer) - integer(0x20000000)
+    a = within_quarter.astype(single) * single(1.462918079e-9)
     q = a * a
     sine = _polynomial(_SINE, q) * q * a + a
     cosine = (_polynomial(_COSINE, q) * q - single(0.5)) * q + single(1)

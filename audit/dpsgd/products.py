@@ -41,7 +41,7 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """One product of `affine` for each of R matrices, [R, m, k]; weight [R, n, k], bias [R, n]."""
     if _use_onednn(x, x[0].numel() * weight.shape[1]):
         biases = [None] * len(x) if bias is None else bias.unbind()
-        return torch.stack([affine(*each) for each in zip(x, weight, biases, strict=True)])
+        return torch.stack([affine(*operands) for operands in zip(x, weight, biases, strict=True)])
     if bias is None:
         return torch.bmm(x, weight.transpose(1, 2))
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
@@ -125,8 +125,8 @@ def rounded(x: Tensor, significand_bits: int) -> Tensor:
     """
     if significand_bits == 8:
         return x.bfloat16().float()
-    last = 1 << (24 - significand_bits)  # the lowest remaining bit; float32 has 24
-    bits = (x.view(torch.int32) + last // 2).bitwise_and_(-last)
+    unit = 1 << (24 - significand_bits)  # the lowest remaining bit; float32 has 24
+    bits = (x.view(torch.int32) + unit // 2).bitwise_and_(-unit)
     return torch.where(x.isnan(), x, bits.view(torch.float32))
 
 
@@ -179,7 +179,7 @@ class _RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
             z = self._bf16_products[product](x, y, out_dtype=torch.float32)
             return z if factors == (0, 1) else z.add_(args[0])
         operands = (
-            rounded(each, self._significand_bits) if i in factors else each
-            for i, each in enumerate(args)
+            rounded(argument, self._significand_bits) if i in factors else argument
+            for i, argument in enumerate(args)
         )
         return func(*operands, **kwargs or {})

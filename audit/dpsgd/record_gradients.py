@@ -97,8 +97,8 @@ class KernelGradients(ExplicitGradients):
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
         """The sums of `ExplicitGradients`, with the kernels as [R, outputs, c, kh, kw]."""
-        first, *others = super().weighted_sum(factors)
-        return [shaped(first.flatten(1), self.shape), *others]
+        kernel, *biases = super().weighted_sum(factors)
+        return [shaped(kernel.flatten(1), self.shape), *biases]
 
 
 def squared_norms(gradients: list[RecordGradients]) -> Tensor:
@@ -130,7 +130,7 @@ class ClippedRecord:
             matrix = vector.view(*left.shape, -1)
             matrix.addcmul_((weights * left)[:, :, None], right[:, None])
 
-    def inner(self, vectors: Parameters) -> Tensor:
+    def inner_products(self, vectors: Parameters) -> Tensor:
         """<gradient, vectors>, [R]."""
         parts = []
         for vector, (left, right) in zip(vectors, self.outer_products, strict=True):
@@ -150,5 +150,5 @@ class DiracGradient:
     def add_to(self, vectors: Parameters, weights: Tensor) -> None:
         vectors[0][:, 0] += self._clip * weights[:, 0]
 
-    def inner(self, vectors: Parameters) -> Tensor:
+    def inner_products(self, vectors: Parameters) -> Tensor:
         return self._clip * vectors[0][:, 0]

@@ -66,20 +66,20 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
         network = parse_network(model)
     except NotImplementedError as reason:
         return f"a model that does not begin with a Linear layer: {reason}"
-    if not isinstance(network.first, Linear):
+    if not isinstance(network.first_layer, Linear):
         return "a model that does not begin with a Linear layer"
-    first, *after = sequence(model)[len(network.before) :]
-    assert isinstance(first, nn.Linear)
+    first_layer, *after = sequence(model)[len(network.before) :]
+    assert isinstance(first_layer, nn.Linear)
     with torch.no_grad():
-        x = torch.from_numpy(np.array(canary.features)).to(first.weight)[None, None]
+        x = torch.from_numpy(np.array(canary.features)).to(first_layer.weight)[None, None]
         for layer in network.before:
             x, _ = layer.forward([], x)
         x = x[0]
         if x.dim() != 2:
             return "a Linear layer at several positions of a record"
-        size = (x.square().sum() + float(first.bias is not None)).sqrt()
-        narrow = nn.Linear(1, first.out_features, bias=False).to(first.weight)
-        narrow.weight.copy_((first(x) / size.clamp(min=_MIN_NORM)).T)
+        size = (x.square().sum() + float(first_layer.bias is not None)).sqrt()
+        narrow = nn.Linear(1, first_layer.out_features, bias=False).to(first_layer.weight)
+        narrow.weight.copy_((first_layer(x) / size.clamp(min=_MIN_NORM)).T)
     record = InputCanary(size.double().cpu().numpy()[None], canary.label, canary.name)
     smaller = etcv(record, CanaryLoss(record), (1,), threat_model.classes)
     return smaller, nn.Sequential(narrow, *after)

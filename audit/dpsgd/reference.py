@@ -82,14 +82,14 @@ class OpacusEngine:
         return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
     def run(self, batch: RunBatch) -> RunOutcomes:
-        found = RunOutcomes.empty(len(batch))
+        outcomes = RunOutcomes.empty(len(batch))
         with reproducible_products(), warnings.catch_warnings():
             # torch warns about Opacus's hooks because the input needs no gradient; harmless here.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             for run in range(len(batch)):
                 rows = slice(run, run + 1)
-                found.put(rows, self._run(batch.at(rows)))
-        return found
+                outcomes.put(rows, self._run(batch.at(rows)))
+        return outcomes
 
     def _run(self, batch: RunBatch) -> RunOutcomes:
         s = self._settings
@@ -115,11 +115,11 @@ class OpacusEngine:
             optimizer.clip_and_accumulate()
             in_sum = has_canary and not self._is_dirac
             training = [p.summed_grad - in_sum * g for p, g in zip(parameters, z, strict=True)]
-            first = parameters[0].summed_grad.view(-1)
-            known = float(first[0] - has_canary * z[0].view(-1)[0])
+            summed = parameters[0].summed_grad.view(-1)
+            known = float(summed[0] - has_canary * z[0].view(-1)[0])
             if self._is_dirac:
-                known = float(first[0])
-                first[0] += has_canary * clip
+                known = float(summed[0])
+                summed[0] += has_canary * clip
             optimizer.add_noise()
             first_noise += float(parameters[0].grad.view(-1)[0]) - known
             product = _inner(z, [p.grad for p in parameters])
@@ -195,13 +195,13 @@ class OpacusEngine:
             z = [torch.zeros_like(p) for p in parameters]
             z[0].detach().view(-1)[0] = clip
             return z
-        own = [p.grad_sample[-1] for p in parameters]
-        norm = torch.stack([g.norm() for g in own]).norm()
+        of_canary = [p.grad_sample[-1] for p in parameters]
+        norm = torch.stack([g.norm() for g in of_canary]).norm()
         factor = (clip / (norm + 1e-6)).clamp(max=1.0)
         if not has_canary:
             for p in parameters:
                 p.grad_sample = p.grad_sample[:-1]
-        return [g * factor for g in own]
+        return [g * factor for g in of_canary]
 
 
 def _inner(a: list[Tensor], b: list[Tensor]) -> float:

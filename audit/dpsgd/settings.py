@@ -46,8 +46,8 @@ def several_numbers(
         raise InvalidInput(f"{name} must name at least one number, got none")
     numbers = tuple(checks.interval(name, item, 0.0, high, closed_low=closed_low) for item in items)
     if len(set(numbers)) < len(numbers):
-        what = "budget" if name == "epsilon" else "value"
-        raise InvalidInput(f"{name} must name each {what} once, got {numbers}")
+        noun = "budget" if name == "epsilon" else "value"
+        raise InvalidInput(f"{name} must name each {noun} once, got {numbers}")
     return numbers
 
 

@@ -169,13 +169,13 @@ def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
     if columns is None:
         return {}
     if isinstance(columns, str):
-        parts = [part.rpartition("=") for part in columns.split(",")]
-        if not all(equals and name.strip() for name, equals, _ in parts):
+        pairs = [part.rpartition("=") for part in columns.split(",")]
+        if not all(equals and name.strip() for name, equals, _ in pairs):
             raise InvalidInput(
                 "columns must be NAME=ROLE,NAME=ROLE,... such as sigma=noise_multiplier, got "
                 f"{checks.one_line(columns)}"
             )
-        columns = {name.strip(): role.strip() for name, _, role in parts}
+        columns = {name.strip(): role.strip() for name, _, role in pairs}
     if not isinstance(columns, Mapping):
         raise InvalidInput(
             f"columns must be a mapping from columns to roles, got {checks.one_line(columns)}"
@@ -187,7 +187,7 @@ def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
     used = [role for role in mapping.values() if role != IGNORE]
     for role in used:
         if used.count(role) > 1:
-            names = [name for name, given in mapping.items() if given == role]
+            names = [name for name, given_role in mapping.items() if given_role == role]
             raise InvalidInput(f"columns must map one column to {role}, got {listed(names)}")
     return mapping
 
@@ -211,19 +211,19 @@ class ColumnRoles:
     @property
     def lines(self) -> list[str]:
         """The roles as lines of text."""
-        found = []
+        texts = []
         if self.used:
             pairs = (
                 column if without_prefix(column) == role else f"{column} as {role}"
                 for column, role in self.used.items()
             )
-            found.append(f"used: {_cut(', '.join(pairs))}")
+            texts.append(f"used: {_cut(', '.join(pairs))}")
         if self.unused:
             pairs = (f"{column} ({reason})" for column, reason in self.unused.items())
-            found.append(f"not needed: {_cut(', '.join(pairs))}")
+            texts.append(f"not needed: {_cut(', '.join(pairs))}")
         if self.not_about_privacy:
-            found.append(f"not about privacy: {_cut(', '.join(self.not_about_privacy))}")
-        return found
+            texts.append(f"not about privacy: {_cut(', '.join(self.not_about_privacy))}")
+        return texts
 
 
 def _cut(text: str) -> str:
@@ -262,31 +262,36 @@ def roles_of(
             )
         for column in names[name]:
             roles[column] = mapped_role
-    own = set(bookkeeping)
+    own_columns = set(bookkeeping)
     used: dict[str, str] = {}
     doubtful: dict[str, str] = {}
-    other: list[str] = []
+    not_about_privacy: list[str] = []
     mapped = set(roles.values())
     for column, values in columns.items():
         name = without_prefix(column)
         role = roles.get(column)
         meaning = _SAME_MEANING.get(name, name)
-        if role is None and meaning in ROLES and meaning not in mapped and column not in own:
+        if (
+            role is None
+            and meaning in ROLES
+            and meaning not in mapped
+            and column not in own_columns
+        ):
             role = meaning
         has_numbers = any(map(looks_like_a_number, values))
         no_role = role in (IGNORE, RUN) or (
-            role is None and (column in own or _is_one(name, values))
+            role is None and (column in own_columns or _is_one(name, values))
         )
         if no_role or all(map(is_missing, values)):
-            other.append(column)
+            not_about_privacy.append(column)
         elif role is not None:
             used[column] = role
         elif has_numbers and (kind := _may_be(name)):
             doubtful[column] = kind
         else:
-            other.append(column)
+            not_about_privacy.append(column)
     _check_unique(used, columns, where)
-    return ColumnRoles(used, tuple(other), doubtful)
+    return ColumnRoles(used, tuple(not_about_privacy), doubtful)
 
 
 def _is_one(name: str, values: Iterable[object]) -> bool:
@@ -302,12 +307,12 @@ def _check_unique(
     by_role: dict[str, list[str]] = {}
     for column, role in used.items():
         by_role.setdefault(role, []).append(column)
-    for role, same in by_role.items():
-        contents = {tuple(map(str, columns[column])) for column in same}
+    for role, alike in by_role.items():
+        contents = {tuple(map(str, columns[column])) for column in alike}
         if len(contents) > 1:
             raise InvalidInput(
-                f"{where} must have one column {role}, got {listed(same)} with different values: "
-                f"add --columns '{same[-1]}={IGNORE}' for each that is not {role}"
+                f"{where} must have one column {role}, got {listed(alike)} with different values: "
+                f"add --columns '{alike[-1]}={IGNORE}' for each that is not {role}"
             )
 
 
@@ -436,13 +441,13 @@ def _likely_role(name: str, kind: str) -> str:
 
 def doubt(refused: Mapping[str, str], where: str) -> str:
     """The message about doubtful columns, with the mapping to type."""
-    first = list(refused.items())[:4]
-    likely = {name: _likely_role(without_prefix(name), kind) for name, kind in first}
+    named = list(refused.items())[:4]
+    likely = {name: _likely_role(without_prefix(name), kind) for name, kind in named}
     may_be = ", ".join(
         f"{checks.one_line(name)} may "
         + ("change" if not likely[name] else "be")
         + (" a number of epochs" if likely[name] == "epochs" else f" {_MEANINGS[kind]}")
-        for name, kind in first
+        for name, kind in named
     )
     pairs = ((without_prefix(name), role) for name, role in likely.items() if role)
     mapping = checks.printable(",".join(f"{name}={role}" for name, role in pairs))

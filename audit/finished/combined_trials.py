@@ -29,23 +29,23 @@ def composed_epsilon(runs: Sequence[Mechanism], delta: float) -> float:
     """Epsilon of all runs, by Renyi divergences if it or the losses are too large for a grid."""
     together = all_of(runs)
     if isinstance(together, Composition):
-        found = together.renyi_epsilon(delta)
-        if _MEANINGLESS < found < math.inf:
-            return found
+        epsilon = together.renyi_epsilon(delta)
+        if _MEANINGLESS < epsilon < math.inf:
+            return epsilon
     try:
         return together.epsilon(delta)
     except Unresolved:
-        found = together.renyi_epsilon(delta)
-        if not math.isfinite(found):
+        epsilon = together.renyi_epsilon(delta)
+        if not math.isfinite(epsilon):
             raise
-        return found
+        return epsilon
 
 
 def all_of(runs: Iterable[Mechanism]) -> Mechanism:
     """The composition of runs; equal runs are counted, and many similar ones are merged."""
     steps: dict[tuple[str, int], dict[tuple[float, float], int]] = {}
     mus: dict[float, int] = {}
-    rest: list[Mechanism] = []
+    others: list[Mechanism] = []
     rho = 0.0
     several_runs = kinds(list(runs))
     full_batches = sum(run.gaussian_mu is not None for run, _ in several_runs)
@@ -59,7 +59,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
         elif isinstance(run, ZeroConcentratedDp):
             rho += times * run.rho
         else:
-            rest += [run] * times
+            others += [run] * times
     parts: list[Mechanism] = []
     for protected, phases in steps.items():
         for (noise, rate), count in joined(phases, _MAX_PHASES).items():
@@ -71,7 +71,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
         parts.append(GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items()))))
     if rho > 0.0:
         parts.append(ZeroConcentratedDp(rho))
-    parts += rest
+    parts += others
     return parts[0] if len(parts) == 1 else Composition(tuple(parts))
 
 
@@ -87,17 +87,22 @@ def dominating_few(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
         cells: dict[Hashable, list[Mechanism]] = {}
         for run in left:
             kind, numbers = _parameters(run)
-            cell = kind, tuple([math.floor(math.log(one) / width) for one in numbers])
+            cell = kind, tuple([math.floor(math.log(number) / width) for number in numbers])
             cells.setdefault(cell, []).append(run)
         merges.append(
-            {run: one for runs in cells.values() for one in [_dominating(runs)] for run in runs}
+            {
+                run: dominating
+                for runs in cells.values()
+                for dominating in [_dominating(runs)]
+                for run in runs
+            }
         )
         left = list(dict.fromkeys(merges[-1].values()))
         width *= 1.5
-    found = {run: run for run in left}
+    dominated_by = {run: run for run in left}
     for merged in reversed(merges):
-        found = {run: found[one] for run, one in merged.items()}
-    return found
+        dominated_by = {run: dominated_by[merged_run] for run, merged_run in merged.items()}
+    return dominated_by
 
 
 def _parameters(run: Mechanism) -> tuple[Hashable, tuple[float, ...]]:
@@ -114,18 +119,20 @@ def _parameters(run: Mechanism) -> tuple[Hashable, tuple[float, ...]]:
 
 def _dominating(runs: list[Mechanism]) -> Mechanism:
     """A run of one kind that dominates runs of this kind."""
-    first = runs[0]
-    kind, _ = _parameters(first)
+    representative = runs[0]
+    kind, _ = _parameters(representative)
     largest = tuple(map(max, zip(*(_parameters(run)[1] for run in runs), strict=True)))
     if len(runs) == 1 or not largest:
-        return first
+        return representative
     if kind == "mu":
         return GaussianMechanism(*largest)
     if kind == "rho":
         return ZeroConcentratedDp(*largest)
-    assert isinstance(first, DpSgd)
+    assert isinstance(representative, DpSgd)
     noise = min(run.noise_multiplier for run in runs if isinstance(run, DpSgd))
-    return replace(first, noise_multiplier=noise, steps=largest[1], sampling_rate=largest[2])
+    return replace(
+        representative, noise_multiplier=noise, steps=largest[1], sampling_rate=largest[2]
+    )
 
 
 def dominating_prior(prior: Mechanism) -> Mechanism:
@@ -134,8 +141,8 @@ def dominating_prior(prior: Mechanism) -> Mechanism:
         return prior
     alike = dominating_few(dict.fromkeys(prior.candidates))
     chances: dict[Mechanism, float] = {}
-    for one, chance in zip(prior.candidates, prior.chances, strict=True):
-        chances[alike[one]] = chances.get(alike[one], 0.0) + chance
+    for mechanism, chance in zip(prior.candidates, prior.chances, strict=True):
+        chances[alike[mechanism]] = chances.get(alike[mechanism], 0.0) + chance
     if len(chances) == len(prior.candidates):
         return prior
     return Mixture(tuple(chances), tuple(min(chance, 1.0) for chance in chances.values()))

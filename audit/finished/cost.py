@@ -130,23 +130,23 @@ def cost_of_independent(
     different = list(dict.fromkeys(few.values()))
     # No run is less private than the least private candidate, whatever their probabilities.
     worst = different[0] if len(different) == 1 else WorstOf(tuple(different))
-    found: list[tuple[UpperBound | None, Protocol]] = []
+    alternatives: list[tuple[UpperBound | None, Protocol]] = []
     if chosen == "random":
         protocol = search or RandomSearch(Fixed(len(runs)))
-        one = worst if prior is None else dominating_prior(prior)
+        base = worst if prior is None else dominating_prior(prior)
         try:
-            found.append((costs_of(one, protocol, delta).smallest, protocol))
+            alternatives.append((costs_of(base, protocol, delta).smallest, protocol))
         except DeltaUnreachable:
             if search is not None:
                 raise
     if chosen == "grid" or (search is None and len(different) > 1):
         # Draws that do not depend on the data are a list that was fixed beforehand.
-        one = worst if len(different) == 1 else Candidates(tuple(few[run] for run in runs))
+        base = worst if len(different) == 1 else Candidates(tuple(few[run] for run in runs))
         grid_of_trials = Grid(len(runs))
         # The composition takes long for many different trials and is computed above.
-        costs = costs_of(one, grid_of_trials, delta)
-        found.append((costs.smallest_except(("composition",)), grid_of_trials))
-    for upper, assumed_protocol in found:
+        costs = costs_of(base, grid_of_trials, delta)
+        alternatives.append((costs.smallest_except(("composition",)), grid_of_trials))
+    for upper, assumed_protocol in alternatives:
         # If K is secret, the composition of these trials is not a bound: it depends on K.
         if upper is not None and (upper.epsilon < best or search is not None):
             best, name = upper.epsilon, f"{upper.name}, {assumed_protocol.spec}"
@@ -170,11 +170,11 @@ def cost_of_sequential(
     if cap is not None:
         epsilon = epsilon_of_cap(cap, delta)
         only_gaussian = all(run.gaussian_mu is not None for run, _ in several)
-        kept = filter_for(
+        privacy_filter = filter_for(
             cap if isinstance(cap, Mechanism) else epsilon, delta, runs[0], only_gaussian
         )
         spent = several if isinstance(cap, Mechanism) else [(all_of(runs), 1)]
-        share, source = kept.share(spent), kept.source
+        share, source = privacy_filter.share(spent), privacy_filter.source
         if not share <= 1.0:
             raise InvalidInput(
                 f"cap must hold all trials, got {len(runs)} that spend "

@@ -105,8 +105,8 @@ def state_of(word: object) -> str | None:
     text = str(word).strip().lower()
     state = STATES.get(text.rpartition(".")[2])
     if state is None:
-        first = re.match(r"[a-z]+", text)
-        state = STATES.get(first.group()) if first else None
+        leading_word = re.match(r"[a-z]+", text)
+        state = STATES.get(leading_word.group()) if leading_word else None
         return state if state == FAILED else None
     return state
 
@@ -151,8 +151,8 @@ def evidence_of_repetitions(candidates: Sequence[tuple[object, ...]]) -> Evidenc
     if not repeated:
         return Evidence()
     times = sum(seen[candidate] for candidate in repeated)
-    what = "candidate was" if len(repeated) == 1 else "candidates were"
-    words = f"{len(repeated)} {what} trained more than once ({times} runs)"
+    subject = "candidate was" if len(repeated) == 1 else "candidates were"
+    words = f"{len(repeated)} {subject} trained more than once ({times} runs)"
     if any(_is_drawn(value) for candidate in repeated for value in candidate):
         reason = f"{words}, which independent draws of continuous numbers never do"
         return Evidence(None, (reason,), (words,))

@@ -67,19 +67,19 @@ def interpret(
     refuse_other_trainings(columns, mapping, roles.used, settings, material.name)
     if settings.base is not None:
         return _with_base(material, roles, settings)
-    found = {*roles.used.values(), *settings.constants}
-    if not found & _IDENTIFYING:
+    stated = {*roles.used.values(), *settings.constants}
+    if not stated & _IDENTIFYING:
         raise InvalidInput(_nothing_known(material.name, columns, roles, mapping))
     varying = _varying(columns)
     by_columns, doubtful = set(roles.used.values()), dict(roles.doubtful)
-    if "noise_multiplier" in found:  # a target epsilon is then a statement about the same run
+    if "noise_multiplier" in stated:  # a target epsilon is then a statement about the same run
         targets = [column for column, role in roles.used.items() if role == "target_epsilon"]
         doubtful |= dict.fromkeys(targets, "epsilon")
     roles = refuse_doubtful(roles, by_columns, settings.constants, varying, material.name)
     _check_settings(roles, settings, varying, material.name)
     runs = _mechanisms(material, roles, settings)
     refuse_less_private(material, doubtful, runs, settings)
-    return runs, _without_unneeded(roles, found)
+    return runs, _without_unneeded(roles, stated)
 
 
 def units_remark(roles: ColumnRoles) -> str:
@@ -92,15 +92,15 @@ def units_remark(roles: ColumnRoles) -> str:
 
 def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSettings) -> str:
     """How the rate follows from a batch size that does not divide the records; else empty."""
-    found = {*roles.used.values(), *settings.constants}
-    if settings.records is None or "batch_size" not in found or "sampling_rate" in found:
+    stated = {*roles.used.values(), *settings.constants}
+    if settings.records is None or "batch_size" not in stated or "sampling_rate" in stated:
         return ""
     columns = [column for column, role in roles.used.items() if role == "batch_size"]
     cells = [run.values.get(column) for run in material.runs for column in columns]
     sizes: list[Any] = [cell for cell in cells if not is_missing(cell)]
     sizes += [settings.constants["batch_size"]] if "batch_size" in settings.constants else []
-    whole = [checks.integer("batch_size", size, 1) for size in sizes if size is not None]
-    if all(settings.records % size == 0 for size in whole):
+    known_sizes = [checks.integer("batch_size", size, 1) for size in sizes if size is not None]
+    if all(settings.records % size == 0 for size in known_sizes):
         return ""
     way = "down, as if the loader dropped the last batch" if settings.drop_last else "up"
     return (
@@ -110,16 +110,16 @@ def rounding_remark(material: Material, roles: ColumnRoles, settings: RunSetting
 
 
 def _check_no_settings(settings: RunSettings) -> None:
-    given = [*settings.constants]
-    given += [
+    stated = [*settings.constants]
+    stated += [
         name
         for name in ("records", "base", "neighbours", "target_delta", "accountant")
         if getattr(settings, name) is not None
     ]
-    given += ["group_size"] if settings.group_size != 1 else []
-    if given:
+    stated += ["group_size"] if settings.group_size != 1 else []
+    if stated:
         raise InvalidInput(
-            f"{given[0]} must not be given with mechanisms, which state everything about their "
+            f"{stated[0]} must not be given with mechanisms, which state everything about their "
             "runs, got both"
         )
 
@@ -235,8 +235,10 @@ def _with_base(
                 )
         unused[column] = "as the base"
     doubtful = refuse_doubtful(roles, (), ROLES, varying, material.name)
-    found = ColumnRoles({}, roles.not_about_privacy, {}, {**unused, **dict(doubtful.unused)})
-    return [base] * len(material.runs), found
+    unneeded_roles = ColumnRoles(
+        {}, roles.not_about_privacy, {}, {**unused, **dict(doubtful.unused)}
+    )
+    return [base] * len(material.runs), unneeded_roles
 
 
 def _nothing_known(

@@ -80,8 +80,8 @@ def runs_of_log(material: Material, mapping: Mapping[str, str]) -> Material:
 
 def _one_run(rows: Sequence[RecordedRun], roles: Mapping[str, str | None]) -> RecordedRun:
     """One run from its rows: the last row, if all state the same privacy and its length is last."""
-    *_, last = rows
-    values = dict(last.values)
+    *_, last_row = rows
+    values = dict(last_row.values)
     for column, role in roles.items():
         if role not in ROLES:
             continue
@@ -95,14 +95,14 @@ def _one_run(rows: Sequence[RecordedRun], roles: Mapping[str, str | None]) -> Re
             values[column] = _length(longest) + 1.0 if from_zero else longest
         elif len({str(cell).strip() for cell in present}) > 1:
             raise InvalidInput(
-                f"{last.where}: rows of one run must state one {role}, got "
+                f"{last_row.where}: rows of one run must state one {role}, got "
                 f"{checks.one_line(present[0])} and {checks.one_line(present[-1])} in column "
                 f"{checks.one_line(column)}"
             )
         else:
             values[column] = present[-1]
     states = [row.state for row in rows if row.state != COMPLETE]
-    return replace(last, values=values, state=states[-1] if states else COMPLETE)
+    return replace(last_row, values=values, state=states[-1] if states else COMPLETE)
 
 
 def _length(cell: object) -> float:

@@ -88,16 +88,16 @@ def runs_of_rows(
         if without_prefix(column).strip().lower() in STATE_COLUMNS
         and not {column.strip(), without_prefix(column)} & ignored
     ]
-    found = []
+    runs = []
     for row, where in zip(rows, places, strict=True):
-        found.append(
+        runs.append(
             RecordedRun(
                 {column: value for column, value in row.items() if column not in states},
                 where,
                 _state_of_row({column: row.get(column) for column in states}, where),
             )
         )
-    return tuple(found)
+    return tuple(runs)
 
 
 _REPORTED = (COMPLETE, RUNNING, FAILED, PRUNED)
@@ -130,10 +130,10 @@ def flattened(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         >>> flattened({"lr": 0.1, "dp": {"sigma": 1.0}})
         {'lr': 0.1, 'dp/sigma': 1.0}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flattened(value, f"{before}{name}/")
+            flat |= flattened(value, f"{before}{name}/")
         else:
-            found[f"{before}{name}"] = value
-    return found
+            flat[f"{before}{name}"] = value
+    return flat

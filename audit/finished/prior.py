@@ -54,8 +54,8 @@ def read_prior(path: str | Path, mapping: Mapping[str, str], settings: RunSettin
         )
         material = replace(material, runs=runs)
     mechanisms, roles = interpret(material, mapping, settings)
-    others = roles.not_about_privacy
-    doubtful = [name for name in others if name.strip().lower() in _RESEMBLES_CHANCE]
+    not_about_privacy = roles.not_about_privacy
+    doubtful = [name for name in not_about_privacy if name.strip().lower() in _RESEMBLES_CHANCE]
     if doubtful:
         named = f"{', '.join(roles.used)} and {' or '.join(_CHANCES)}"
         raise InvalidInput(f"prior must have only columns {named}, got {listed(doubtful)}")

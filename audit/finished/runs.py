@@ -107,9 +107,10 @@ def mechanism_of(values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
             )
     curves = [name for name in ("gdp_mu", "zcdp_rho") if name in known]
     if len(curves) + ("noise_multiplier" in known) > 1:
-        both = [*curves, *(["noise_multiplier"] if "noise_multiplier" in known else [])]
+        statements = [*curves, *(["noise_multiplier"] if "noise_multiplier" in known else [])]
         raise InvalidInput(
-            f"run must have one of noise_multiplier, gdp_mu and zcdp_rho, got {' and '.join(both)}"
+            "run must have one of noise_multiplier, gdp_mu and zcdp_rho, "
+            f"got {' and '.join(statements)}"
         )
     if curves:
         return _curve(curves[0], known, settings)
@@ -138,14 +139,14 @@ def _curve(name: str, known: Mapping[str, Any], settings: RunSettings) -> Mechan
             f"{further[0]} must not be given with {name}, which describes the whole run, got "
             f"{checks.one_line(known[further[0]])}: map it to ignore, or give noise_multiplier"
         )
-    for option, given, plain in (
+    for option, stated, plain in (
         ("group_size", settings.group_size, 1),
         ("neighbours", settings.neighbours, None),
     ):
-        if given != plain:
+        if stated != plain:
             raise InvalidInput(
                 f"{option} must not be given for a run with {name}, which holds for its own group "
-                f"and neighbours, got {checks.one_line(given)}"
+                f"and neighbours, got {checks.one_line(stated)}"
             )
     if name == "gdp_mu":
         return GaussianMechanism(known[name])
@@ -182,8 +183,8 @@ def _batches_per_epoch(known: Mapping[str, Any], settings: RunSettings) -> int |
     if "batch_size" not in known or settings.records is None:
         return None
     size = checks.integer("batch_size", known["batch_size"], 1, settings.records)
-    whole, left = divmod(settings.records, size)
-    return whole if settings.drop_last or not left else whole + 1
+    full_batches, left = divmod(settings.records, size)
+    return full_batches if settings.drop_last or not left else full_batches + 1
 
 
 def _rate(known: Mapping[str, Any], settings: RunSettings, per_epoch: int | None) -> float | None:
@@ -201,8 +202,8 @@ def _rate(known: Mapping[str, Any], settings: RunSettings, per_epoch: int | None
     rate = checks.interval("sampling_rate", known["sampling_rate"], 0.0, 1.0, closed_high=True)
     if per_epoch is not None and settings.records is not None:
         size = checks.integer("batch_size", known["batch_size"], 1, settings.records)
-        whole = settings.records // size
-        lowest, highest = 1.0 / (whole + 1), 1.0 / whole
+        full_batches = settings.records // size
+        lowest, highest = 1.0 / (full_batches + 1), 1.0 / full_batches
         if not 0.999 * lowest <= rate <= 1.001 * highest:
             raise InvalidInput(
                 f"sampling_rate must be that of batch_size {size} of {settings.records} records, "

@@ -74,9 +74,9 @@ _RELEASE = {
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:
     return [
-        part
+        wrapped_line
         for line in lines
-        for part in textwrap.wrap(checks.printable(line), width, subsequent_indent="  ")
+        for wrapped_line in textwrap.wrap(checks.printable(line), width, subsequent_indent="  ")
     ]
 
 
@@ -163,9 +163,9 @@ class TuningCost:
 
     @property
     def _answer(self) -> list[str]:
-        first = f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}"
+        heading = f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}"
         contradiction = [f"contradiction: {self.contradiction}"] if self.contradiction else []
-        return [*contradiction, first, *self._numbers]
+        return [*contradiction, heading, *self._numbers]
 
     @property
     def _assumed(self) -> str:
@@ -327,8 +327,11 @@ def cost_of_trials(
     runs, roles = _interpreted(materials, mapping, settings)
     reading = [
         remark
-        for material, found in zip(materials, roles, strict=True)
-        for remark in (rounding_remark(material, found, settings), units_remark(found))
+        for material, column_roles in zip(materials, roles, strict=True)
+        for remark in (
+            rounding_remark(material, column_roles, settings),
+            units_remark(column_roles),
+        )
     ]
     if isinstance(prior, str | Path):
         prior = read_prior(prior, mapping, settings)
@@ -385,14 +388,14 @@ def _interpreted(
     runs: list[Mechanism] = []
     roles = []
     for material in materials:
-        mechanisms, found = interpret(material, mapping, settings)
+        mechanisms, column_roles = interpret(material, mapping, settings)
         if material.trainings > 1:
             composed = {
                 run: all_of([run] * material.trainings) for run in dict.fromkeys(mechanisms)
             }
             mechanisms = [composed[run] for run in mechanisms]
         runs += mechanisms
-        roles.append(found)
+        roles.append(column_roles)
     return runs, roles
 
 
@@ -445,7 +448,7 @@ def _cost(
             cost = replace(cost, why=_with_reason(_UNKNOWN, cost))
     else:
         cost = cost_of_independent(runs, dominating_few(different), way, delta, search, prior)
-    lines = dict.fromkeys(line for found in roles for line in found.lines)
+    lines = dict.fromkeys(line for column_roles in roles for line in column_roles.lines)
     return TuningCost(
         len(runs),
         label,
@@ -464,8 +467,8 @@ def _with_reason(reason: str, cost: Cost) -> str:
 
 def _evidence(materials: Sequence[Material], chosen: str | None) -> Evidence:
     """What all sources together show about how candidates were chosen."""
-    parts = [combined_with_states(material) for material in materials]
-    evidence = combined(parts)
+    by_material = [combined_with_states(material) for material in materials]
+    evidence = combined(by_material)
     candidates = [candidate for material in materials for candidate in _candidates(material)]
     repetitions = of_repetitions(candidates)
     evidence = replace(evidence, remarks=(*evidence.remarks, *repetitions.remarks))

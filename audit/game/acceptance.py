@@ -59,7 +59,7 @@ def _estimated(engine: Engine, candidates: int, probability: float, key: Sequenc
         return -np.inf  # accepts every run that does not diverge
     rng = np.random.default_rng(np.random.SeedSequence(list(key)))
     included = np.arange(2 * runs) % 2 == 1
-    found = engine.run(RunBatch.drawn(included, rng.integers(0, candidates, 2 * runs), rng))
-    scores = np.where(found.finite, found.scores, -np.inf).reshape(runs, 2)
+    outcomes = engine.run(RunBatch.drawn(included, rng.integers(0, candidates, 2 * runs), rng))
+    scores = np.where(outcomes.finite, outcomes.scores, -np.inf).reshape(runs, 2)
     least = np.sort(scores, axis=0)[runs - 1 - int(enough.argmax())].min()
     return float(np.nextafter(least, -np.inf))

@@ -34,8 +34,8 @@ def play_audit(
         so_far = _by_view(reached, {block: played[block] for block in reached})
         views = views or [{} for _ in so_far]
         for budget in sorted(unproved):
-            for view, found in zip(views, so_far, strict=True):
-                view[budget, 0] = found[budget, 0].first(count)
+            for view, trials_of_view in zip(views, so_far, strict=True):
+                view[budget, 0] = trials_of_view[budget, 0].first_trials(count)
             if all(_is_sufficient(view[budget, 0], evaluation) for view in views):
                 unproved.remove(budget)
     return [dict(sorted(view.items())) for view in views]
@@ -43,21 +43,24 @@ def play_audit(
 
 def _is_sufficient(trials: Trials, evaluation: Evaluation) -> bool:
     values = getattr(trials, evaluation.proxy)
-    found = lower_bounds.Scan()(
+    bound = lower_bounds.Scan()(
         out_scores=values[~trials.bit],
         in_scores=values[trials.bit],
         delta=evaluation.delta,
         confidence=evaluation.confidence,
         plan=len(evaluation.looks),
     )
-    return found.epsilon >= evaluation.stop_at
+    return bound.epsilon >= evaluation.stop_at
 
 
 def _by_view(blocks: Sequence[Block], played: dict[Block, tuple[Trials, ...]]) -> TrialsOfViews:
     """The trials of every (budget, repeat), in order; empties `played` to save memory."""
     groups = itertools.groupby(blocks, lambda block: (block.budget, block.repeat))
     joined = {
-        key: [Trials.joined(*parts) for parts in zip(*map(played.pop, group), strict=True)]
+        key: [
+            Trials.joined(*trials_of_blocks)
+            for trials_of_blocks in zip(*map(played.pop, group), strict=True)
+        ]
         for key, group in groups
     }
     return [dict(zip(joined, views, strict=True)) for views in zip(*joined.values(), strict=True)]

@@ -127,15 +127,19 @@ def _digests_of_code(plug_ins: tuple[str, ...]) -> tuple[str, dict[str, str]]:
             code.add(module, attribute)
         except (LookupError, SyntaxError):
             texts[name] = _digest_of_text(name)
-    own = {name for name in code.digests if name.partition(":")[0].split(".")[0] in _PACKAGES}
-    others = code.digests.keys() - own
+    own_names = {name for name in code.digests if name.partition(":")[0].split(".")[0] in _PACKAGES}
+    other_names = code.digests.keys() - own_names
     modules = {name.rpartition(".")[0] for name in plug_ins}
     digests = {}
     for name in plug_ins:
         elsewhere = modules - {name.rpartition(".")[0]}
-        shared = {other for other in others if other.partition(":")[0] not in elsewhere}
+        shared = {
+            definition
+            for definition in other_names
+            if definition.partition(":")[0] not in elsewhere
+        }
         digests[name] = texts.get(name) or code.digest(shared)
-    return code.digest(own), digests
+    return code.digest(own_names), digests
 
 
 def _folder_of_source(dotted: str) -> Path | None:
@@ -159,9 +163,9 @@ def _folder_of_source(dotted: str) -> Path | None:
 
 def _digest_of_text(dotted: str) -> str:
     """Digest of a dotted name's source file, without its imports; of the name if there is none."""
-    found = import_by_name("plug-in", dotted)
+    plug_in = import_by_name("plug-in", dotted)
     try:
-        source = inspect.getsourcefile(inspect.unwrap(found))
+        source = inspect.getsourcefile(inspect.unwrap(plug_in))
     except TypeError:
         spec = importlib.util.find_spec(dotted.rpartition(".")[0])
         source = None if spec is None else spec.origin

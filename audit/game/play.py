@@ -25,10 +25,10 @@ class Trials(Winners):
     @classmethod
     def joined(cls, *parts: "Trials") -> Self:
         """The trials of several blocks or repeats, concatenated."""
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
-    def first(self, count: int) -> Self:
+    def first_trials(self, count: int) -> Self:
         """The first `count` trials, or all if there are fewer."""
         runs = int(self.runs[:count].sum())
         ends = {name: runs if name.startswith("run_") else count for name in vars(self)}

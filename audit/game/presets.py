@@ -20,12 +20,12 @@ def preset_folder() -> Path:
 
 def preset_names() -> dict[str, str]:
     """The installed presets for `audit.run`: names, and the first comment of each file."""
-    found = {}
+    titles = {}
     for file in sorted(preset_folder().glob("*.toml")):
         if not file.stem.startswith("reproduce-"):
-            first = file.read_text(encoding="utf-8").partition("\n")[0]
-            found[file.stem] = first.lstrip("# ")
-    return found
+            first_line = file.read_text(encoding="utf-8").partition("\n")[0]
+            titles[file.stem] = first_line.lstrip("# ")
+    return titles
 
 
 def find_preset(name: str) -> Path:

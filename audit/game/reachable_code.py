@@ -68,7 +68,7 @@ class _Definition:
 
     @property
     def is_variable(self) -> bool:
-        return not any(isinstance(one, DEFINITIONS) for one in self.statements)
+        return not any(isinstance(statement, DEFINITIONS) for statement in self.statements)
 
     def is_changed(self, is_target: bool, attributes: Sequence[str]) -> bool:
         """Whether a statement that uses a variable changes it: assigns to it, or calls a method."""
@@ -79,7 +79,9 @@ class _Definition:
         top = self.module.name.partition(".")[0]
         return bool(attributes) and any(
             name in self.module.definitions
-            or any(one.module.startswith(top) for one in self.module.imports.get(name, ()))
+            or any(
+                imported.module.startswith(top) for imported in self.module.imports.get(name, ())
+            )
             for name in names
         )
 
@@ -292,12 +294,12 @@ class ReachableCode:
         self, module: Module, name: str, method: ast.AST, called_by_others: bool
     ) -> None:
         """Adds a method now if it may be called already, else when its name is used."""
-        last = name.rpartition(".")[2]
-        is_special = last.startswith("__") and last.endswith("__")
-        if called_by_others or is_special or last in self._attributes:
+        short_name = name.rpartition(".")[2]
+        is_special = short_name.startswith("__") and short_name.endswith("__")
+        if called_by_others or is_special or short_name in self._attributes:
             self._queue(module, name, method)
         else:
-            self._methods[last].append((module, name, method))
+            self._methods[short_name].append((module, name, method))
 
     def _has_foreign_base(self, module: Module, node: ast.ClassDef) -> bool:
         """Whether a base comes from another library, which may call the methods."""
@@ -422,7 +424,7 @@ def _decorated(module: Module, callee: str) -> Iterator[str]:
     for name, statements in list(module.definitions.items()):
         for statement in statements:
             decorators = statement.decorator_list if isinstance(statement, DEFINITIONS) else ()
-            if any(ast.unparse(one).partition("(")[0] == callee for one in decorators):
+            if any(ast.unparse(decorator).partition("(")[0] == callee for decorator in decorators):
                 yield name
 
 

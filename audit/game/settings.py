@@ -47,8 +47,8 @@ def _setting(
     default: Any, meaning: str, check: Check | None = None, *, incidental: bool = False
 ) -> Any:
     """A field with its description and its check; no result depends on an incidental setting."""
-    given = {"meaning": meaning, "check": check, "incidental": incidental}
-    return field(default=default, metadata=given)
+    metadata = {"meaning": meaning, "check": check, "incidental": incidental}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -153,17 +153,21 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         devices = self.devices if isinstance(self.devices, list | tuple) else (self.devices,)
-        self._set(devices=tuple(one.lower() if isinstance(one, str) else one for one in devices))
+        self._set(
+            devices=tuple(
+                device.lower() if isinstance(device, str) else device for device in devices
+            )
+        )
         validation.check_texts(
             {
-                each.name: getattr(self, each.name)
-                for each in fields(self)
-                if isinstance(each.default, str) or each.name == "devices"
+                field.name: getattr(self, field.name)
+                for field in fields(self)
+                if isinstance(field.default, str) or field.name == "devices"
             }
         )
-        for each in fields(self):
-            if each.metadata["check"] is not None:
-                checks.validate(self, each.name, each.metadata["check"])
+        for setting in fields(self):
+            if setting.metadata["check"] is not None:
+                checks.validate(self, setting.name, setting.metadata["check"])
         if self.stop_at and self.repeats != 1:
             raise InvalidInput(f"repeats must be 1 with stop_at, got {self.repeats}")
         self._set(imports=plug_ins.import_modules(self.imports))
@@ -187,7 +191,7 @@ class AuditConfig:
         values = dict(values)
         if "device" in values:
             values["devices"] = (values.pop("device"),)
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         values = {checks.one_of("setting", name, names): value for name, value in values.items()}
         if values.get("out") == "":
             raise InvalidInput("out must be the name of a folder, got ''")
@@ -197,7 +201,7 @@ class AuditConfig:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings on which the results depend, as json represents them."""
-        incidental = {each.name for each in fields(self) if each.metadata["incidental"]}
+        incidental = {field.name for field in fields(self) if field.metadata["incidental"]}
         settings = {k: v for k, v in asdict(self).items() if k not in incidental}
         settings["device"] = self.place.device_kind
         for name in ("max_grad_norm", "momentum"):

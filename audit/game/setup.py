@@ -77,8 +77,8 @@ class SetUp:
     @property
     def context(self) -> GameContext:
         """Everything that a tuning needs to run."""
-        first = self.views[0]
-        records = first.threat_model.training_set
+        first_view = self.views[0]
+        records = first_view.threat_model.training_set
         return GameContext(
             run=self.run,
             features=_features(self.training),
@@ -87,8 +87,8 @@ class SetUp:
             views=len(self.views),
             records=0 if records is None else len(records),
             good_enough=-np.inf if self.good_enough is None else self.good_enough,
-            sampler=first.config.sampler,
-            keep_runs=first.config.stores_runs,
+            sampler=first_view.config.sampler,
+            keep_runs=first_view.config.stores_runs,
         )
 
     def _tuned_log_ratio(self, winners: Winners) -> FloatArray:
@@ -99,15 +99,17 @@ class SetUp:
         """
         view = self.views[0]
         released = winners.chosen >= 0
-        found = np.zeros(len(released))
+        log_ratio = np.zeros(len(released))
         if self.mu is not None and Assumption.MONOTONE_SCORE in view.facts.assumptions:
             x = winners.lambda_a[released] * self.mu
             repetitions = view.config.runs_distribution
-            found[released] = log_density(x - self.mu, repetitions) - log_density(x, repetitions)
+            log_ratio[released] = log_density(x - self.mu, repetitions) - log_density(
+                x, repetitions
+            )
         else:
             scale = self.base.noise_multiplier**2 / self.base.steps
-            found[released] = (winners.lambda_c[released] - 0.5) / scale
-        return found
+            log_ratio[released] = (winners.lambda_c[released] - 0.5) / scale
+        return log_ratio
 
     def run(self, batch: RunBatch) -> Sequence[RunOutcomes]:
         """The outcomes of a batch of runs in every view."""

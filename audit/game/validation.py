@@ -15,16 +15,16 @@ _DEVICE = re.compile(r"cpu(:0)?|cuda(:[0-9]+)?")
 def check_texts(texts: Mapping[str, object]) -> None:
     """Refuses settings that are not text, or contain a null character."""
     for name, value in texts.items():
-        for one in value if name == "devices" and isinstance(value, tuple) else (value,):
-            if not isinstance(one, str):
-                raise InvalidInput(f"{name} must be text, got {one!r}")
-            if "\0" in one:
-                raise InvalidInput(f"{name} must be text without null characters, got {one!r}")
+        for text in value if name == "devices" and isinstance(value, tuple) else (value,):
+            if not isinstance(text, str):
+                raise InvalidInput(f"{name} must be text, got {text!r}")
+            if "\0" in text:
+                raise InvalidInput(f"{name} must be text without null characters, got {text!r}")
 
 
 def several_canaries(name: str, value: str) -> str:
     """Different canaries, separated by plus signs, in their canonical spelling."""
-    canaries = [checks.one_of(name, one, CANARIES, dotted=True) for one in value.split("+")]
+    canaries = [checks.one_of(name, canary, CANARIES, dotted=True) for canary in value.split("+")]
     if len(set(canaries)) < len(canaries):
         raise InvalidInput(f"{name} must name each canary once, got {'+'.join(canaries)!r}")
     return "+".join(canaries)
@@ -33,31 +33,31 @@ def several_canaries(name: str, value: str) -> str:
 def checked_score(score: str, pairs: Sequence[tuple[str, str]], sampling_rate: float) -> str:
     """The score; with several views and no score given, each view has the paper's."""
     scores = [check_names(*pair, score or None) for pair in pairs]
-    found = scores[0] if score or len(scores) == 1 else score
-    if found == "worst-order" and sampling_rate != 1.0:
+    chosen = scores[0] if score or len(scores) == 1 else score
+    if chosen == "worst-order" and sampling_rate != 1.0:
         raise InvalidInput(
             "sampling_rate must be 1 for the score worst-order, got "
             f"{checks.one_line(sampling_rate)}"
         )
-    return found
+    return chosen
 
 
 def checked_protocol(
     protocol: str, repetitions: str, views: int, grid_points: int
 ) -> tuple[str, str]:
     """Protocol and distribution of K as texts; the distribution is empty if there is none."""
-    found = protocols.parse_protocol(protocol)
+    parsed = protocols.parse_protocol(protocol)
     is_search = protocol.strip().lower().startswith("search")
-    names_own = "/" in protocol or (found.search_repetitions is not None and not is_search)
+    names_own = "/" in protocol or (parsed.search_repetitions is not None and not is_search)
     if repetitions not in ("", protocols.DEFAULT_REPETITIONS):
         if not names_own:
-            found = protocols.parse_protocol(protocol, repetitions)
-        elif parse_repetitions(repetitions) != getattr(found, "repetitions", None):
+            parsed = protocols.parse_protocol(protocol, repetitions)
+        elif parse_repetitions(repetitions) != getattr(parsed, "repetitions", None):
             raise InvalidInput(f"repetitions must be given once, got {repetitions} and {protocol}")
-    _check_playable(found, views, grid_points)
-    distribution = getattr(found, "repetitions", None)
+    _check_playable(parsed, views, grid_points)
+    distribution = getattr(parsed, "repetitions", None)
     return (
-        "search" if found.search_repetitions is not None else found.spec,
+        "search" if parsed.search_repetitions is not None else parsed.spec,
         "" if distribution is None else distribution.spec,
     )
 

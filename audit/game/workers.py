@@ -103,11 +103,11 @@ def play_all(
     if len(played) == len(blocks):
         return played
     deaths, has_died = 0, False
-    total, done = (sum(block.trials for block in some) for some in (blocks, played))
+    total, done_trials = (sum(block.trials for block in listed) for listed in (blocks, played))
     several = place.devices if len(place.devices) > 1 else ()
     with (
         shared_devices(several) as shared,
-        console.progress(total, done) as update,
+        console.progress(total, done_trials) as update,
         _waiting_reported(place) as finished,
     ):
         devices = shared or place.devices[0]
@@ -150,12 +150,12 @@ def _report_death(death: Exception) -> None:
 def _waiting_reported(place: Place) -> Iterator[Callable[[], None]]:
     """Reports from a thread if no block finishes for long; yields a function for each that does."""
     where = "this machine" if place.backend == "loky" else f"the {place.backend} cluster"
-    ended, last = threading.Event(), [time.monotonic()]
+    ended, last_report = threading.Event(), [time.monotonic()]
 
     def watch() -> None:
         next_report = _SECONDS_WITHOUT_BLOCK
         while not ended.wait(_SECONDS_WITHOUT_BLOCK / 10):
-            seconds = time.monotonic() - last[0]
+            seconds = time.monotonic() - last_report[0]
             if seconds < _SECONDS_WITHOUT_BLOCK:
                 next_report = _SECONDS_WITHOUT_BLOCK
             elif seconds >= next_report:
@@ -168,7 +168,7 @@ def _waiting_reported(place: Place) -> Iterator[Callable[[], None]]:
     thread = threading.Thread(target=watch, name="waiting", daemon=True)
     thread.start()
     try:
-        yield lambda: last.__setitem__(0, time.monotonic())
+        yield lambda: last_report.__setitem__(0, time.monotonic())
     finally:
         ended.set()
         thread.join()

@@ -133,8 +133,8 @@ class _Train:
                 break  # the base is not DP-SGD
         if trial.expected_batch_size is not None:
             known["expected_batch_size"] = trial.expected_batch_size
-        for name, given in known.items():
-            asked.set_user_attr(name, given)
+        for name, attribute in known.items():
+            asked.set_user_attr(name, attribute)
         value = self.objective(asked) if records is None else self.objective(asked, records)
         if isinstance(value, tuple | list):
             raise ProtocolViolation(

@@ -318,7 +318,7 @@ def _task(
     subject: _Subject, game: _Game, tested: PremiseTest | None, size: PublicSize | None
 ) -> AuditTask:
     """The two data sets of the attack, and what all of its runs share."""
-    records = subject.records if size is None else subject.records.first(size.records)
+    records = subject.records if size is None else subject.records.first_records(size.records)
     relation = game.relation or ("add-remove" if tested is None else tested.report.relation)
     watched = tested is not None and tested.report.watched
     replaced = None
@@ -326,8 +326,8 @@ def _task(
         if len(records) == 0:
             raise InvalidInput("records must hold the record that is replaced, got none")
         best = tested.replaced if tested and subject.canary is None else None
-        last = TrainingSet(records.features[-1:], records.labels[-1:])
-        replaced = last if best is None else _as_records(best)
+        last_record = TrainingSet(records.features[-1:], records.labels[-1:])
+        replaced = last_record if best is None else _as_records(best)
     canary = subject.canary
     if canary is None and not subject.is_dirac:
         canary = _best_canary(tested, subject.records)
@@ -372,8 +372,8 @@ def _attacked(task: AuditTask, game: _Game, tested: PremiseTest | None) -> Check
     if report is not None and game.trials is None and (reason := why_no_statistic(runs)):
         return game.skipped(f"no attack was made: {reason}", report)
     error = ATTACK_ERROR if game.trials is not None else ATTACK_ERROR / 2
-    first = _verdict(runs, game, error, report)
-    result = first
+    first_verdict = _verdict(runs, game, error, report)
+    result = first_verdict
     while game.trials is None and result.exceeds and planned < _MAX_TRIALS:
         planned, error = min(planned * _TIMES_MORE_TRIALS, _MAX_TRIALS), error / 2
         if planned * work * attack.runs_per_trial > MAX_WORK_OF_ALL_TRIALS:
@@ -381,7 +381,12 @@ def _attacked(task: AuditTask, game: _Game, tested: PremiseTest | None) -> Check
         runs = attack.play_all(planned, game.jobs, game.cpu, runs)
         result = _verdict(runs, game, error, report)
     # Later trials are played if the first bound is large. So it alone holds with `confidence`.
-    return replace(result, epsilon=first.epsilon, bounds=first.bounds, shown_by=first.shown_by)
+    return replace(
+        result,
+        epsilon=first_verdict.epsilon,
+        bounds=first_verdict.bounds,
+        shown_by=first_verdict.shown_by,
+    )
 
 
 def _verdict(

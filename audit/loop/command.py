@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,14 @@ def _parser() -> console.Parser:
         examples=_EXAMPLES,
         notes=_NOTES,
     )
-    add = parser.add_argument_group("function and claim").add_argument
+    _add_function(parser.add_argument_group("function and claim").add_argument)
+    _add_size(parser.add_argument_group("size of the audit").add_argument)
+    _add_threat_model(parser.add_argument_group("threat model").add_argument)
+    _add_data_set(parser.add_argument_group("data set, used without --records").add_argument)
+    return parser
+
+
+def _add_function(add: Callable[..., Any]) -> None:
     add("--train", required=True, metavar="NAME", help="dotted name of the function")
     add(
         "--records",
@@ -61,7 +68,9 @@ def _parser() -> console.Parser:
     )
     add("--claim", type=float, metavar="EPSILON", help="(default: the function's own claim)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
-    add = parser.add_argument_group("size of the audit").add_argument
+
+
+def _add_size(add: Callable[..., Any]) -> None:
     add(
         "--trials",
         type=int,
@@ -97,7 +106,9 @@ def _parser() -> console.Parser:
         "--max-runs", type=float, default=MAX_RUNS, metavar="N", help="limit on runs (default: 1e6)"
     )
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    add = parser.add_argument_group("threat model").add_argument
+
+
+def _add_threat_model(add: Callable[..., Any]) -> None:
     add(
         "--relation",
         metavar="NAME",
@@ -122,7 +133,9 @@ def _parser() -> console.Parser:
         help="distribution of K, if the best of K runs is released",
     )
     add("--candidates", metavar="NAME", help="dotted name of a list of hyperparameters")
-    add = parser.add_argument_group("data set, used without --records").add_argument
+
+
+def _add_data_set(add: Callable[..., Any]) -> None:
     add("--dataset", default="DIGITS", metavar="NAME", help="(default: DIGITS)")
     add("--data-root", metavar="FOLDER", help="in torchvision's layout")
     add("--train-size", type=int, default=500, metavar="N", help="records (default: 500)")
@@ -134,7 +147,6 @@ def _parser() -> console.Parser:
         metavar="I",
         help="index of the input canary (default: 0)",
     )
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,22 +189,24 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if -ended == signal.SIGKILL:
                     how += ", perhaps because memory ran out"
             return console.report_error(f"train must return, but its process ended ({how})")
-        given = json.loads(answer.read_text())
-    if given["error"]:
-        return console.report_error(given["error"])
-    print(given["words"])
-    return int(given["exit_code"])
+        content = json.loads(answer.read_text())
+    if content["error"]:
+        return console.report_error(content["error"])
+    print(content["words"])
+    return int(content["exit_code"])
 
 
 def _check_used(parser: console.Parser, arguments: Sequence[str]) -> None:
     """Ends the command with an error line if it would ignore an option."""
     options = parser.parse_args(arguments)
     ignored = _OF_TRIALS if options.one_run else ("canaries",)
-    given = [name for name in ignored if getattr(options, name) != parser.get_default(name)]
-    if given:
-        which = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    ignored_options = [
+        name for name in ignored if getattr(options, name) != parser.get_default(name)
+    ]
+    if ignored_options:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in ignored_options)
         kind = "without" if not options.one_run else "with"
-        parser.error(f"{which} must not be given {kind} --one-run, which would ignore it")
+        parser.error(f"{named} must not be given {kind} --one-run, which would ignore it")
     if options.one_run:
         for name, used in (("threat", ("NTCV", "ETCV")), ("canary", ("dirac", ""))):
             value = getattr(options, name)
@@ -216,8 +230,8 @@ def _answer(path: str, arguments: Sequence[str]) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as failed:  # of the user's code or ours, MemoryError too
-        own = isinstance(failed, ValueError | OSError)
-        error = " ".join(str(failed).split()) if own else format_error(failed)
+        is_of_user = isinstance(failed, ValueError | OSError)
+        error = " ".join(str(failed).split()) if is_of_user else format_error(failed)
     temporary = Path(f"{path}.part")
     temporary.write_text(json.dumps({"error": error, "words": words, "exit_code": exit_code}))
     temporary.replace(path)
@@ -248,10 +262,10 @@ def _audit(options: argparse.Namespace) -> Any:
         )
     candidates = (None,)
     if options.candidates:
-        given = _called("candidates", options.candidates)
-        if not isinstance(given, Iterable):
-            raise InvalidInput(f"candidates must name a list, got {type(given).__name__}")
-        candidates = tuple(given)
+        listed = _called("candidates", options.candidates)
+        if not isinstance(listed, Iterable):
+            raise InvalidInput(f"candidates must name a list, got {type(listed).__name__}")
+        candidates = tuple(listed)
     return check(
         train,
         records,
@@ -299,7 +313,7 @@ def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None,
     elif threat == "ETCV":
         if canary is None:
             canary = crafted(records.features, records.labels)
-        records = records.first(0)
+        records = records.first_records(0)
     return records, validation, canary
 
 
@@ -309,8 +323,8 @@ def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
 
 def _called(parameter: str, name: str) -> Any:
     """The object that a dotted name refers to, or its result if it is a function."""
-    given = import_by_name(parameter, name)
-    return call_user_code(parameter, given) if callable(given) else given
+    called = import_by_name(parameter, name)
+    return call_user_code(parameter, called) if callable(called) else called
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ def explain(kind: str, **numbers: Any) -> Finding:
 
 def explain_test(evidence: TestResult, others_change: bool = False) -> Finding:
     """The finding of a statistical test."""
-    found = explain(evidence.kind, **evidence.numbers)
+    finding = explain(evidence.kind, **evidence.numbers)
     if not others_change:
-        return found
+        return finding
     why = "a statistic over records enters their gradients, or which of them are drawn or kept "
-    cause = f"{OTHERS_CHANGE}: {why}depends on their values. Otherwise: {found.cause}"
-    return replace(found, cause=cause)
+    cause = f"{OTHERS_CHANGE}: {why}depends on their values. Otherwise: {finding.cause}"
+    return replace(finding, cause=cause)
 
 
 def influence(evidence: TestResult, others_change: bool, carried: bool = False) -> Finding:
@@ -45,19 +45,19 @@ def influence(evidence: TestResult, others_change: bool, carried: bool = False) 
         others_change: whether the record changes what other records contribute.
         carried: whether a changed step is more likely after another changed step.
     """
-    found = explain_test(evidence)
+    finding = explain_test(evidence)
     if carried:
-        return replace(found, cause=CARRIED)
+        return replace(finding, cause=CARRIED)
     everywhere = others_change or evidence.numbers["hits"] == evidence.numbers["tries"]
-    return replace(found, cause=ALL_STEPS) if everywhere else found
+    return replace(finding, cause=ALL_STEPS) if everywhere else finding
 
 
 def listed(names: Iterable[str], verb: str = "") -> str:
     """A few names in backticks, how many more there are, and a verb (without the s of one)."""
     every = list(names)
-    shown = ", ".join(f"`{each}`" for each in every[:_MAX_NAMES])
-    rest = len(every) - _MAX_NAMES
-    shown = f"{shown} and {rest} more" if rest > 0 else shown
+    shown = ", ".join(f"`{name}`" for name in every[:_MAX_NAMES])
+    hidden = len(every) - _MAX_NAMES
+    shown = f"{shown} and {hidden} more" if hidden > 0 else shown
     if not verb:
         return shown
     ending = "s" if len(every) == 1 and verb != "are" else ""
@@ -66,9 +66,9 @@ def listed(names: Iterable[str], verb: str = "") -> str:
 
 def no_noise(runs: int, fixed: bool) -> Finding:
     """No released gradient depends on the seed."""
-    found = explain("no noise", runs=runs)
+    finding = explain("no noise", runs=runs)
     cause = "There is noise, but it is drawn from a generator with a constant seed."
-    return replace(found, cause=cause) if fixed else found
+    return replace(finding, cause=cause) if fixed else finding
 
 
 def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
@@ -79,13 +79,13 @@ def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
 
 def divided_by_batch(spread: float, others_change: bool) -> Finding:
     """One record's contribution differs between batches."""
-    found = explain("divided by the batch", factor=1 + spread)
+    finding = explain("divided by the batch", factor=1 + spread)
     drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
-    cause = drawn if others_change else found.cause
+    cause = drawn if others_change else finding.cause
     if abs(spread - round(spread)) < _WHOLE:
         several = "A record is in a batch several times (drawn with replacement, or copied)."
         cause = f"{several} Otherwise: {cause}"
-    return replace(found, cause=cause)
+    return replace(finding, cause=cause)
 
 
 def books(trace: Trace) -> list[Finding]:
@@ -97,9 +97,11 @@ def books(trace: Trace) -> list[Finding]:
     if recorded == seen and trace.opacus:
         expanded = [sigma for sigma, _, steps in history for _ in range(steps)]
         for number, (step, sigma) in enumerate(zip(trace.steps, expanded, strict=True), 1):
-            own = step.noise_multiplier
-            if own is not None and sigma > own * (1 + 1e-6):
-                return [explain("noise multiplier", step=number, recorded=sigma, optimizer=own)]
+            of_optimizer = step.noise_multiplier
+            if of_optimizer is not None and sigma > of_optimizer * (1 + 1e-6):
+                return [
+                    explain("noise multiplier", step=number, recorded=sigma, optimizer=of_optimizer)
+                ]
     return []
 
 
@@ -133,21 +135,21 @@ def weights_outside(step: int, settings: bool, within: bool) -> Finding:
 
 def released_outside(differing: Mapping[str, float]) -> Finding:
     """Numbers that depend on the record although all released gradients were forced."""
-    it = "it is" if len(differing) == 1 else "they are"
-    found = replace(
-        explain("released", names=listed(differing, "depend"), it=it), numbers=_few(differing)
+    subject = "it is" if len(differing) == 1 else "they are"
+    finding = replace(
+        explain("released", names=listed(differing, "depend"), it=subject), numbers=_few(differing)
     )
     if any("running_" in name or "num_batches" in name for name in differing):
         cause = "Batch normalisation keeps statistics of the records without noise."
         fix = "Use GroupNorm or LayerNorm (opacus.validators.ModuleValidator.fix)."
-        return replace(found, cause=cause, fix=fix)
-    return found
+        return replace(finding, cause=cause, fix=fix)
+    return finding
 
 
 def constant_numbers(leaks: Mapping[str, float], seeds: int) -> Finding:
     """Numbers without noise that differ between neighbouring data sets."""
-    found = explain("constant", names=listed(leaks, "are"), seeds=seeds)
-    return replace(found, numbers=_few(leaks))
+    finding = explain("constant", names=listed(leaks, "are"), seeds=seeds)
+    return replace(finding, numbers=_few(leaks))
 
 
 def _few(gaps: Mapping[str, float]) -> dict[str, float]:
@@ -166,31 +168,35 @@ def depends_on_n(
         lower: with `low` records.
         ratio: contributions with `low` records over those with `high`; None if unknown.
     """
-    parts = []
+    differences = []
     if upper["divisor"] is not None and upper["divisor"] != lower["divisor"]:
-        parts.append(
+        differences.append(
             f"gradients are divided by {upper['divisor']:g} for {high} records and by "
             f"{lower['divisor']:g} for {low}"
         )
     elif ratio is not None and abs(ratio - 1) > 1e-4:
         as_n = abs(ratio / (high / low) - 1) < 2e-3
-        parts.append(
+        differences.append(
             f"gradients are divided by {high} for {high} records and by {low} for {low}"
             if as_n
             else f"gradients are {_digits(ratio)} times as large for {low} records as for {high}"
         )
     for key, name in (("rates", "sampling rate"), ("sigmas", "noise multiplier")):
         if upper[key] != lower[key]:
-            one, other = (", ".join(f"{v:.4g}" for v in s[key]) or "none" for s in (upper, lower))
-            parts.append(f"the accounted {name} is {one} for {high} records and {other} for {low}")
+            values, values_below = (
+                ", ".join(f"{v:.4g}" for v in s[key]) or "none" for s in (upper, lower)
+            )
+            differences.append(
+                f"the accounted {name} is {values} for {high} records and {values_below} for {low}"
+            )
     if None not in (upper["steps"], lower["steps"]) and upper["steps"] != lower["steps"]:
-        parts.append(
+        differences.append(
             f"there are {upper['steps']} steps for {high} records and {lower['steps']} for {low}"
         )
-    what = "; ".join(parts)
+    sentence = "; ".join(differences)
     return explain(
         "depends on n",
-        what=f"{what[:1].upper()}{what[1:]}",
+        what=f"{sentence[:1].upper()}{sentence[1:]}",
         high=high,
         low=low,
         ratio=math.nan if ratio is None else ratio,

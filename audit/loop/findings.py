@@ -117,24 +117,24 @@ class PremiseReport:
         """The smallest mistakes in noise and batches that the test reports; empty if unknown."""
         if self.broken:
             return ""
-        parts = []
+        clauses = []
         detectable = self.measured.get("detectable noise scale")
         if detectable is not None:
             effective, accounted = (
                 self.measured[f"{name} noise multiplier"] for name in ("effective", "accounted")
             )
-            parts.append(
+            clauses.append(
                 f"noise of at most {math.floor(100 * detectable) / 100:g} times the scale that the "
                 "largest contribution requires is found with 80 % probability; it has "
                 f"{effective / accounted:.3g} times that scale"
             )
         rate = self.measured.get("detectable rate")
         if rate is not None:
-            parts.append(
+            clauses.append(
                 f"records that are drawn {math.ceil(100 * rate) / 100:g} times as often as "
                 "accounted are found with 80 % probability"
             )
-        return "; ".join(parts)
+        return "; ".join(clauses)
 
     @property
     def summary(self) -> str:
@@ -163,7 +163,9 @@ class PremiseReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python objects."""
         return {
-            "findings": [{**asdict(each), "numbers": dict(each.numbers)} for each in self.findings],
+            "findings": [
+                {**asdict(finding), "numbers": dict(finding.numbers)} for finding in self.findings
+            ],
             "tested": list(self.tested),
             "untested": dict(self.untested),
             "notes": list(self.notes),
@@ -187,11 +189,11 @@ class PremiseReport:
 
     def _lines(self, show_all: bool) -> list[str]:
         lines = []
-        for number, each in enumerate(self.findings, 1):
-            lines.append(f"{number}. {each.message}")
+        for number, finding in enumerate(self.findings, 1):
+            lines.append(f"{number}. {finding.message}")
             if show_all or number == 1:
-                lines.append(f"   Likely cause: {each.cause}")
-                lines.append(f"   Fix: {each.fix}")
+                lines.append(f"   Likely cause: {finding.cause}")
+                lines.append(f"   Fix: {finding.fix}")
         if len(self.findings) > 1 and not show_all:
             lines.append("(the causes and fixes of all findings: --all)")
         if self.unfinished:
@@ -201,10 +203,10 @@ class PremiseReport:
         elif not self.findings:
             lines += [self.summary, *([f"power: {self.power}"] if self.power else [])]
         if not self.unfinished:
-            lines += [f"not tested: {each}" for each in self._reasons]
+            lines += [f"not tested: {remark}" for remark in self._reasons]
         if self.watched and self.relation == "zero-out" and self.assumed_relation:
             lines.append(_ZERO_OUT)
-        return lines + [f"note: {each}" for each in self.notes]
+        return lines + [f"note: {remark}" for remark in self.notes]
 
     def __str__(self) -> str:
         return "\n".join(self._lines(show_all=True))

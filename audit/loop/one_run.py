@@ -207,8 +207,8 @@ def _readings(
     alone: bool,
     statistic: str = "",
 ) -> dict[str, LowerBound]:
-    found = lower_bounds.one_run_bounds(scores, coins, delta, confidence)
-    readings = {bound.name: bound for bound in found if bound.rule == _RULE}
+    bounds = lower_bounds.one_run_bounds(scores, coins, delta, confidence)
+    readings = {bound.name: bound for bound in bounds if bound.rule == _RULE}
     if alone:
         trials = lower_bounds.independent_canaries_bound(scores, coins, delta, confidence)
         readings[trials.name] = trials

@@ -143,16 +143,16 @@ class CheckResult:
         """The verdict in a line."""
         if self.unfinished:
             return self.unfinished
-        parts = [self.weakness] if self.weakness else []
+        clauses = [self.weakness] if self.weakness else []
         if not self.has_claim and not self.broken:
-            parts.append(_NOTHING_TO_COMPARE)
+            clauses.append(_NOTHING_TO_COMPARE)
         if self.premises is not None and (self.premises.broken or self.premises.inconclusive):
-            parts.append(self.premises.summary)
+            clauses.append(self.premises.summary)
         elif self.premises is not None and self.premises.watched:
             power = f" ({self.premises.power})" if self.premises.power else ""
-            parts.append(f"no broken premise found{power}")
-        parts.append(self._attack_words)
-        return "; ".join(parts)
+            clauses.append(f"no broken premise found{power}")
+        clauses.append(self._attack_words)
+        return "; ".join(clauses)
 
     @property
     def _attack_words(self) -> str:
@@ -199,19 +199,19 @@ class CheckResult:
         ceiling = f"{self.trials} {self.unit} can prove at most {most}"
         if self.trials < self.planned:
             ceiling = f"{ceiling} (not {self.planned}, because each of them has many steps)"
-        found = []
+        detectable = []
         if self.detectable is not None:
             share = math.floor(100 * self.detectable) / 100
             hidden = "lambda_a" in self.bounds and "residual" not in self.bounds
             condition = " (if other records do not hide the canary)" if hidden else ""
-            found.append(f"noise of at most {share:g} times the claimed scale{condition}")
+            detectable.append(f"noise of at most {share:g} times the claimed scale{condition}")
         if self.detectable_chance is not None:
             chance = math.ceil(1000 * self.detectable_chance) / 10
-            found.append(
+            detectable.append(
                 f"an output that clearly reveals the record in at least {chance:g} % of the runs"
             )
-        if found:
-            ceiling += f" and, with 80 % probability, find {' or '.join(found)}"
+        if detectable:
+            ceiling += f" and, with 80 % probability, find {' or '.join(detectable)}"
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been proven"
             if self.needed is not None:
@@ -253,10 +253,10 @@ class CheckResult:
     def _verdict(self, premises: str) -> str:
         if self.premises is None or self.unfinished:
             return self.words
-        first = [self.weakness] if self.weakness else []
+        opening = [self.weakness] if self.weakness else []
         if not self.has_claim and not self.broken:
-            first.append(_NOTHING_TO_COMPARE)
-        return "\n".join([*first, premises, self._attack_words])
+            opening.append(_NOTHING_TO_COMPARE)
+        return "\n".join([*opening, premises, self._attack_words])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""

@@ -25,8 +25,10 @@ _NOT_TUNED = RandomSearch(Fixed(1))
 
 def default_facts(protocol: Protocol = _NOT_TUNED) -> Facts:
     """The facts of an audit if only its protocol is given: all other assumptions count as true."""
-    others = [one for one in Assumption if one is not Assumption.NOT_TUNED]
-    return facts_of_tuning(protocol, *others)
+    assumptions = [
+        assumption for assumption in Assumption if assumption is not Assumption.NOT_TUNED
+    ]
+    return facts_of_tuning(protocol, *assumptions)
 
 
 def check_confidence(confidence: float) -> float:
@@ -149,15 +151,15 @@ class Estimator(ABC):
         direction = checks.one_of("direction", direction, DIRECTIONS)
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]
         alpha = (1.0 - float(confidence)) * as_plan(plan).share / len(ways)
-        found = []
+        candidates = []
         for way in ways:
             if way == "higher":
-                found.append(self.find(scores, float(delta), alpha))
+                candidates.append(self.find(scores, float(delta), alpha))
             else:
                 mirrored = self.mirrored.find(scores.mirrored, float(delta), alpha)
                 threshold = None if mirrored.threshold is None else -mirrored.threshold
-                found.append(replace(mirrored, threshold=threshold, direction=way))
-        best = max(found, key=lambda bound: bound.epsilon)
+                candidates.append(replace(mirrored, threshold=threshold, direction=way))
+        best = max(candidates, key=lambda bound: bound.epsilon)
         verdict = best.verdict if known is None else best.claim.validity(known)
         return replace(best, confidence=float(confidence), verdict=verdict)
 

@@ -122,9 +122,9 @@ def lower_bound(
     scores = Scores(
         checked_nonempty("out_scores", out_scores), checked_nonempty("in_scores", in_scores)
     )
-    found = Scan().bound(scores, delta, confidence, direction, plan=plan)
-    _warn_if_swapped(scores, found, delta, direction, plan)
-    return found
+    bound = Scan().bound(scores, delta, confidence, direction, plan=plan)
+    _warn_if_swapped(scores, bound, delta, direction, plan)
+    return bound
 
 
 @_keyword_only
@@ -192,12 +192,12 @@ def all_lower_bounds(
     scores = Scores(
         checked_nonempty("out_scores", out_scores), checked_nonempty("in_scores", in_scores)
     )
-    found = [
+    bounds = [
         estimator.bound(scores, delta, confidence, direction, facts, plan)
         for estimator in all_estimators(protocol, mu, threshold, split_top)
     ]
-    _warn_if_swapped(scores, found[0], delta, direction, plan)
-    return found
+    _warn_if_swapped(scores, bounds[0], delta, direction, plan)
+    return bounds
 
 
 def all_estimators(
@@ -232,7 +232,7 @@ def all_estimators(
     elif from_theory is not None:
         in_advance = [from_theory]
     rules: list[ThresholdRule] = [*in_advance, Split(), MaximumOverGrid()]
-    found: list[Estimator] = [
+    estimators: list[Estimator] = [
         Scan(),
         *(ClopperPearson(rule=rule) for rule in rules),
         *(GaussianCurve(rule=rule) for rule in rules),
@@ -241,12 +241,12 @@ def all_estimators(
         # The lifted curve is not valid for the worst-order score. This curve replaces it.
         if search is None or threshold is None:
             raise InvalidInput(f"{_SPLIT_TOP_NEEDS}, got {protocol!r} and threshold={threshold!r}")
-        found.append(WorstOrderCurve(repetitions, split_top, rule=FixedThreshold(threshold)))
+        estimators.append(WorstOrderCurve(repetitions, split_top, rule=FixedThreshold(threshold)))
     elif repetitions != Fixed(1):
-        found += [LiftedCurve(repetitions, rule=rule) for rule in [*rules, RankSum()]]
+        estimators += [LiftedCurve(repetitions, rule=rule) for rule in [*rules, RankSum()]]
     else:
-        found.append(GaussianCurve(rule=RankSum()))
-    return found
+        estimators.append(GaussianCurve(rule=RankSum()))
+    return estimators
 
 
 def pooled_bounds(

@@ -98,12 +98,12 @@ def family_bound(
     low, high = strengths
     checks.interval("strengths", low, 0.0, high)
     rule: ThresholdRule = Split() if threshold is None else FixedThreshold(threshold)
-    found = ClopperPearson(rule=rule)(out_scores, in_scores, delta, confidence)
-    assert found.false_positives is not None
-    assert found.false_negatives is not None
+    errors_bound = ClopperPearson(rule=rule)(out_scores, in_scores, delta, confidence)
+    assert errors_bound.false_positives is not None
+    assert errors_bound.false_negatives is not None
     alpha = 1.0 - confidence
-    fp = float(upper_limit(found.false_positives, found.trials_without, alpha / 2.0))
-    fn = float(upper_limit(found.false_negatives, found.trials_with, alpha / 2.0))
+    fp = float(upper_limit(errors_bound.false_positives, errors_bound.trials_without, alpha / 2.0))
+    fn = float(upper_limit(errors_bound.false_negatives, errors_bound.trials_with, alpha / 2.0))
     value = 0.0
     if refutes(family(low), fp, fn):
         while high / low > 1.0 + _STRENGTH_TOLERANCE:
@@ -117,7 +117,7 @@ def family_bound(
         about=(assumes,),
     )
     verdict = claim.validity(default_facts())
-    return replace(found, name="family-curve", epsilon=value, claim=claim, verdict=verdict)
+    return replace(errors_bound, name="family-curve", epsilon=value, claim=claim, verdict=verdict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,9 +278,9 @@ def independent_canaries_bound(
         ('independent-canaries', 3.0)
     """
     values, coins = checked_canaries("scores", scores, included)
-    found = Scan()(values[~coins], values[coins], delta, confidence)
+    scan = Scan()(values[~coins], values[coins], delta, confidence)
     return replace(
-        found,
+        scan,
         name="independent-canaries",
         claim=_INDEPENDENT,
         verdict=_INDEPENDENT.validity(default_facts()),

@@ -87,9 +87,11 @@ class PooledScan(Estimator):
         allowed = monte_carlo.max_exceedances(alpha)
         level = _NOMINAL_ERROR * alpha if allowed else 0.5 * alpha / len(ranks)
         evidence = _evidence(self.repetitions, n0, n1, delta, level)
-        each = np.where(seen, evidence[np.arange(len(ranks)), np.where(seen, at, 0)], -np.inf)
-        best = int(np.argmax(each))
-        epsilon = float(each[best])
+        best_evidence = np.where(
+            seen, evidence[np.arange(len(ranks)), np.where(seen, at, 0)], -np.inf
+        )
+        best = int(np.argmax(best_evidence))
+        epsilon = float(best_evidence[best])
         if allowed:
             # Number of ranks of ones, in ascending order, with evidence at least as strong.
             until = np.count_nonzero(evidence >= epsilon, axis=1)
@@ -131,8 +133,10 @@ def _crossing_epsilons(
     least = np.full(monte_carlo.SIMULATIONS, np.inf)
     # One pair at a time: the arrays stay in the processor's cache.
     for row in np.flatnonzero(until > 0):
-        zero, one = (best_zero[row], beaten_zero[row]), until[row] - 1
-        np.minimum(least, _ratios(*zero, best_one[one], beaten_one[one], delta), out=least)
+        zero, with_record = (best_zero[row], beaten_zero[row]), until[row] - 1
+        np.minimum(
+            least, _ratios(*zero, best_one[with_record], beaten_one[with_record], delta), out=least
+        )
     return safe_log(np.maximum(least, 0.0))
 
 

@@ -39,13 +39,13 @@ def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
     tiny = (count > 0) & (count < _MIN_POSITIVE_COUNT)
     count = np.where(tiny, _MIN_POSITIVE_COUNT, count)
     below = count < trials
-    first, second = count[below] + 1.0, trials - count[below]
-    found = special.betainccinv(first, second, alpha) * (1.0 + QUANTILE_ACCURACY)
+    shape, other_shape = count[below] + 1.0, trials - count[below]
+    quantile = special.betainccinv(shape, other_shape, alpha) * (1.0 + QUANTILE_ACCURACY)
     # For more than 1e5 trials, the relative error of the quantile reaches 1e-10. Its tail is
     # accurate, and -log(tail) is a convex function of the limit that starts at 0.
-    tail = special.betaincc(first, second, np.minimum(found, 1.0))
+    tail = special.betaincc(shape, other_shape, np.minimum(quantile, 1.0))
     short = tail > alpha
-    found[short] *= np.log(alpha) / np.log(tail[short]) * (1.0 + QUANTILE_ACCURACY)
+    quantile[short] *= np.log(alpha) / np.log(tail[short]) * (1.0 + QUANTILE_ACCURACY)
     limit = np.ones_like(count)
-    limit[below] = np.minimum(found, 1.0)
+    limit[below] = np.minimum(quantile, 1.0)
     return limit

@@ -239,12 +239,12 @@ def _interpolate_root(seen: list[tuple[float, float]], value: float, slope: floa
     (a, x), (b, y), *third = near
     if a == b:
         return math.nan
-    first = (y - x) / (b - a)
-    line = x + first * (value - a)
+    slope_ab = (y - x) / (b - a)
+    line = x + slope_ab * (value - a)
     if not third or third[0][0] in (a, b):
         return line
     ((c, z),) = third
-    bend = ((z - y) / (c - b) - first) / (c - a)
+    bend = ((z - y) / (c - b) - slope_ab) / (c - a)
     return line + bend * (value - a) * (value - b)
 
 
@@ -299,15 +299,17 @@ def _crossing(
     zeros = np.array([float(rank) for rank, _, _ in crossed])
     lengths = np.array([len(masses) for _, _, masses in crossed])
     if lengths.sum() <= len(_NODES) * len(crossed):
-        ones = np.concatenate([first + np.arange(float(len(part))) for _, first, part in crossed])
-        masses = np.concatenate([part for _, _, part in crossed])
+        ones = np.concatenate(
+            [first + np.arange(float(len(column))) for _, first, column in crossed]
+        )
+        masses = np.concatenate([column for _, _, column in crossed])
         return min(float(masses @ np.exp(log_weight(np.repeat(zeros, lengths), ones))), 1.0)
     first = np.array([first for _, first, _ in crossed])
     nodes = first[:, None] + 0.5 * (lengths - 1.0)[:, None] * (1.0 + _NODES)
     logs = log_weight(np.repeat(zeros, len(_NODES)), nodes.ravel()).reshape(nodes.shape)
     total = sum(
-        float(part @ np.exp(_powers(len(part)) @ fit))
-        for (_, _, part), fit in zip(crossed, logs @ _FIT.T, strict=True)
+        float(column @ np.exp(_powers(len(column)) @ fit))
+        for (_, _, column), fit in zip(crossed, logs @ _FIT.T, strict=True)
     )
     return min(total, 1.0)
 
@@ -322,7 +324,7 @@ def _powers(length: int) -> FloatArray:
 
 def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray) -> _Crossings:
     """Where paths of independent labels first cross the boundary, without negligible tails."""
-    last = int(boundary[-1])
+    end = int(boundary[-1])
     states, start = np.ones(1), 0  # P[`start`, `start` + 1, ... ones, and no crossing so far]
     crossed: _Crossings = []
     arrived = atoms
@@ -330,18 +332,18 @@ def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray)
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
         zeros_more = rank - arrived
         if zeros_more not in kernels:
-            kernels[zeros_more] = _negative_binomial(zeros_more, log_odds, last - start)
+            kernels[zeros_more] = _negative_binomial(zeros_more, log_odds, end - start)
         kernel, shift = kernels[zeros_more]
         start += shift
-        if start > last:
+        if start > end:
             break
-        states = _convolve(states, kernel[: last - start + 1])[: last - start + 1]
+        states = _convolve(states, kernel[: end - start + 1])[: end - start + 1]
         matter = states > 1e-14 * states.max()
-        first = int(matter.argmax())
-        if not matter[first]:
+        lowest = int(matter.argmax())
+        if not matter[lowest]:
             break
-        states = states[first : len(matter) - int(matter[::-1].argmax())]
-        start += first
+        states = states[lowest : len(matter) - int(matter[::-1].argmax())]
+        start += lowest
         arrived = rank
         out = min(max(limit - start + 1, 0), len(states))
         if out:
@@ -353,8 +355,8 @@ def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray)
     negligible = 1e-9 * sum(float(masses.sum()) for _, _, masses in crossed) / max(count, 1)
     matter = [np.flatnonzero(masses > negligible) for _, _, masses in crossed]
     return [
-        (rank, first + int(at[0]), masses[at[0] : at[-1] + 1])
-        for (rank, first, masses), at in zip(crossed, matter, strict=True)
+        (rank, lowest + int(at[0]), masses[at[0] : at[-1] + 1])
+        for (rank, lowest, masses), at in zip(crossed, matter, strict=True)
         if len(at)
     ]
 

@@ -48,7 +48,7 @@ def _is_text(scores: ArrayLike) -> bool:
     array = np.asarray(scores)
     if array.dtype.kind in "SUV":
         return True
-    return array.dtype == object and any(isinstance(one, str | bytes) for one in array.flat)
+    return array.dtype == object and any(isinstance(item, str | bytes) for item in array.flat)
 
 
 def checked_canaries(

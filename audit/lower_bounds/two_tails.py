@@ -67,9 +67,9 @@ def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int, alp
     """P[M <= errors] in the worst case at epsilon, rounded up by much less than alpha."""
     tail = min(_CERTAIN_TAIL, _CERTAIN_TAIL_SHARE * alpha)
     wrong = (1.0 - delta) * float(special.expit(-epsilon))
-    deviations, rest = _DEVIATIONS, _TAIL
+    deviations, left_out = _DEVIATIONS, _TAIL
     if alpha < _SMALL_ALPHA:
-        deviations, rest = _MORE_DEVIATIONS, _SMALL_TAIL
+        deviations, left_out = _MORE_DEVIATIONS, _SMALL_TAIL
     late, late_mass = _binomial(n0, wrong, deviations)
     early, early_mass = _binomial(n1, wrong, deviations)
     climb = late[:, None] + early[None, :] - errors
@@ -77,7 +77,7 @@ def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int, alp
     below = _climb_probability(n0, delta, wrong, late[:, None], early[None, :], climb, tail)
     above = _climb_probability(n1, delta, wrong, early[None, :], late[:, None], climb, tail)
     reached = float(late_mass @ (below + above - below * above) @ early_mass)
-    return min(reached * (1.0 + _rounding(n0, n1)) + 2.0 * rest, 1.0)
+    return min(reached * (1.0 + _rounding(n0, n1)) + 2.0 * left_out, 1.0)
 
 
 def _rounding(n0: int, n1: int) -> float:
@@ -127,13 +127,15 @@ def _climb_probability(
     and so not in the walk, with probability delta. It lies on the other side of the corner with
     probability `wrong`, as `off` of them do. The walk has `up` steps up, the errors on this side.
     """
-    rest = n - off
+    uncertain = n - off
     certain = delta / (1.0 - wrong)
     total = np.zeros(np.broadcast_shapes(off.shape, up.shape))
-    taken = np.zeros_like(rest)
-    for last in _certain_block_ends(n, certain, tail):
-        up_to = _cdf(last, rest, certain)
-        total = total + (up_to - taken) * _reflection(up, np.maximum(rest - last, 0.0), climb)
+    taken = np.zeros_like(uncertain)
+    for block_end in _certain_block_ends(n, certain, tail):
+        up_to = _cdf(block_end, uncertain, certain)
+        total = total + (up_to - taken) * _reflection(
+            up, np.maximum(uncertain - block_end, 0.0), climb
+        )
         taken = up_to
     return total + (1.0 - taken)
 

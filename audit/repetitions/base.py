@@ -398,8 +398,8 @@ class GivenNoFailure(Repetitions):
             raise InvalidInput(
                 f"failure must be smaller to sample from {self.distribution.spec}, got {self.spec}"
             )
-        kept = np.empty(0, dtype=np.int64)
-        while len(kept) < size:
+        accepted = np.empty(0, dtype=np.int64)
+        while len(accepted) < size:
             drawn = self.distribution.sample(rng, size)
-            kept = np.append(kept, drawn[np.log(rng.random(size)) < drawn * self._log_keep])
-        return kept[:size]
+            accepted = np.append(accepted, drawn[np.log(rng.random(size)) < drawn * self._log_keep])
+        return accepted[:size]

@@ -57,10 +57,10 @@ class Binomial(Repetitions):
         n, possible = counts(k)
         possible = possible & (n <= self.n)
         n = np.where(possible, n, 0.0)
-        rest = self.n - n
+        failures = self.n - n
         log_ways = special.gammaln(self.n + 1.0) - special.gammaln(n + 1.0)
-        log_ways = log_ways - special.gammaln(rest + 1.0)
-        log_p = log_ways + special.xlogy(n, self.p) + special.xlog1py(rest, -self.p)
+        log_ways = log_ways - special.gammaln(failures + 1.0)
+        log_p = log_ways + special.xlogy(n, self.p) + special.xlog1py(failures, -self.p)
         return np.where(possible, log_p, -np.inf)
 
     def _log_base(self, log_x: ArrayLike) -> FloatArray:
@@ -85,8 +85,8 @@ class Binomial(Repetitions):
     def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         log_base = self._log_base(log_x)
         # 0 log(0) = 0 by convention.
-        rest = (self.n - 1.0) * log_base if self.n > 1 else np.zeros_like(log_base)
-        return math.log(self.mean) + rest
+        log_power = (self.n - 1.0) * log_base if self.n > 1 else np.zeros_like(log_base)
+        return math.log(self.mean) + log_power
 
     def inverse_survival(self, y: ArrayLike) -> FloatArray:
         possible = np.minimum(np.asarray(y, dtype=np.float64), 1.0 - self.probability_of_none)

@@ -53,24 +53,24 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
             f"repetitions must be a distribution of K, or one as text, got {checks.one_line(spec)}"
         )
     text = spec.strip().lower()
-    whole = " ".join(text.split())
-    before, given, failure = text.rpartition(GIVEN)
-    if given and "@" not in failure:
+    wording = " ".join(text.split())
+    before, condition, failure = text.rpartition(GIVEN)
+    if condition and "@" not in failure:
         return GivenNoFailure(parse_repetitions(before), _numbers("given", failure, 1)[0])
     text, at, most = text.rpartition("@") if "@" in text else (text, "", "")
-    if given:
+    if condition:
         return Truncated(
             parse_repetitions(text), checks.integer("most", _numbers("@", most, 1)[0], 1)
         )
     name, _, parameters = text.partition(":")
     count, make = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
     try:
-        found = make(*_numbers(name, parameters, count))
+        repetitions = make(*_numbers(name, parameters, count))
         if not at:
-            return found
-        return Truncated(found, checks.integer("most", _numbers("@", most, 1)[0], 1))
+            return repetitions
+        return Truncated(repetitions, checks.integer("most", _numbers("@", most, 1)[0], 1))
     except ValueError as error:
-        raise InvalidInput(f"repetitions {whole}: {error}") from error
+        raise InvalidInput(f"repetitions {wording}: {error}") from error
 
 
 def _numbers(name: str, text: str, count: int) -> list[Any]:

@@ -46,10 +46,10 @@ class PowerSum:
     @cached_property
     def _blocks(self) -> FloatArray:
         """The coefficients from the lowest power on, [blocks, width]: power i width + j."""
-        kept = np.trim_zeros(self._kept)
-        width = int(np.sqrt(len(kept) - 1)) + 1
-        blocks = np.zeros((-(-len(kept) // width), width))
-        blocks.ravel()[: len(kept)] = kept
+        coefficients = np.trim_zeros(self._kept)
+        width = int(np.sqrt(len(coefficients) - 1)) + 1
+        blocks = np.zeros((-(-len(coefficients) // width), width))
+        blocks.ravel()[: len(coefficients)] = coefficients
         return blocks
 
     def __call__(self, log_x: ArrayLike) -> FloatArray:
@@ -64,15 +64,15 @@ class PowerSum:
         """log sum_ij c_ij x^(i width) x^j, by one matrix product."""
         rows, width = self._blocks.shape
         share = max(_MAX_PRODUCTS // (rows + width), 1)
-        found = np.empty(len(log_x))
+        log_sums = np.empty(len(log_x))
         with np.errstate(invalid="ignore"):
             for start in range(0, len(log_x), share):
-                part = log_x[start : start + share, None]
-                inner, outer = np.arange(width) * part, np.arange(rows) * width * part
+                log_chunk = log_x[start : start + share, None]
+                inner, outer = np.arange(width) * log_chunk, np.arange(rows) * width * log_chunk
                 inner[:, 0] = outer[:, 0] = 0.0  # not 0 times minus infinity
                 sums = np.exp(inner) @ self._blocks.T
-                found[start : start + share] = np.log(np.einsum("ni,ni->n", sums, np.exp(outer)))
-        return found
+                log_sums[start : start + share] = np.log(np.einsum("ni,ni->n", sums, np.exp(outer)))
+        return log_sums
 
     @cached_property
     def _range(self) -> tuple[float, float]:
@@ -95,13 +95,13 @@ class PowerSum:
             at = middle[:, None] + half[:, None] * points
             values = self._exact(-np.exp(at).ravel()).reshape(at.shape)
             table = values @ fit.T
-            done = np.abs(table[:, -3:]).max(axis=1) <= FLOAT_ROUNDING * (
+            is_accurate = np.abs(table[:, -3:]).max(axis=1) <= FLOAT_ROUNDING * (
                 1.0 + np.abs(values).max(axis=1)
             )
-            done |= half < _MIN_LENGTH
-            lefts.append(left[done])
-            tables.append(table[done])
-            left, middle, right = left[~done], middle[~done], right[~done]
+            is_accurate |= half < _MIN_LENGTH
+            lefts.append(left[is_accurate])
+            tables.append(table[is_accurate])
+            left, middle, right = left[~is_accurate], middle[~is_accurate], right[~is_accurate]
             left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
         order = np.argsort(np.concatenate(lefts))
         return np.append(np.concatenate(lefts)[order], high), np.concatenate(tables)[order]
@@ -115,18 +115,21 @@ class PowerSum:
         left, right = ends[piece], ends[piece + 1]
         t = (2.0 * at[inside] - left - right) / (right - left)
         # Clenshaw's recurrence; each value uses the coefficients of its own piece.
-        one, two = np.zeros_like(t), np.zeros_like(t)
+        previous, before_previous = np.zeros_like(t), np.zeros_like(t)
         for column in table.T[:0:-1]:
-            one, two = column[piece] + 2.0 * t * one - two, one
-        found = np.empty_like(at)
-        found[inside] = table[piece, 0] + t * one - two
-        found[at >= high] = np.log(self._blocks[0, 0])
+            previous, before_previous = (
+                column[piece] + 2.0 * t * previous - before_previous,
+                previous,
+            )
+        log_sums = np.empty_like(at)
+        log_sums[inside] = table[piece, 0] + t * previous - before_previous
+        log_sums[at >= high] = np.log(self._blocks[0, 0])
         near = at <= low
         # sum c_j e^(-j s) = sum c_j (1 - j s + j^2 s^2/2 - ...), j s below 1e-5.
         total, first, second = self._moments
         s = -log_x[near]
-        found[near] = np.log(total) + np.log1p(-first * s + 0.5 * second * s * s)
-        return found
+        log_sums[near] = np.log(total) + np.log1p(-first * s + 0.5 * second * s * s)
+        return log_sums
 
     @cached_property
     def _moments(self) -> tuple[float, float, float]:

@@ -95,19 +95,19 @@ def _at_budget(
     ]
     pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
     # All proxies of one set of trials in turn, because they share the simulations of rank sums.
-    found = [
+    by_repeat = [
         [_lower_bounds(view, set_up, trials, proxy, config.confidence) for proxy in proxies]
         for trials in (pooled, *(of_repeats if len(of_repeats) > 1 else ()))
     ]
     lower = {
         proxy: _of_proxy(of_all, of_each or None)
-        for proxy, (of_all, *of_each) in zip(proxies, zip(*found, strict=True), strict=True)
+        for proxy, (of_all, *of_each) in zip(proxies, zip(*by_repeat, strict=True), strict=True)
     }
     upper_results = {bound.name: _upper(bound, view) for bound in upper}
 
     def recompute(proxy: str, confidence: float) -> dict[str, float]:
-        found = _lower_bounds(view, set_up, pooled, proxy, confidence)
-        return {bound.key: bound.epsilon for bound in found}
+        bounds = _lower_bounds(view, set_up, pooled, proxy, confidence)
+        return {bound.key: bound.epsilon for bound in bounds}
 
     return BudgetResult(
         epsilon_base=config.epsilon[budget],
@@ -136,7 +136,7 @@ def _at_budget(
 
 def _trials_needed(evaluation: Evaluation, upper: Mapping[str, UpperResult]) -> int | None:
     """Smallest number of trials with which the bound to report could show the upper bound."""
-    known = [one.epsilon for one in upper.values() if one.valid and one.epsilon is not None]
+    known = [bound.epsilon for bound in upper.values() if bound.valid and bound.epsilon is not None]
     if not known or min(known) > _MAX_EPSILON:
         return None
     error = (1.0 - evaluation.confidence) / len(evaluation.looks)
@@ -165,13 +165,13 @@ def _lower_bounds(
             mu, split_top = set_up.mu, view.split_top
     scores = Scores.of(values[~trials.bit], values[trials.bit])
     plan = SequentialPlan(len(evaluation.looks))
-    found = [
+    bounds = [
         estimator.bound(scores, evaluation.delta, confidence, known=view.facts, plan=plan)
         for estimator in lower_bounds.all_estimators(repetitions, mu, threshold, split_top)
     ]
     if proxy == evaluation.proxy and len(trials.run_score):
-        found += _of_all_runs(view, trials, proxy, confidence)
-    return found
+        bounds += _of_all_runs(view, trials, proxy, confidence)
+    return bounds
 
 
 def _of_all_runs(view: View, trials: Trials, proxy: str, confidence: float) -> list[LowerBound]:
@@ -194,13 +194,13 @@ def _of_proxy(
 ) -> dict[str, LowerResult]:
     """The lower bounds of one proxy by key; a single repeat is the same as the pooled trials."""
     by_repeat = [pooled] if repeats is None else repeats
-    by_key = [{bound.key: bound for bound in found} for found in by_repeat]
+    by_key = [{bound.key: bound for bound in bounds} for bounds in by_repeat]
     return {
         bound.key: _copied(
             LowerResult,
             bound,
             pooled=_copied(LowerValue, bound),
-            repeats=tuple(_copied(LowerValue, found[bound.key]) for found in by_key),
+            repeats=tuple(_copied(LowerValue, bounds[bound.key]) for bounds in by_key),
         )
         for bound in pooled
     }
@@ -208,7 +208,9 @@ def _of_proxy(
 
 def _copied(kind: type[_Result], bound: LowerBound, **own: Any) -> _Result:
     """An object of class `kind` from the attributes of a bound, and from additional fields."""
-    shared = {each.name: getattr(bound, each.name) for each in fields(kind) if each.name not in own}
+    shared = {
+        field.name: getattr(bound, field.name) for field in fields(kind) if field.name not in own
+    }
     return kind(**shared, **own)
 
 

@@ -104,18 +104,18 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
                 f"folder, {one_line(str(path.parent))}"
             )
     try:
-        found: dict[Path, Audit] = {}
+        by_folder: dict[Path, Audit] = {}
         for path in paths:
-            for one in () if path.is_file() else _audits(path):
-                found.setdefault(one.folder.resolve(), one)
+            for finished in () if path.is_file() else _audits(path):
+                by_folder.setdefault(finished.folder.resolve(), finished)
     except OSError as error:  # of a name that is too long
         raise InvalidInput(
             f"folders must hold finished audits, got one that cannot be read: {reason_of(error)}"
         ) from error
-    if not found:
+    if not by_folder:
         names = ", ".join(one_line(str(path)) for path in paths)
         raise InvalidInput(f"folders must hold finished audits, got the files {names}")
-    audits = sorted(found.values(), key=lambda audit: (audit.group, audit.column))
+    audits = sorted(by_folder.values(), key=lambda audit: (audit.group, audit.column))
     check_comparable([audit.config for audit in audits])
     return audits
 
@@ -279,8 +279,8 @@ def _tables(
         heads: list[Sequence[str]] = [("eps_B",), ("claim",), ("eps_U",), ("proxy",)]
         heads += [names[folder] for folder in folders]
         body: list[Sequence[str]] = []
-        own = table[table["tuning"] == group[0].tuning]
-        for (base, claim, proxy), rows in own.groupby(
+        rows_of_tuning = table[table["tuning"] == group[0].tuning]
+        for (base, claim, proxy), rows in rows_of_tuning.groupby(
             ["epsilon_base", "claim", "proxy"], sort=False
         ):
             lower = rows.set_index("folder")["epsilon_lower"]
@@ -313,15 +313,15 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     config = audits[0].config
     yield "Cells: eps_L from the trials of all repeats together."
     ways = _by_tuning(audits)
-    for first, *_ in ways:
-        report, result = first.report, first.report.results[0]
-        way = "" if len(ways) == 1 else f"{first.tuning}: "
-        uppers = [_upper(first, result, claim) for claim in (results.VALID, results.UNCORRECTED)]
+    for leader, *_ in ways:
+        report, result = leader.report, leader.report.results[0]
+        way = "" if len(ways) == 1 else f"{leader.tuning}: "
+        uppers = [_upper(leader, result, claim) for claim in (results.VALID, results.UNCORRECTED)]
         valid, paper = (
             "eps_U: none" if upper is None else f"eps_U: {upper.name}, {upper.assumes}"
             for upper in uppers
         )
-        if not first.is_search:
+        if not leader.is_search:
             valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at each budget"
         yield (
             f"{way}{results.VALID}: {report.recommended.key}, with {100 * config.confidence:g} "
@@ -399,7 +399,10 @@ def _by_tuning(audits: Sequence[Audit]) -> list[list[Audit]]:
 def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
     """The audits of each kind of canary, input canaries first."""
     ordered = sorted(audits, key=lambda audit: audit.group[1:])
-    return [list(same) for _, same in itertools.groupby(ordered, lambda audit: audit.group[1:])]
+    return [
+        list(of_canary)
+        for _, of_canary in itertools.groupby(ordered, lambda audit: audit.group[1:])
+    ]
 
 
 def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:

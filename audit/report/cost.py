@@ -44,10 +44,10 @@ def draw_cost(
             axes.plot(
                 *np.array(values).T, color=colour, linestyle=style, lw=2.2, marker=".", label=title
             )
-        own = protocol.mean_runs
-        if own is not None:
+        mean_runs = protocol.mean_runs
+        if mean_runs is not None:
             axes.plot(
-                [own], [_epsilon(base, protocol, delta, own=True)],
+                [mean_runs], [_epsilon(base, protocol, delta, own=True)],
                 "*", ms=17, color="black", zorder=5, label=f"yours: {protocol.spec}",
             )  # fmt: skip
         one_run = _or_nan(lambda: base.epsilon(delta))

@@ -85,13 +85,15 @@ def _answer(report: Report) -> Iterator[str]:
 
 
 def _contradiction(result: BudgetResult) -> Iterator[str]:
-    one = result.contradiction
-    if one is not None:
+    contradiction = result.contradiction
+    if contradiction is not None:
         yield (
-            f'<p class="claim doubt">Contradiction: a lower bound of {rounded_down(one.lower)} '
-            f"({escape(one.key)} from {escape(one.proxy)}) exceeds the upper bound "
-            f"{escape(one.upper_bound)}, {rounded_up(one.upper)}. Chance does not explain it: the "
-            f"{one.compared} lower bounds that this report compares were taken into account.</p>"
+            '<p class="claim doubt">Contradiction: a lower bound of '
+            f"{rounded_down(contradiction.lower)} ({escape(contradiction.key)} from "
+            f"{escape(contradiction.proxy)}) exceeds the upper bound "
+            f"{escape(contradiction.upper_bound)}, {rounded_up(contradiction.upper)}. Chance does "
+            f"not explain it: the {contradiction.compared} lower bounds that this report compares "
+            "were taken into account.</p>"
         )
 
 

@@ -60,22 +60,22 @@ class Level:
 
 def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
     """The upper bounds that figures show, which have a title, in the order of the legend."""
-    found, of_any_score = [], 0
+    drawn, of_any_score = [], 0
     for entry in entries(protocol):
         if not entry.title:
             continue
         if entry.claim.kind is Kind.ATTAINED:
             # It is just below the tight bound, so it is drawn as a marker instead of a line.
-            found.append(Level(entry.name, entry.title, 7, "D"))
+            drawn.append(Level(entry.name, entry.title, 7, "D"))
         elif entry.claim.any_score:
             at = of_any_score
             colour = _COLOURS_OF_ANY_SCORE[at % len(_COLOURS_OF_ANY_SCORE)]
             style = _STYLES_OF_ANY_SCORE[min(at, len(_STYLES_OF_ANY_SCORE) - 1)]
-            found.append(Level(entry.name, entry.title, colour, style))
+            drawn.append(Level(entry.name, entry.title, colour, style))
             of_any_score += 1
         else:
-            found.append(Level(entry.name, entry.title, 9, "--"))
-    return [*found, Level("base", _ONE_RUN, "black", "-")]
+            drawn.append(Level(entry.name, entry.title, 9, "--"))
+    return [*drawn, Level("base", _ONE_RUN, "black", "-")]
 
 
 def draw(report: Report, path: Path) -> None:
@@ -107,14 +107,14 @@ def draw(report: Report, path: Path) -> None:
 def _caption(reports: Sequence[Report], lines: int) -> str:
     """Explanation of the markers, in the given number of lines."""
     confidence = f"{100 * reports[0].config.confidence:g} %"
-    parts = [
+    sentences = [
         f"Ringed marker: the bound to report, {confidence} confidence. Other filled markers: "
         f"{confidence} each, not jointly.",
         "Hollow markers: not bounds.",
     ]
     if any(report.config.repeats > 1 for report in reports):
-        parts.append("Thin bars: the same from single repeats (smallest, mean, largest).")
-    text = " ".join(parts)
+        sentences.append("Thin bars: the same from single repeats (smallest, mean, largest).")
+    text = " ".join(sentences)
     return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
 
 
@@ -203,8 +203,8 @@ def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]
 def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) -> Iterator[_Label]:
     results = report.results
     for level in levels(type(report.config.parsed_protocol)):
-        found = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
-        known = [(x, bound.epsilon) for x, bound in found if bound and bound.epsilon is not None]
+        bounds = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
+        known = [(x, bound.epsilon) for x, bound in bounds if bound and bound.epsilon is not None]
         if not known:
             continue
         at, values = (list(axis) for axis in zip(*known, strict=True))

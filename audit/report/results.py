@@ -66,17 +66,17 @@ class LowerResult:
     @property
     def min(self) -> float:
         """The smallest bound of a single repeat."""
-        return min(each.epsilon for each in self.repeats)
+        return min(repeat.epsilon for repeat in self.repeats)
 
     @property
     def max(self) -> float:
         """The largest bound of a single repeat."""
-        return max(each.epsilon for each in self.repeats)
+        return max(repeat.epsilon for repeat in self.repeats)
 
     @property
     def mean(self) -> float:
         """The mean over the repeats, as papers print it; it is not a bound."""
-        return math.fsum(each.epsilon for each in self.repeats) / len(self.repeats)
+        return math.fsum(repeat.epsilon for repeat in self.repeats) / len(self.repeats)
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,15 @@ class BudgetResult:
     @property
     def smallest_upper(self) -> UpperResult | None:
         """The smallest valid upper bound; None if there is none."""
-        valid = [one for one in self.upper_bounds.values() if one.valid]
+        valid = [bound for bound in self.upper_bounds.values() if bound.valid]
         return min(valid, key=lambda one: one.epsilon or 0.0, default=None)
 
     @property
     def contradiction(self) -> Contradiction | None:
         """The contradiction to announce: the largest that chance does not explain, or None."""
-        announced = [one for one in self.contradictions if one.beyond_chance]
+        announced = [
+            contradiction for contradiction in self.contradictions if contradiction.beyond_chance
+        ]
         return max(announced, key=lambda one: one.lower, default=None)
 
 

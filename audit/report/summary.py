@@ -54,21 +54,21 @@ def read(path: Path) -> Report:
                 f"schema of {path.name} must be {SCHEMA}, got {values.get('schema')!r}: "
                 "run the audit's command again to rewrite it"
             )
-        found: Report = read_typed(Report, values, path.name, {AuditConfig: _settings})
-        _check(found)
+        report: Report = read_typed(Report, values, path.name, {AuditConfig: _settings})
+        _check(report)
     except (OSError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidInput(
             f"folders must hold finished audits, got {str(path.parent)!r}: {error}"
         ) from error
-    return found
+    return report
 
 
 def _settings(values: Any) -> AuditConfig:
     """The settings of a summary, all of which must be stated."""
-    found = AuditConfig.from_mapping(read_typed(Mapping[str, Any], values, "config"))
-    for name in found.identity.keys() - values.keys():
+    config = AuditConfig.from_mapping(read_typed(Mapping[str, Any], values, "config"))
+    for name in config.identity.keys() - values.keys():
         raise InvalidInput(f"config must have the setting {name}, got none")
-    return found
+    return config
 
 
 def _check(report: Report) -> None:

@@ -54,12 +54,12 @@ def rounded_up(value: float, places: int = 3) -> str:
 
 def wrapped(text: str, mark: str = "") -> list[str]:
     """A paragraph in lines that fit, with a hanging mark on its left."""
-    first = f"{mark} " if mark else ""
+    label = f"{mark} " if mark else ""
     return textwrap.wrap(
         text,
         WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
         break_on_hyphens=False,
     )
 
@@ -101,7 +101,7 @@ def _answer(report: Report) -> Iterator[str]:
         "chosen before the first trial."
     )
     smallest = [result.smallest_upper for result in report.results]
-    names = dict.fromkeys(one.name for one in smallest if one is not None)
+    names = dict.fromkeys(upper.name for upper in smallest if upper is not None)
     if names:
         yield from wrapped(
             f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
@@ -126,12 +126,13 @@ def _chance(report: Report) -> Iterator[str]:
     """The lower bounds that are above the upper bound, but not beyond chance."""
     confidence = report.config.confidence
     for result in report.results:
-        for one in result.contradictions if result.contradiction is None else ():
+        for contradiction in result.contradictions if result.contradiction is None else ():
             yield from wrapped(
-                f"At eps_B = {format_exact(result.epsilon_base)}, {one.key} from {one.proxy} is "
-                f"above eps_U. For each lower bound, this happens by chance in up to "
-                f"{100 * (1 - confidence):.3g} % of audits. It is below eps_U when the "
-                f"{one.compared} compared bounds share the error, so this is no sign of a mistake."
+                f"At eps_B = {format_exact(result.epsilon_base)}, {contradiction.key} from "
+                f"{contradiction.proxy} is above eps_U. For each lower bound, this happens by "
+                f"chance in up to {100 * (1 - confidence):.3g} % of audits. It is below eps_U when "
+                f"the {contradiction.compared} compared bounds share the error, so this is no sign "
+                "of a mistake."
             )
 
 
@@ -182,8 +183,8 @@ class _Footnotes:
 
 def _letters(place: int) -> str:
     """The letters of a footnote: a to z, then aa, ab and so on."""
-    first, last = divmod(place, 26)
-    return (chr(96 + first) if first else "") + chr(97 + last)
+    prefix, place_of_letter = divmod(place, 26)
+    return (chr(96 + prefix) if prefix else "") + chr(97 + place_of_letter)
 
 
 @dataclass(frozen=True)
@@ -350,13 +351,14 @@ def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
 def _contradictions(report: Report) -> Iterator[str]:
     """A warning for each contradiction that chance does not explain."""
     for result in report.results:
-        found = result.contradiction
-        if found is not None:
+        contradiction = result.contradiction
+        if contradiction is not None:
             share = 100 * (1 - report.config.confidence)
             yield from wrapped(
                 f"WARNING: CONTRADICTION at eps_B = {format_exact(result.epsilon_base)}: eps_L = "
-                f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "
-                f"{rounded_up(found.upper)} ({found.upper_bound}). It remains when the "
-                f"{found.compared} compared lower bounds share the error, which happens by chance "
-                f"in at most {share:.3g} % of audits: a claim, or the training, is wrong."
+                f"{rounded_down(contradiction.lower)} ({contradiction.key} from "
+                f"{contradiction.proxy}) is above eps_U = {rounded_up(contradiction.upper)} "
+                f"({contradiction.upper_bound}). It remains when the {contradiction.compared} "
+                "compared lower bounds share the error, which happens by chance in at most "
+                f"{share:.3g} % of audits: a claim, or the training, is wrong."
             )

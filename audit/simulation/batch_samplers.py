@@ -57,24 +57,24 @@ class GaussianProcessSampler:
     def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
         known = outcomes.finite & np.isfinite(outcomes.scores)
         self._lost[tuning[~known], candidate[~known]] += 1.0
-        who, which, scores = tuning[known], candidate[known], outcomes.scores[known]
+        who, candidate_known, scores = tuning[known], candidate[known], outcomes.scores[known]
         self._origin[who] = np.where(np.isnan(self._origin[who]), scores, self._origin[who])
         scores = scores - self._origin[who]
-        self._runs[who, which] += 1.0
-        self._sums[who, which] += scores
+        self._runs[who, candidate_known] += 1.0
+        self._sums[who, candidate_known] += scores
         self._squares[who] += scores**2
         self._least[who] = np.minimum(self._least[who], scores)
         self._most[who] = np.maximum(self._most[who], scores)
 
     def densities(self, tuning: IntArray) -> FloatArray:
-        found = np.ones((len(tuning), len(self._covariance)))
+        densities = np.ones((len(tuning), len(self._covariance)))
         knows = (self._runs[tuning].sum(axis=1) >= MIN_RUNS) & (self._most > self._least)[tuning]
         rows = max(1, _MAX_BATCH_FLOATS // self._covariance.size)
         places = np.flatnonzero(knows)
         for start in range(0, len(places), rows):
-            part = places[start : start + rows]
-            found[part] = self._model_densities(tuning[part])
-        return found
+            block = places[start : start + rows]
+            densities[block] = self._model_densities(tuning[block])
+        return densities
 
     def _model_densities(self, tuning: IntArray) -> FloatArray:
         # A diverged run gets the lowest score of the other runs.

@@ -64,8 +64,8 @@ def best_of_runs(
     for places in index_batches(total):
         tuning = np.searchsorted(ends, places, side="right")
         candidate = rng.integers(0, candidates, len(places))
-        own = None if records is None else records[tuning]
-        batch = RunBatch.drawn(included[tuning], candidate, rng, own)
+        records_of_runs = None if records is None else records[tuning]
+        batch = RunBatch.drawn(included[tuning], candidate, rng, records_of_runs)
         for winners, outcomes in zip(all_winners, run(batch), strict=True):
             winners.compete(outcomes, batch, tuning, places - (ends - runs)[tuning])
             if keep:

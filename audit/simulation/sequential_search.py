@@ -59,22 +59,22 @@ def first_accepted(
         candidate = rng.integers(0, context.candidates, len(tuning))
         batch = RunBatch.drawn(included[tuning], candidate, rng)
         (outcomes,) = context.run(batch)
-        kept = (
+        accepted = (
             outcomes.finite & (outcomes.scores > context.good_enough) & (index < max_runs[tuning])
         )
         places = np.arange(len(tuning)).reshape(active.size, ahead)
-        is_kept = kept[places]
-        found = is_kept.any(axis=1)
+        is_kept = accepted[places]
+        has_accepted = is_kept.any(axis=1)
         # Runs after the accepted one were trained only for speed; the protocol does not have them.
-        first = np.where(found, is_kept.argmax(axis=1), ahead - 1)
-        made = np.minimum(winners.runs[active] + first + 1, max_runs[active])
+        first_place = np.where(has_accepted, is_kept.argmax(axis=1), ahead - 1)
+        made = np.minimum(winners.runs[active] + first_place + 1, max_runs[active])
         was_made = index < np.repeat(made, ahead)
         np.add.at(winners.diverged, tuning, was_made & ~outcomes.finite)
         winners.runs[active] = made
-        who, won = active[found], places[found, first[found]]
+        who, won = active[has_accepted], places[has_accepted, first_place[has_accepted]]
         winners.chosen[who] = index[won]
         winners.candidate[who] = batch.candidate[won]
         winners.score[who] = outcomes.scores[won]
         winners.take_proxies(who, outcomes, won)
-        active = active[~found & (made < max_runs[active])]
+        active = active[~has_accepted & (made < max_runs[active])]
     return winners

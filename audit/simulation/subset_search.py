@@ -36,17 +36,17 @@ def tune_on_subset(
         rng,
         records=members,
     )
-    some = np.flatnonzero(chosen.chosen >= 0)
-    included_at_end = (included & (on_all | ~tuned_on))[some]
-    rest = None if members is None or on_all else ~members[some]
-    batch = RunBatch.drawn(included_at_end, chosen.candidate[some], rng, rest)
+    with_winner = np.flatnonzero(chosen.chosen >= 0)
+    included_at_end = (included & (on_all | ~tuned_on))[with_winner]
+    not_members = None if members is None or on_all else ~members[with_winner]
+    batch = RunBatch.drawn(included_at_end, chosen.candidate[with_winner], rng, not_members)
     (final,) = context.run(batch)
     final_log_ratio = np.full(len(included), -np.inf)
     of_final_run = {}
     for name in ("lambda_a", "lambda_start", "lambda_end"):
         of_final_run[name] = np.full(len(included), -np.inf)
-        of_final_run[name][some] = np.where(final.finite, getattr(final, name), -np.inf)
-    final_log_ratio[some] = np.where(
+        of_final_run[name][with_winner] = np.where(final.finite, getattr(final, name), -np.inf)
+    final_log_ratio[with_winner] = np.where(
         final.finite, (final.lambda_c - 0.5) / context.log_ratio_scale, -np.inf
     )
     with np.errstate(divide="ignore"):
@@ -57,7 +57,7 @@ def tune_on_subset(
     else:
         together = np.logaddexp(tuned, log_rest + final_log_ratio)
     diverged = chosen.diverged.copy()
-    diverged[some] += ~final.finite
+    diverged[with_winner] += ~final.finite
     log_ratio = np.where(chosen.chosen >= 0, 0.5 + context.log_ratio_scale * together, -np.inf)
     return Winners(
         **of_final_run,

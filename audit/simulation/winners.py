@@ -79,12 +79,12 @@ class Winners:
 
     def keep(self, places: NDArray[np.int64], outcomes: RunOutcomes) -> None:
         """Stores the outcomes of the runs at these positions among all runs."""
-        for kept, found in (
+        for stored, new_values in (
             (self.run_score, outcomes.scores),
             (self.run_lambda_a, outcomes.lambda_a),
             (self.run_lambda_c, outcomes.lambda_c),
         ):
-            kept[places] = np.where(outcomes.finite, found, -np.inf)
+            stored[places] = np.where(outcomes.finite, new_values, -np.inf)
 
     def compete(
         self,
@@ -108,15 +108,15 @@ class Winners:
         if np.isnan(scores).any():
             raise InvalidInput("score must be a number for every run, got NaN")
         np.add.at(self.diverged, tuning, ~outcomes.finite)
-        first = np.flatnonzero(np.diff(tuning, prepend=-1))
-        highest = np.maximum.reduceat(scores, first)
+        starts = np.flatnonzero(np.diff(tuning, prepend=-1))
+        highest = np.maximum.reduceat(scores, starts)
         position = np.arange(len(batch))
-        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(batch))))
-        best = np.minimum.reduceat(np.where(is_best, position, len(batch)), first)
+        is_best = scores == np.repeat(highest, np.diff(np.append(starts, len(batch))))
+        best = np.minimum.reduceat(np.where(is_best, position, len(batch)), starts)
         # A batch may continue a tuning of an earlier batch: only a better score replaces its
         # winner.
-        better = highest > self.score[tuning[first]]
-        best, who = best[better], tuning[first][better]
+        better = highest > self.score[tuning[starts]]
+        best, who = best[better], tuning[starts][better]
         self.chosen[who] = index[best]
         self.candidate[who] = batch.candidate[best]
         self.score[who] = scores[best]

@@ -156,7 +156,7 @@ class Budget:
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)
         after = spent_with(self._spent, mechanism, times)
-        check_protected("budget", [one for one, _ in after])
+        check_protected("budget", [counted for counted, _ in after])
         share = self._filter(after[0][0]).share(after)
         if not share <= 1.0:
             runs = "run" if times == 1 else f"{times} runs"
@@ -183,14 +183,14 @@ class Budget:
 
     def _read(self, file: Path) -> None:
         try:
-            kept = json.loads(checks.read_text(file))
-            settings = {name: kept[name] for name in ("cap", "delta", "expected")}
+            content = json.loads(checks.read_text(file))
+            settings = {name: content[name] for name in ("cap", "delta", "expected")}
             spent = [
                 (
-                    mechanism_from_dict(one["mechanism"]),
-                    checks.integer("times", one["times"], 1, _MAX_TIMES),
+                    mechanism_from_dict(entry["mechanism"]),
+                    checks.integer("times", entry["times"], 1, _MAX_TIMES),
                 )
-                for one in kept["spent"]
+                for entry in content["spent"]
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(
@@ -208,7 +208,9 @@ class Budget:
         self._spent = spent
 
     def _write(self, file: Path, spent: Spent) -> None:
-        plain = [{"mechanism": mechanism_to_dict(one), "times": times} for one, times in spent]
+        plain = [
+            {"mechanism": mechanism_to_dict(counted), "times": times} for counted, times in spent
+        ]
         write_durably(file, json.dumps({**self._settings(), "spent": plain}, indent=1))
 
 

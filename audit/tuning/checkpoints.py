@@ -331,8 +331,8 @@ class Checkpoints:
         allowed, extra = self.rules.redrawn_steps, None
         if self.steps is not None:
             # This attempt takes at most T - start steps, so all take at most T + extra.
-            interval, same = self.rules.checkpoint_every, not self._redraws
-            taken = steps_taken(earlier, self.steps, interval, same_noise=same)
+            interval, same_noise = self.rules.checkpoint_every, not self._redraws
+            taken = steps_taken(earlier, self.steps, interval, same_noise=same_noise)
             extra = max(taken - self._start, 0)
         if extra is None or extra > allowed:
             steps = "its steps" if extra is None else f"{extra} steps"

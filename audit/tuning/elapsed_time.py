@@ -78,12 +78,12 @@ def elapsed_time(mean_runs: float | None, worst: float | None = None) -> Iterato
             with contextlib.suppress(OSError, ValueError):
                 stream = stack.enter_context(open(os.dup(terminal.fileno()), "w"))
 
-        def tick() -> None:
+        def show_elapsed() -> None:
             while not over.wait(1.0):
                 line = progress_line(time.monotonic() - began, mean_runs, worst)
                 print(f"\r{line}", end="", file=stream, flush=True)
 
-        thread = threading.Thread(target=tick, daemon=True)
+        thread = threading.Thread(target=show_elapsed, daemon=True)
         thread.start()
         try:
             yield

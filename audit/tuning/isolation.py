@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+
+from audit.tuning.torch_members import members_of
 
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
@@ -48,19 +50,19 @@ def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
     np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
     if torch is not None:
         _seed(torch, seed)
-    given: set[str] = set()
+    used: set[str] = set()
 
     def noise() -> tuple[str, ...]:
-        found = given | {
+        sources = used | {
             _mark("random", random.getstate()),
             _mark("numpy.random", _numpy_state()),
         }
         loaded = sys.modules.get("torch")
         if loaded is not None:
-            found |= set(_torch_seeds(loaded, seed))
-        return tuple(sorted(found))
+            sources |= set(_torch_seeds(loaded, seed))
+        return tuple(sorted(sources))
 
-    with _watched(random, "random", given), _watched(np.random, "numpy.random", given):
+    with _watched(random, "random", used), _watched(np.random, "numpy.random", used):
         try:
             yield noise
         finally:
@@ -76,7 +78,7 @@ def _watched(module: Any, name: str, given: set[str]) -> Iterator[None]:
     seed = module.seed
 
     def noting(*args: Any, **keywords: Any) -> None:
-        if any(one is not None for one in (*args, *keywords.values())):
+        if any(argument is not None for argument in (*args, *keywords.values())):
             given.add(_mark(name, (args, sorted(keywords.items()))))
         seed(*args, **keywords)
 
@@ -88,9 +90,9 @@ def _watched(module: Any, name: str, given: set[str]) -> Iterator[None]:
 
 
 def _numpy_state() -> list[Any]:
-    parts = np.random.get_state()  # noqa: NPY002
-    values = parts.values() if isinstance(parts, dict) else parts
-    return [one.tobytes() if isinstance(one, np.ndarray) else one for one in values]
+    state = np.random.get_state()  # noqa: NPY002
+    values = state.values() if isinstance(state, dict) else state
+    return [value.tobytes() if isinstance(value, np.ndarray) else value for value in values]
 
 
 def _mark(name: str, value: Any) -> str:
@@ -155,11 +157,11 @@ def silent_for_good() -> Iterator[None]:
             try:
                 yield
             finally:
-                left = [one for one in threading.enumerate() if one not in before]
+                left = [thread for thread in threading.enumerate() if thread not in before]
                 deadline = time.monotonic() + _GRACE_SECONDS
-                for one in left:
-                    one.join(max(deadline - time.monotonic(), 0.0))
-                left = [one for one in left if one.is_alive()]
+                for thread in left:
+                    thread.join(max(deadline - time.monotonic(), 0.0))
+                left = [thread for thread in left if thread.is_alive()]
                 _mute(left)
     finally:
         if not left:
@@ -195,8 +197,8 @@ def _mute(threads: list[threading.Thread]) -> None:
     if not threads:
         return
     _muted.update(threads)
-    loggers = [one for one in logging.root.manager.loggerDict.values() if hasattr(one, "handlers")]
-    for logger in (logging.root, *loggers):
+    named = logging.root.manager.loggerDict.values()  # some are placeholders without handlers
+    for logger in (logging.root, *(logger for logger in named if hasattr(logger, "handlers"))):
         for handler in logger.handlers:
             handler.addFilter(_is_not_muted)
 
@@ -219,25 +221,9 @@ def without_gradients(model: Any) -> Any:
     without noise, and `pickle` and `torch.save` would write it with the module. Lists, tuples and
     mappings are searched.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        for part in _parts(model, torch):
-            if isinstance(part, torch.Tensor) and part.is_leaf:
-                part.grad = None
-            for name in _GRADIENT_ATTRIBUTES & vars(part).keys():
-                delattr(part, name)
+    for member in members_of(model):
+        if getattr(member, "is_leaf", False):  # a tensor
+            member.grad = None
+        for name in _GRADIENT_ATTRIBUTES & vars(member).keys():
+            delattr(member, name)
     return model
-
-
-def _parts(model: Any, torch: Any) -> Iterator[Any]:
-    if isinstance(model, torch.Tensor):
-        yield model
-    elif isinstance(model, torch.nn.Module):
-        yield from model.modules()
-        yield from model.parameters()
-        yield from model.buffers()
-    elif isinstance(model, torch.optim.Optimizer):
-        yield from (one for group in model.param_groups for one in group["params"])
-    elif isinstance(model, Mapping | list | tuple):
-        for one in model.values() if isinstance(model, Mapping) else model:
-            yield from _parts(one, torch)

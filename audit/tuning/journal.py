@@ -148,10 +148,10 @@ class Journal(Memory):
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
             # Files that belong to something else must be neither hidden nor deleted.
             if names and not (_LOCK in names and names <= {*_NAMES}):
-                others = sorted(names - {*_NAMES}) or sorted(names)
+                foreign = sorted(names - {*_NAMES}) or sorted(names)
                 raise InvalidInput(
                     f"folder must be empty, new, or that of a study, got {str(self.folder)!r}, "
-                    f"which holds {others[0]!r}"
+                    f"which holds {foreign[0]!r}"
                 )
             self.folder.chmod(0o700)
         except OSError as error:

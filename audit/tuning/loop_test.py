@@ -57,10 +57,10 @@ def check_loop(rehearsal: Rehearsal, cpu_seconds: float = 1800.0) -> "PremiseRep
 
     def train(records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
         watch(_StudyAccountant(base))
-        one = dataclasses.replace(trial, seed=seed, watch=watch)
-        outcome, _ = rehearsal.outcome(one, rebuild(records))
+        trial_of_run = dataclasses.replace(trial, seed=seed, watch=watch)
+        outcome, _ = rehearsal.outcome(trial_of_run, rebuild(records))
         if watch.accountant is not None and not isinstance(watch.accountant, _StudyAccountant):
-            one.check(watch.accountant)
+            trial_of_run.check(watch.accountant)
         # The study adds the noise of a private score afterwards.
         score = {} if rehearsal.plan.private else {"score": outcome.score}
         return {"model": outcome.model, **score}
@@ -118,8 +118,8 @@ def conditions_tested(report: "PremiseReport | None", public_score: bool) -> tup
     """Names of the certificate's conditions that a test without findings supports."""
     if report is None or report.broken or "contribution" not in report.tested:
         return ()
-    found = [name for premise, name in _CONDITION_OF.items() if premise in report.tested]
-    return (*found, "score") if public_score and "released" in found else tuple(found)
+    names = [name for premise, name in _CONDITION_OF.items() if premise in report.tested]
+    return (*names, "score") if public_score and "released" in names else tuple(names)
 
 
 @dataclasses.dataclass(frozen=True)

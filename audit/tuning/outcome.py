@@ -317,8 +317,8 @@ class Trial:
                 a rate that depends on the number of records. The study then aborts. The same is
                 raised if the accountant is not that of one run, or the base is not DP-SGD.
         """
-        own = getattr(accountant, "accountant", accountant)
-        self._accountants[id(own)] = own
+        inner = getattr(accountant, "accountant", accountant)
+        self._accountants[id(inner)] = inner
         if data_loader is not None:
             self._loaders[id(data_loader)] = data_loader
         if optimizer is not None:
@@ -341,14 +341,15 @@ class Trial:
             )
         try:
             recorded = [
-                from_opacus(one, self.base.neighbours) for one in self._accountants.values()
+                from_opacus(accountant, self.base.neighbours)
+                for accountant in self._accountants.values()
             ]
         except ValueError as error:
             raise ProtocolViolation(str(error)) from error
         phases = [
             part
-            for one in recorded
-            for part in (one.parts if isinstance(one, Composition) else (one,))
+            for mechanism in recorded
+            for part in (mechanism.parts if isinstance(mechanism, Composition) else (mechanism,))
             if isinstance(part, DpSgd)
         ]
         steps = sum(phase.steps for phase in phases) + self.checkpoints.unrecorded_steps
@@ -393,8 +394,11 @@ class Trial:
         counting = getattr(optimizer, "step_hook", None)
         # Opacus's hook is a closure over the accountant that counts its steps.
         inside = inspect.getclosurevars(counting).nonlocals if inspect.isfunction(counting) else {}
-        for one in inside.values():
-            if hasattr(one, "history") and id(one) not in self._accountants:
+        for optimizer_inside in inside.values():
+            if (
+                hasattr(optimizer_inside, "history")
+                and id(optimizer_inside) not in self._accountants
+            ):
                 raise ProtocolViolation(
                     "optimizer must be the one whose steps the accountant counts"
                 )
@@ -413,16 +417,16 @@ class Trial:
         if constant is not None and _same(divisor, constant):
             self.checked.add("divisor")
             return
-        data: list[Any] = [getattr(one, "dataset", None) for one in self._loaders.values()]
-        counts = [len(one) for one in data if hasattr(one, "__len__")]
+        data: list[Any] = [getattr(loader, "dataset", None) for loader in self._loaders.values()]
+        counts = [len(dataset) for dataset in data if hasattr(dataset, "__len__")]
         computed = any(_same(divisor, int(count * rate)) for count in counts)
         if constant is None and not computed:
             return
         # The value is not shown, because it may reveal the number of records.
-        given = "int(n * rate), where n is the number of records" if computed else "another value"
+        stated = "int(n * rate), where n is the number of records" if computed else "another value"
         must = "a constant of the study" if constant is None else f"the study's {constant!r}"
         raise ProtocolViolation(
-            f"expected_batch_size must be {must} with add-remove neighbours, got {given}; give "
+            f"expected_batch_size must be {must} with add-remove neighbours, got {stated}; give "
             "tuning.Study an expected_batch_size and set optimizer.expected_batch_size = "
             f"trial.expected_batch_size after make_private, or {_N_IS_PUBLIC}"
         )

@@ -51,8 +51,8 @@ def attempts(
         died, results = False, None
         try:
             results = workers(calls)
-            for one in results:  # noqa: UP028 (closed below, where it may warn)
-                yield one
+            for result in results:  # noqa: UP028 (closed below, where it may warn)
+                yield result
         except worker_deaths():  # their messages would reveal how many runs were left
             died = True
         finally:

@@ -188,8 +188,8 @@ class _Tuning:
         if is_kept:
             return model
         again = self._run(released.index, released.point)
-        same = replace(again.record, noises=released.noises) == released
-        if not same or released.model is None:
+        is_same = replace(again.record, noises=released.noises) == released
+        if not is_same or released.model is None:
             raise StudyAborted(
                 "train must return the same result for the same trial.seed, or save and load must "
                 "be given: an earlier process found the winner, and repeating its training gave "
@@ -230,7 +230,7 @@ class _Tuning:
             raise StudyAborted(seeded_alike(alike[0]))
         self._noises.update(record.noises)
         leaders = self._best_of([*self._leaders, record])
-        dropped = [one.index for one in self._leaders if one not in leaders]
+        dropped = [leader.index for leader in self._leaders if leader not in leaders]
         # If a final run follows, its model is the only one that is released, or kept.
         is_kept = record in leaders
         if self._has_final:
@@ -293,10 +293,10 @@ class _Models:
     def keep(self, index: int, model: Any, dropped: Iterable[int]) -> None:
         """Keeps a model in memory, and deletes those of the dropped runs."""
         self._models[index] = model
-        for one in dropped:
-            self._models.pop(one, None)
+        for dropped_index in dropped:
+            self._models.pop(dropped_index, None)
             if self._folder is not None:
-                (self._folder / str(one)).unlink(missing_ok=True)
+                (self._folder / str(dropped_index)).unlink(missing_ok=True)
 
     def read(self, index: int) -> tuple[bool, Any]:
         """Whether the model of a run is kept, and the model."""

@@ -135,7 +135,7 @@ def _synthetic(given: Any, rng: np.random.Generator, depth: int) -> Any:
         if kind is torch.utils.data.TensorDataset:
             return torch.utils.data.TensorDataset(*map(again, given.tensors))
     if isinstance(given, Mapping):
-        return {name: again(one) for name, one in given.items()}
+        return {name: again(item) for name, item in given.items()}
     if isinstance(given, tuple) and hasattr(given, "_fields"):
         return kind(*map(again, given))
     if isinstance(given, list | tuple):

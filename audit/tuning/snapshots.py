@@ -9,7 +9,7 @@ import os
 import platform
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from audit import checks
 from audit.errors import InvalidInput
 from audit.tuning import new_noise
+from audit.tuning.torch_members import tensors_of
 
 _SECURE_MODE = "the generator of Opacus' secure_mode has no state that can be saved"
 _NOT_DETERMINISTIC = (
@@ -121,7 +122,7 @@ def reason_to_redraw(objects: Mapping[str, Any]) -> str:
     if torch is None or torch.are_deterministic_algorithms_enabled():
         return ""
     elsewhere = any(
-        tensor.device.type != "cpu" for value in objects.values() for tensor in _tensors(value)
+        tensor.device.type != "cpu" for value in objects.values() for tensor in tensors_of(value)
     )
     return _NOT_DETERMINISTIC if elsewhere else ""
 
@@ -227,20 +228,6 @@ class _WatchedNoise:
     def __call__(self) -> None:
         self.before_step()
         self.add_noise()
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    torch: Any = sys.modules["torch"]
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.nn.Module):
-        yield from value.parameters()
-        yield from value.buffers()
-    elif hasattr(value, "param_groups"):
-        yield from (tensor for group in value.param_groups for tensor in group["params"])
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part)
 
 
 def _is_torch(*path: str) -> Callable[[Any], bool]:

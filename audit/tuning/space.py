@@ -222,17 +222,17 @@ class Space:
                     raise InvalidInput(
                         f"space must name hyperparameters by text, got {checks.one_line(name)}"
                     )
-            return cls({name: _dimension(name, given) for name, given in space.items()})
+            return cls({name: _dimension(name, values) for name, values in space.items()})
         try:
             candidates = list(_first(space))
         except TypeError:  # also an array without a dimension, which has an iterator
             candidates = []
-        if not candidates or not all(isinstance(one, Mapping) for one in candidates):
+        if not candidates or not all(isinstance(candidate, Mapping) for candidate in candidates):
             raise InvalidInput(
                 "space must be a mapping from names to values, or a list of candidates, each a "
                 f"mapping, got {checks.one_line(space)}"
             )
-        return cls({"": Choice(tuple(dict(one) for one in candidates))})
+        return cls({"": Choice(tuple(dict(candidate) for candidate in candidates))})
 
     @property
     def size(self) -> int | None:
@@ -243,14 +243,14 @@ class Space:
 
     def at(self, point: Sequence[float]) -> Candidate:
         """The candidate at a point of the unit cube [dimensions]."""
-        found: Candidate = {}
+        candidate: Candidate = {}
         for (name, dimension), u in zip(self.dimensions.items(), point, strict=True):
             value = dimension.at(u)
             if name:
-                found[name] = value
+                candidate[name] = value
             else:
-                found |= value
-        return found
+                candidate |= value
+        return candidate
 
     def draw(self, rng: np.random.Generator) -> tuple[float, ...]:
         """A point drawn from the prior."""
@@ -279,7 +279,7 @@ class Space:
     @property
     def prior(self) -> dict[str, str]:
         """The prior in words, by name."""
-        return {name or "candidate": one.spec for name, one in self.dimensions.items()}
+        return {name or "candidate": dimension.spec for name, dimension in self.dimensions.items()}
 
 
 def _dimension(name: str, given: Any) -> Dimension:

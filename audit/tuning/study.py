@@ -263,7 +263,7 @@ class Study:
     @property
     def settings(self) -> dict[str, Any]:
         """All settings of the study, as plain values."""
-        given = self._training.base
+        base = self._training.base
         return {
             "space": self.space.prior,
             "protocol": self.protocol.spec,
@@ -274,7 +274,7 @@ class Study:
             "neighbours": self._training.neighbours,
             "group_size": self._training.group_size,
             "expected_batch_size": self.expected_batch_size,
-            "base": None if given is None else mechanism_to_dict(given),
+            "base": None if base is None else mechanism_to_dict(base),
             "scored_on": _PUBLIC if self.private is None else asdict(self.private),
             "seeded": self.seed is not None,
             # Left out by default, so that studies of earlier versions can be resumed.
@@ -373,13 +373,13 @@ class Study:
         if steps is not None:
             plan = plan.shortened(checks.integer("steps", steps, 1))
         rehearsal = Rehearsal(train, plan, records)
-        found, watched, run_seconds = rehearsal.run(accept, save, load)
+        report, watched, run_seconds = rehearsal.run(accept, save, load)
         if not private and steps is None:
             self._run_seconds = run_seconds
         if test and watched and records is not None:
             self._test(rehearsal, "private" if private else "given", cpu_seconds)
         self._rehearsed = True
-        return found
+        return report
 
     def _test(self, rehearsal: Rehearsal, kind: str, cpu_seconds: float = 1800.0) -> None:
         """Runs the differential test, and keeps the conditions that it supports."""
@@ -415,7 +415,7 @@ class Study:
             settings=self.settings_hash,
             expected_batch_size=self.expected_batch_size,
             tested=tuple(self._tested.get("tested", ())),
-            **{name: one for name, one in self._tested.items() if name.startswith("tested_")},
+            **{name: value for name, value in self._tested.items() if name.startswith("tested_")},
         )
         return Certificate.issue(
             self.base,
@@ -610,41 +610,46 @@ class Study:
         with self._memory.locked(), shared_devices(names) as shared:
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, plan, accept, save, load)
-            state = self._initial_draws(train)
-            key = int(state["key"], 16)
-            runs = state["runs"]
-            try:
-                with (
-                    self._progress(progress, jobs),
-                    watch_ray("run the same study again to resume"),
-                    interruptions(),
-                    silent_for_good(),
-                ):
-                    self._played = play(
-                        plan,
-                        key,
-                        range(runs) if isinstance(runs, int) else runs,
-                        train if records is None else WithRecords(train, records),
-                        self._memory,
-                        accept=accept,
-                        jobs=jobs,
-                        devices=shared,
-                        save=save,
-                        load=load,
-                    )
-            except StudyAborted as error:
-                # Prevents retrying until the result is favourable.
-                self._memory.begin({**state, "void": str(error)})
-                raise
-            self._memory.forget_runs()
-            if not self.keep:
-                self._memory.end()
+            run_all = partial(
+                play,
+                plan,
+                train=train if records is None else WithRecords(train, records),
+                memory=self._memory,
+                accept=accept,
+                jobs=jobs,
+                devices=shared,
+                save=save,
+                load=load,
+            )
+            with self._progress(progress, jobs):
+                self._played = self._played_to_the_end(run_all, self._initial_draws(train))
         if self._played.best.candidate is None:
             warnings.warn(
                 "no candidate was chosen: no run was drawn, or every run lost; see Study.rehearse",
                 stacklevel=2,
             )
         return self._played.best
+
+    def _played_to_the_end(self, run_all: Callable[..., Played], state: dict[str, Any]) -> Played:
+        """Plays from the initial draws, and forgets what must not outlive the study."""
+        runs = state["runs"]
+        try:
+            with (
+                watch_ray("run the same study again to resume"),
+                interruptions(),
+                silent_for_good(),
+            ):
+                played = run_all(
+                    key=int(state["key"], 16), runs=range(runs) if isinstance(runs, int) else runs
+                )
+        except StudyAborted as error:
+            # Prevents retrying until the result is favourable.
+            self._memory.begin({**state, "void": str(error)})
+            raise
+        self._memory.forget_runs()
+        if not self.keep:
+            self._memory.end()
+        return played
 
     def _progress(self, progress: bool, jobs: int) -> contextlib.AbstractContextManager[None]:
         if not progress:
@@ -712,19 +717,19 @@ class Study:
 def _functions(train: Any, records: Any, accept: Any, save: Any, load: Any) -> None:
     """Refuses what is no function of its arguments, before a run fails because of it."""
     checks.function("train", train, "trial", *(() if records is None else ("records",)))
-    for name, one, takes in (
+    for name, function, takes in (
         ("accept", accept, ("outcome",)),
         ("save", save, ("model", "path")),
         ("load", load, ("path",)),
     ):
-        if one is not None:
-            checks.function(name, one, *takes)
+        if function is not None:
+            checks.function(name, function, *takes)
 
 
 def _hash_of_models(best: Best, protocol: Protocol) -> str | None:
     if not protocol.releases_several or best.candidate is None:
         return model_hash(best.model)
-    return model_hash([one.model for one in (best, *best.runners_up)])
+    return model_hash([released.model for released in (best, *best.runners_up)])
 
 
 def _nothing(trial: Trial) -> Outcome:
@@ -760,7 +765,7 @@ def _check_same_everywhere(space: Space) -> None:
 
 def _difference_between_processes(value: Any, around: tuple[Any, ...]) -> str | None:
     """The part of a value whose text is not the same in every process, and what to do."""
-    if any(value is one for one in around):
+    if any(value is outer for outer in around):
         return "a value that contains itself"
     if isinstance(value, str | bytes | int | float | complex | None):
         return None
@@ -774,7 +779,7 @@ def _difference_between_processes(value: Any, around: tuple[Any, ...]) -> str | 
     elif isinstance(value, list | tuple):
         parts = value
     elif is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, one.name) for one in fields(value)]
+        parts = [getattr(value, field.name) for field in fields(value)]
     elif _ADDRESS.search(text := repr(value)):
         return f"{checks.one_line(text)}: name it by a text, and look it up in train"
     for part in parts:

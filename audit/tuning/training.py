@@ -57,20 +57,23 @@ class Training:
             return chances
         for budget, _ in chances:
             self.run(1.0, budget)  # raises if its values are no budget
-        given = {"steps": self.steps, "sampling_rate": self.sampling_rate}
-        full = [({**given, **budget}, chance) for budget, chance in chances]
+        budget_of_study = {"steps": self.steps, "sampling_rate": self.sampling_rate}
+        full = [({**budget_of_study, **budget}, chance) for budget, chance in chances]
         full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
         groups: dict[int, _Chances] = {}
         before = 0.0
-        for one in full:
+        for candidate in full:
             place = min(int(before * _MAX_BUDGETS + 1e-9), _MAX_BUDGETS - 1)
-            groups.setdefault(place, []).append(one)
-            before += one[1]
+            groups.setdefault(place, []).append(candidate)
+            before += candidate[1]
         largest: dict[tuple[Any, ...], float] = {}
         for group in groups.values():
-            top = tuple(max(one[name] for one, _ in group) for name in given)
+            top = tuple(max(candidate[name] for candidate, _ in group) for name in budget_of_study)
             largest[top] = largest.get(top, 0.0) + sum(chance for _, chance in group)
-        return [(dict(zip(given, top, strict=True)), chance) for top, chance in largest.items()]
+        return [
+            (dict(zip(budget_of_study, top, strict=True)), chance)
+            for top, chance in largest.items()
+        ]
 
     def _counted(self, run: Mechanism) -> Mechanism:
         """A run with the steps that it may repeat with other noise after an interruption."""
@@ -104,7 +107,10 @@ def _named(space: Space) -> list[dict[str, Any]]:
     """The budget of every candidate, or of every combination of the values that define it."""
     if "" in space.dimensions:
         candidates = map(space.at, space.points())
-        return [{name: one[name] for name in _BUDGET if name in one} for one in candidates]
+        return [
+            {name: candidate[name] for name in _BUDGET if name in candidate}
+            for candidate in candidates
+        ]
     named = {name: space.dimensions[name] for name in _BUDGET if name in space.dimensions}
     if not named:
         return [{}]

@@ -58,8 +58,8 @@ class AdaptiveCurve(RegionCurve):
             most = np.minimum(
                 math.log(self.high) + log_left, np.log1p(self.low * np.expm1(log_left))
             )
-            rest = np.log1p(np.maximum(self.high * np.expm1(log_left_with), -1.0))
-            least = np.maximum(math.log(self.low) + log_left_with, rest)
+            other_share = np.log1p(np.maximum(self.high * np.expm1(log_left_with), -1.0))
+            least = np.maximum(math.log(self.low) + log_left_with, other_share)
         return np.minimum(most, 0.0), np.minimum(least, 0.0)
 
     def _log_slopes(self, log_left: FloatArray, log_left_with: FloatArray) -> FloatArray:

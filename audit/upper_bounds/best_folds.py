@@ -130,11 +130,11 @@ class _Ends:
         for start, end in zip(starts, [*starts[1:], len(low)], strict=True):
             rows = high[start:end]
             for k in range(1, n):
-                one, other = low_powers[k][low[start]], high_powers[n - k][rows]
-                # Row i of this matrix is `one`, moved by i places.
-                padded = np.pad(one, other.shape[1] - 1)
+                low_power, high_power = low_powers[k][low[start]], high_powers[n - k][rows]
+                # Row i of this matrix is `low_power`, moved by i places.
+                padded = np.pad(low_power, high_power.shape[1] - 1)
                 shifted = sliding_window_view(padded, size)[::-1]
-                products[start:end] += math.comb(n, k) * (other @ shifted)
+                products[start:end] += math.comb(n, k) * (high_power @ shifted)
         return products
 
 
@@ -369,8 +369,8 @@ class FoldCurve:
             value = self._gains(folds, fold, a[fold], b[fold], self._t[t_index])
             np.maximum.at(best, t_index, value)
         # The largest measure with the largest a and the smallest b is a bound of first order.
-        first, last = inverse[index, 0], inverse[index, 3]
-        simple = self._gains(folds, last, a[first], b[last], self._t[t_index])
+        best_corner, worst_corner = inverse[index, 0], inverse[index, 3]
+        simple = self._gains(folds, worst_corner, a[best_corner], b[worst_corner], self._t[t_index])
         simple *= 1.0 + _DERIVATIVES
         keep = simple > self._enough(best)[t_index]
         index, t_index, simple = index[keep], t_index[keep], simple[keep]
@@ -382,17 +382,17 @@ class FoldCurve:
         self, inverse: IntArray, s: FloatArray, s_with: FloatArray, a: FloatArray, b: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Linear bounds above a and below b, at the corners [squares, 4]."""
-        first, last = inverse[:, 0], inverse[:, 3]
+        start_corner, end_corner = inverse[:, 0], inverse[:, 3]
         # a is convex in s, so the chord is above it.
-        width = (s[last] - s[first])[:, None]
+        width = (s[end_corner] - s[start_corner])[:, None]
         share = np.where(
-            width > 0.0, (s[inverse] - s[first][:, None]) / np.maximum(width, 1e-300), 0.0
+            width > 0.0, (s[inverse] - s[start_corner][:, None]) / np.maximum(width, 1e-300), 0.0
         )
-        above = a[first][:, None] * (1.0 - share) + a[last][:, None] * share
-        above += _DERIVATIVES * a[first][:, None]
+        above = a[start_corner][:, None] * (1.0 - share) + a[end_corner][:, None] * share
+        above += _DERIVATIVES * a[start_corner][:, None]
         # b is convex in s', so every tangent is below it. One that becomes negative is useless.
-        middle = 0.5 * (s_with[first] + s_with[last])
-        touching = np.stack([middle, s_with[last]])
+        middle = 0.5 * (s_with[start_corner] + s_with[end_corner])
+        touching = np.stack([middle, s_with[end_corner]])
         value, slope = self._slopes(1.0 - touching), self._slopes(1.0 - touching, order=1)
         lines = value[..., None] - slope[..., None] * (s_with[inverse] - touching[..., None])
         lines -= _DERIVATIVES * (lines[..., :1] + value[..., None])

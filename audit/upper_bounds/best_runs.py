@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import numerics
-from audit.accounting import DominatingPair, Mechanism
+from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns, ParetoFront
@@ -106,6 +106,7 @@ class BestRunsCurve(RegionCurve):
         )
 
 
+@numerics.memoize(8)
 def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]:
     """One curve for each direction of the base; none if K is always below m."""
     repetitions, m = protocol.repetitions, protocol.released
@@ -121,6 +122,7 @@ def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]
     ]
 
 
+@numerics.memoize(8)
 def fewer_runs(base: Mechanism, protocol: BestRuns) -> Callable[[float], float]:
     """The part of delta with fewer than m runs, all of which are released."""
     m = protocol.released
@@ -162,6 +164,16 @@ def with_fewer_runs(
     )
 
 
+def _best_at_other_delta(base: Mechanism, protocol: BestRuns, delta: float, _: float) -> BoundValue:
+    """The bound, without its error."""
+    curves, fewer = best_runs_curves(base, protocol), fewer_runs(base, protocol)
+
+    def reached(epsilon: float) -> float:
+        return fewer(epsilon) + max((curve.delta(epsilon) for curve in curves), default=0.0)
+
+    return BoundValue(solve_epsilon(reached, delta))
+
+
 @bound(
     "best-runs",
     100,
@@ -169,6 +181,7 @@ def with_fewer_runs(
     about=("any base",),
     protocol=BestRuns,
     title=r"$\varepsilon_U$ best m (any score)",
+    at_other_delta=_best_at_other_delta,
 )
 def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
@@ -182,6 +195,25 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     return with_fewer_runs(base, protocol, best_runs_curves(base, protocol), delta)
 
 
+def _directions(base: Mechanism, protocol: ParetoFront) -> list[tuple[BestRunsCurve, ...]]:
+    """In each direction, the curves of all numbers of runs on the front."""
+    numbers = range(1, protocol.most + 1)
+    curves = [best_runs_curves(base, BestRuns(protocol.repetitions, m)) for m in numbers]
+    return list(zip(*filter(None, curves), strict=True))
+
+
+def _front_at_other_delta(
+    base: Mechanism, protocol: ParetoFront, delta: float, _: float
+) -> BoundValue:
+    """The bound, without its error."""
+    directions = _directions(base, protocol)
+
+    def reached(epsilon: float) -> float:
+        return max(sum(curve.delta(epsilon) for curve in one) for one in directions)
+
+    return BoundValue(solve_epsilon(reached, delta))
+
+
 @bound(
     "pareto-front",
     100,
@@ -189,6 +221,7 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     about=("any base",),
     protocol=ParetoFront,
     title=r"$\varepsilon_U$ Pareto front (any scores)",
+    at_other_delta=_front_at_other_delta,
 )
 def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
@@ -199,14 +232,14 @@ def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundV
         >>> round(pareto_front(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 3)
         2.464
     """
-    numbers = range(1, protocol.most + 1)
-    curves = [best_runs_curves(base, BestRuns(protocol.repetitions, m)) for m in numbers]
-    directions = list(zip(*filter(None, curves), strict=True))
+    directions = _directions(base, protocol)
 
     def reached(epsilon: float) -> float:
-        return max(sum(curve.delta(epsilon) for curve in one) for one in directions)
+        return max(sum(curve.delta(epsilon) for curve in direction) for direction in directions)
 
     def at_least(epsilon: float) -> float:
-        return max(sum(curve.lower.delta(epsilon) for curve in one) for one in directions)
+        return max(
+            sum(curve.lower.delta(epsilon) for curve in direction) for direction in directions
+        )
 
     return between(reached, at_least, delta)

@@ -24,7 +24,7 @@ from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, memoize, shared_delta
 from audit.protocols import (
     Adaptive,
     BestRuns,
@@ -103,16 +103,16 @@ def probability_of_more(repetitions: Repetitions, most: int) -> float:
     if largest is not None and most >= getattr(repetitions, largest):
         return 0.0
     if isinstance(repetitions, Poisson | TruncatedNegativeBinomial):
-        first, second = map(float, repetitions.pmf(np.array([most + 1, most + 2])))
-        ratio = second / first if first > 0.0 else 1.0
+        next_chance, second = map(float, repetitions.pmf(np.array([most + 1, most + 2])))
+        ratio = second / next_chance if next_chance > 0.0 else 1.0
         if isinstance(repetitions, TruncatedNegativeBinomial):
             # The ratio of consecutive probabilities moves towards 1 - gamma monotonically.
             ratio = max(ratio, 1.0 - repetitions.gamma)
         # For Poisson it falls, so a geometric series bounds the tail.
         if ratio < 1.0:
-            return min(first / (1.0 - ratio) * (1.0 + PROFILE_ACCURACY), 1.0)
-    rest = 1.0 - float(repetitions.pmf(np.arange(most + 1)).sum())
-    return max(rest, 0.0) + _SUM_OF_CHANCES
+            return min(next_chance / (1.0 - ratio) * (1.0 + PROFILE_ACCURACY), 1.0)
+    beyond = 1.0 - float(repetitions.pmf(np.arange(most + 1)).sum())
+    return max(beyond, 0.0) + _SUM_OF_CHANCES
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ class AllRuns:
         if self._gaussian is not None:
             weights, mu = self._gaussian
             return self._beyond + float(weights @ gaussian_profile(epsilon, mu))
-        return self._beyond + sum(c * float(one.delta(epsilon)) for c, one in self.parts)
+        return self._beyond + sum(c * float(composed.delta(epsilon)) for c, composed in self.parts)
 
-    @property
+    @cached_property
     def _beyond(self) -> float:
         """The probability of more runs, rounded up."""
         return probability_of_more(self.repetitions, self._chances[0])
@@ -183,12 +183,12 @@ class AllRuns:
         """Chances and mu [n] of the compositions of Gaussian runs."""
         if self.base.gaussian_mu is None:
             return None
-        weights, mu = zip(*((c, one.gaussian_mu) for c, one in self.parts), strict=True)
+        weights, mu = zip(*((c, composed.gaussian_mu) for c, composed in self.parts), strict=True)
         return np.array(weights), np.array(mu)
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta, rounded up."""
-        pure = max((one.pure_epsilon for _, one in self.parts), default=0.0)
+        pure = max((composed.pure_epsilon for _, composed in self.parts), default=0.0)
         return solve_epsilon(self.delta, delta, enough=pure if self._beyond <= delta else math.inf)
 
 
@@ -224,7 +224,7 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
     pair = base.pairs[0]
     large, large_with = np.exp(pair.events(np.linspace(*pair.event_range, _EVENTS)))[..., None]
     least = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
-    chance, chance_with = (special.bdtrc(least, runs, one) for one in (large, large_with))
+    chance, chance_with = (special.bdtrc(least, runs, rate) for rate in (large, large_with))
     scaled = scale(np.asarray(chance_with, np.float64), epsilon)
     gains = np.where(chance_with > 0.0, chance - scaled, 0.0)  # no underflow
     return bool(np.any(gains > delta))
@@ -241,6 +241,16 @@ def _check_few(runs: int) -> None:
         raise NotApplicable(f"there must be at most {_MAX_RUNS} runs to compose")
 
 
+@memoize(8)
+def _shared(
+    all_runs: Callable[[Mechanism, Any, float], Mechanism | AllRuns],
+    base: Mechanism,
+    protocol: Protocol,
+    delta: float,
+) -> Mechanism | AllRuns:
+    return all_runs(base, protocol, delta)
+
+
 def _register(
     protocol: type[Protocol],
     released: str,
@@ -250,6 +260,10 @@ def _register(
 ) -> None:
     """Registers the composition of all runs of a protocol."""
 
+    def at_other_delta(base: Mechanism, protocol: Protocol, delta: float, _: float) -> BoundValue:
+        """The cost of releasing all runs, with compositions that several deltas share."""
+        return BoundValue(_shared(all_runs, base, protocol, shared_delta(delta)).epsilon(delta))
+
     @bound(
         "composition",
         50,
@@ -258,6 +272,7 @@ def _register(
         protocol=protocol,
         title="" if protocol is NoisyMax else r"$\varepsilon_U$ composition (any score)",
         exceeds=exceeds,
+        at_other_delta=at_other_delta,
     )
     def composition(base: Mechanism, protocol: Protocol, delta: float) -> BoundValue:
         """The cost of releasing all runs."""

@@ -19,8 +19,12 @@ from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import BoundValue, bound
 
-_COARSE, _REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 96, 20, 1 << 15, 2048
-_RELATIVE_GAP = 1e-5
+_REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 20, 1 << 13, 2048
+# Cells of the first search, also at deltas other than that of a certificate.
+_COARSE, _QUICK_COARSE = 96, 40
+# Relative distance of the bound from what two events attain, at which the search ends, and the same
+# at deltas other than that of a certificate.
+_RELATIVE_GAP, _QUICK_GAP = 1e-5, 2e-3
 _MIN_LOG_PROBABILITY = -230.0
 _ROUNDING = 1e-12
 
@@ -46,6 +50,9 @@ class TwoEvents:
         pair: one direction of the base.
         chance: probability of the released target; it grows with e and falls with f.
         delta: in (0, 1).
+        gap: relative distance of both values at which the search ends; it grows if too many boxes
+            of events are that close.
+        coarse: number of cells of the first search.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -57,17 +64,19 @@ class TwoEvents:
     pair: DominatingPair
     chance: Chance
     delta: float
+    gap: float = _RELATIVE_GAP
+    coarse: int = _COARSE
 
     def epsilon(self) -> tuple[float, float]:
         """An upper bound, and the epsilon that two events attain."""
         t = self._first_events()
         e, f = (side.ravel() for side in np.indices((len(t) - 1,) * 2))
         e, f = e[f <= e], f[f <= e]
-        best, attained, closed = 0.0, 0.0, 0.0
+        best, attained, closed, gap = 0.0, 0.0, 0.0, self.gap
         for _ in range(_REFINEMENTS):
             logs = np.stack(self.pair.events(t))
-            found = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
-            best, attained = np.maximum((best, attained), found.max(axis=1)).tolist()
+            around_best = self._best(logs[:, [e, e + 1]], logs[:, [f, f + 1]], chords=True)
+            best, attained = np.maximum((best, attained), around_best.max(axis=1)).tolist()
             # Two straight pieces per cell, before and after its corner, lie outside the curve. A
             # piece that ends in the certain event is straight.
             is_last = np.isneginf(logs[:, 1:]).all(axis=0)
@@ -80,10 +89,13 @@ class TwoEvents:
             ]
             most = np.max(halves, axis=0)
             upper = max(float(most.max()), closed, best)
-            enough = best + _RELATIVE_GAP * max(best, 0.05)
+            enough = best + gap * max(best, 0.05)
+            while np.count_nonzero(most > enough) > _MAX_BOXES:
+                gap *= 2.0
+                enough = best + gap * max(best, 0.05)
             closed = max(closed, float(most[most <= enough].max(initial=0.0)))
             e, f, most = e[most > enough], f[most > enough], most[most > enough]
-            if not e.size or e.size > _MAX_BOXES:
+            if not e.size:
                 break
             worst = np.argsort(-most)[: max(_BATCH_OF_BOXES, len(most) // 4)]
             cells = np.union1d(e[worst], f[worst])
@@ -95,7 +107,7 @@ class TwoEvents:
 
     def _first_events(self) -> FloatArray:
         """Parameters [n], dense where the probability of an event, or of the rest, moves."""
-        t = np.linspace(*self.pair.event_range, 4 * _COARSE)
+        t = np.linspace(*self.pair.event_range, 4 * self.coarse)
         for _ in range(8):
             sides = [np.maximum(side, _MIN_LOG_PROBABILITY) for side in self.pair.events(t)]
             with np.errstate(divide="ignore"):
@@ -103,7 +115,7 @@ class TwoEvents:
                     np.maximum(np.log(-np.expm1(side)), _MIN_LOG_PROBABILITY) for side in sides
                 ]
             moves = np.abs(np.diff(np.stack(sides))).sum(axis=0) + 1e-9
-            t = np.unique(equidistribute(t, moves, _COARSE))
+            t = np.unique(equidistribute(t, moves, self.coarse))
         return np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
 
     def _best(self, for_e: FloatArray, for_f: FloatArray, *, chords: bool) -> FloatArray:
@@ -137,7 +149,7 @@ class TwoEvents:
             )
             target = np.exp(log_target)
             gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
-            found = np.where(possible, -np.log(every) - log_target_with, -np.inf)
+            log_gain = np.where(possible, -np.log(every) - log_target_with, -np.inf)
             for linear in (gain, every_with):
                 logs = np.log(np.maximum(linear, 0.0))
                 if not chords:
@@ -145,15 +157,15 @@ class TwoEvents:
                     most = np.where(possible, logs, -np.inf).max(axis=0)
                     tangents = np.log(middle) + (linear - middle) / middle
                     logs = np.where((middle > 0.0) & (most > -np.inf), tangents, most)
-                found = found + logs
-            found = np.where(np.isnan(found), -np.inf, found)
+                log_gain = log_gain + logs
+            log_gain = np.where(np.isnan(log_gain), -np.inf, log_gain)
             if not chords:
                 ratios = [log_target - log_target_with, np.log(every_with) - np.log(every)]
                 most = np.where(possible, np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), -np.inf)
-                found = np.minimum(found, most.max(axis=1).sum(axis=0))
+                log_gain = np.minimum(log_gain, most.max(axis=1).sum(axis=0))
         by_both = every_with >= self.chance.acceptance * (1.0 - _ROUNDING)
-        found = np.stack([found, np.where(by_both, found, -np.inf)]).max(axis=1)
-        return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
+        log_gain = np.stack([log_gain, np.where(by_both, log_gain, -np.inf)]).max(axis=1)
+        return np.asarray(log_gain + (-_ROUNDING if chords else _ROUNDING))
 
     def _corners(
         self, for_e: FloatArray, for_f: FloatArray
@@ -182,9 +194,9 @@ class TwoEvents:
         inside = (on_e >= 0.0) & (on_e <= 1.0) & (on_f >= 0.0) & (on_f <= 1.0)
         on_e, on_f = np.where(inside, on_e, 0.0), np.where(inside, on_f, 0.0)
         e, f = e0 + (e1 - e0) * on_e, f0 + (f1 - f0) * on_f
-        rest = rest0 + (rest1 - rest0) * on_f
+        left = rest0 + (rest1 - rest0) * on_f
         enough = e + f >= limit * (1.0 - _ROUNDING)
-        return on_e, on_f, inside & enough & (e <= rest * (1.0 + _ROUNDING))
+        return on_e, on_f, inside & enough & (e <= left * (1.0 + _ROUNDING))
 
 
 def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) -> FloatArray:
@@ -209,12 +221,28 @@ def _within(
     """The boxes of cells of a finer grid that lie in given boxes of cells."""
     starts = [np.searchsorted(finer, t[side]) for side in (e, f)]
     ends = [np.searchsorted(finer, t[side + 1]) for side in (e, f)]
-    found = []
+    corners = []
     for move_e, move_f in ((0, 0), (0, 1), (1, 0), (1, 1)):
         new_e, new_f = starts[0] + move_e, starts[1] + move_f
         inside = (new_e < ends[0]) & (new_f < ends[1])
-        found.append((new_e[inside], new_f[inside]))
-    return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
+        corners.append((new_e[inside], new_f[inside]))
+    return np.concatenate([coordinate for coordinate, _ in corners]), np.concatenate(
+        [coordinate for _, coordinate in corners]
+    )
+
+
+def _until_at_other_delta(
+    base: Mechanism, protocol: UntilAccepted, delta: float, _: float
+) -> BoundValue:
+    return _largest(base, _until(protocol), delta, is_quick=True)
+
+
+def _stopping_at_other_delta(
+    base: Mechanism, protocol: RandomStopping, delta: float, _: float
+) -> BoundValue:
+    if protocol.stop == 1.0:
+        return BoundValue(base.epsilon(delta))
+    return _largest(base, _stopping(protocol), delta, is_quick=True)
 
 
 @bound(
@@ -223,12 +251,12 @@ def _within(
     "two extreme events, after Papernot & Steinke 2022, proposition 15",
     about=("any base",),
     protocol=UntilAccepted,
+    at_other_delta=_until_at_other_delta,
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """The largest epsilon over all accepted sets and target events, and both directions."""
-    chance = Chance((1.0, 0.0), (0.0, 1.0), protocol.acceptance)
-    return _largest(base, (chance,), delta)
+    return _largest(base, _until(protocol), delta)
 
 
 @bound(
@@ -237,6 +265,7 @@ def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
     "two extreme events, after Liu & Talwar 2019, algorithm 2",
     about=("any base",),
     protocol=RandomStopping,
+    at_other_delta=_stopping_at_other_delta,
     title=r"$\varepsilon_U$ two events (any score)",
 )
 def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> BoundValue:
@@ -244,16 +273,29 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
 
     The target may include the case that nothing is released.
     """
-    g = protocol.stop
-    if g == 1.0:
+    if protocol.stop == 1.0:
         return BoundValue(base.epsilon(delta))
-    chances = (Chance((1.0, 0.0), (g, 1.0 - g)), Chance((1.0 - g, g), (g, 1.0 - g)))
-    return _largest(base, chances, delta)
+    return _largest(base, _stopping(protocol), delta)
 
 
-def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> BoundValue:
-    each = [TwoEvents(pair, chance, delta).epsilon() for pair in base.pairs for chance in chances]
-    upper, attained = (max(side) for side in zip(*each, strict=True))
+def _until(protocol: UntilAccepted) -> tuple[Chance, ...]:
+    return (Chance((1.0, 0.0), (0.0, 1.0), protocol.acceptance),)
+
+
+def _stopping(protocol: RandomStopping) -> tuple[Chance, ...]:
+    g = protocol.stop
+    return Chance((1.0, 0.0), (g, 1.0 - g)), Chance((1.0 - g, g), (g, 1.0 - g))
+
+
+def _largest(
+    base: Mechanism, chances: tuple[Chance, ...], delta: float, is_quick: bool = False
+) -> BoundValue:
+    options = (_QUICK_GAP, _QUICK_COARSE) if is_quick else ()
+    searches = [
+        TwoEvents(pair, chance, delta, *options) for pair in base.pairs for chance in chances
+    ]
+    epsilons = [search.epsilon() for search in searches]
+    upper, attained = (max(side) for side in zip(*epsilons, strict=True))
     # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:

@@ -7,7 +7,8 @@ tunings and the searches for noise use it.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism
@@ -16,6 +17,8 @@ from audit.numerics import format_rounded, memoize
 from audit.protocols import Protocol
 from audit.upper_bounds.registry import (
     FAILED,
+    AtOtherDelta,
+    BoundValue,
     Entry,
     ProtocolLike,
     entries,
@@ -173,9 +176,38 @@ class TuningCosts:
         return [bound for bound in applying if bound.epsilon <= limit]
 
     def quick_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The bounds among some that are not deferred because they take long."""
-        slow = {entry.name for entry in self._entries if entry.deferred}
+        """The bounds among some that are quick at other deltas."""
+        slow = {
+            entry.name for entry in self._entries if entry.deferred and entry.at_other_delta is None
+        }
         return tuple(name for name in names if name not in slow)
+
+    def epsilon_at(self, delta: float, names: Sequence[str]) -> float:
+        """A quick upper bound on the cost at another delta, close to the smallest of some bounds.
+
+        Args:
+            delta: the other delta.
+            names: names of bounds.
+
+        Raises:
+            DeltaUnreachable: none of these bounds reaches delta.
+        """
+        usable = {entry.name: entry for entry in self._entries}
+        rows = [self._quick_row(usable[name], delta) for name in names]
+        if not any(bound.attains for bound in rows):
+            attacks = [entry for entry in self._entries if entry.claim.kind is Kind.ATTAINED]
+            rows += [self._quick_row(entry, delta) for entry in attacks]
+        best = smallest(without_contradictions(rows))
+        if best is not None:
+            return best.epsilon
+        return costs_of(self.base, self.protocol, delta).within(1.0, names)[0].epsilon
+
+    def _quick_row(self, entry: Entry, delta: float) -> UpperBound:
+        """The quick value of a bound at another delta; the bound if it has no quick value."""
+        if entry.at_other_delta is None:
+            return costs_of(self.base, self.protocol, delta).row(entry)
+        body = partial(_with_delta, entry.at_other_delta, self.delta)
+        return row(replace(entry, body=body), self.base, self.protocol, delta)
 
     def _unreachable(self) -> DeltaUnreachable:
         """The error that states why no bound reaches delta."""
@@ -219,6 +251,13 @@ def costs_of(base: Mechanism, protocol: ProtocolLike, delta: float) -> TuningCos
     return _remembered(*parsed_arguments(base, protocol, delta))
 
 
+def _with_delta(
+    quick: AtOtherDelta, certified: float, base: Mechanism, protocol: Any, delta: float
+) -> BoundValue:
+    """The body of a bound at a delta other than the certified one."""
+    return quick(base, protocol, delta, certified)
+
+
 _remembered = memoize(_MAX_REMEMBERED)(TuningCosts)
 
 
@@ -247,17 +286,17 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
 
     This happens only at extreme parameters, at which the computation of a bound fails numerically.
     """
-    attained = max((one.attains for one in rows), default=0.0)
+    attained = max((row.attains for row in rows), default=0.0)
     least = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (
         f"{FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
         "attack attains"
     )
     return [
-        replace(one, epsilon=math.inf, reason=reason)
-        if one.claim.any_score and one.epsilon < least
-        else one
-        for one in rows
+        replace(row, epsilon=math.inf, reason=reason)
+        if row.claim.any_score and row.epsilon < least
+        else row
+        for row in rows
     ]
 
 
@@ -292,8 +331,8 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
         'region'
     """
     known = [
-        (found.epsilon, place, found)
-        for place, found in enumerate(rows)
-        if found.applies and found.claim.any_score
+        (row.epsilon, place, row)
+        for place, row in enumerate(rows)
+        if row.applies and row.claim.any_score
     ]
     return min(known)[2] if known else None

@@ -18,11 +18,12 @@ from audit.accounting import Candidates, DominatingPair, Mechanism, largest_epsi
 from audit.accounting.combinations import arrangements, kinds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numerics import memoize, shared_delta
 from audit.protocols import Grid
 from audit.upper_bounds.region import ShiftedProfiles, corner_events, dense_events, mixture
 from audit.upper_bounds.registry import BoundValue, bound
 
-_MAX_POINTS, _FEW_POINTS = 1 << 16, 1 << 12
+MAX_POINTS, FEW_POINTS = 1 << 16, 1 << 12
 # Shares of delta for events beyond the cut. Every share gives a valid bound. A hull in logarithms
 # interpolates to events with a tiny 1-s, so on rarely sampled batches larger cuts give less.
 _SHARES = (1e-6, 1e-2, 0.1, 0.3)
@@ -57,7 +58,7 @@ class GridCurve:
     counts: tuple[int, ...]
     inclusion: float
     negligible: float
-    points: int = _MAX_POINTS
+    points: int = MAX_POINTS
 
     @cached_property
     def upper(self) -> tuple[ShiftedProfiles, ...]:
@@ -234,7 +235,7 @@ def sides(
 def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> bool:
     """Whether few points of the curve show that the grid bound is above epsilon."""
     return any(
-        GridCurve(*side, protocol.inclusion, delta, _FEW_POINTS).attained_delta(epsilon) > delta
+        GridCurve(*side, protocol.inclusion, delta, FEW_POINTS).attained_delta(epsilon) > delta
         for side in sides(base, protocol)
     )
 
@@ -248,10 +249,24 @@ def _preview(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     if protocol.candidates * inclusion <= delta:
         return BoundValue(0.0)
     curves = [
-        GridCurve(*side, inclusion, _PREVIEW_SHARE * delta, _FEW_POINTS)
+        GridCurve(*side, inclusion, _PREVIEW_SHARE * delta, FEW_POINTS)
         for side in sides(base, protocol)
     ]
     return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
+def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> BoundValue:
+    """The grid bound from fewer points of the curve, which several deltas share."""
+    if protocol.candidates * protocol.inclusion <= delta:
+        return BoundValue(0.0)
+    curves = _shared(base, protocol, shared_delta(delta))
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
+@memoize(8)
+def _shared(base: Mechanism, protocol: Grid, delta: float) -> list[GridCurve]:
+    arranged, inclusion = sides(base, protocol), protocol.inclusion
+    return [GridCurve(*side, inclusion, _PREVIEW_SHARE * delta, FEW_POINTS) for side in arranged]
 
 
 @bound(
@@ -263,6 +278,7 @@ def _preview(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     title=r"$\varepsilon_U$ grid (any score)",
     exceeds=_exceeds,
     preview=_preview,
+    at_other_delta=_at_other_delta,
 )
 def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the grid bound gives at delta, over both directions."""

@@ -5,7 +5,8 @@ random, and proposition 17 covers candidates with different noise. None holds fo
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy import special
@@ -14,13 +15,18 @@ from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
-from audit.numerics import QUANTILE_ACCURACY, last_integer
+from audit.numerics import QUANTILE_ACCURACY, last_integer, memoize, shared_delta
 from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_kinds import kinds_epsilon
 from audit.upper_bounds.registry import BoundValue, bound, find
-from audit.upper_bounds.tight import TightCurve, tight
+from audit.upper_bounds.tight import (
+    FEW_EVENTS,
+    TightCurve,
+    tight,
+    tight_at_other_delta,
+)
 
 _SOURCE = (
     "tight bound of the same number of independent draws, exact for a grid with a Gaussian base"
@@ -32,7 +38,21 @@ _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 _RARE = 0.02
 # Probability of more candidates than in the first bin, number of bins, and events of each curve.
 _USUAL, _BINS, _POINTS = 0.7, 12, 500
+# Number of bins at deltas other than that of a certificate.
+_FEW_BINS = 6
 _LARGE_EPSILON = 1e6
+
+
+def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, certified: float) -> BoundValue:
+    """The bound with few events, for candidates that all run with the same noise."""
+    several = kinds_of_candidates(base, protocol)
+    worst = max((one for one, _ in several), key=_mu)
+    if protocol.inclusion < 1.0 and protocol.candidates > 2:
+        return BoundValue(by_chance_shared(_gaussian_pair(_mu(worst)), protocol, delta))
+    if len(several) > 1 or protocol.inclusion < 1.0:
+        raise NotApplicable("each delta needs a computation of its own")
+    draws = Fixed(protocol.candidates)
+    return tight_at_other_delta(worst, draws, delta, certified)
 
 
 @bound(
@@ -43,6 +63,7 @@ _LARGE_EPSILON = 1e6
     protocol=Grid,
     is_special=True,
     title=r"$\varepsilon_U$ grid, tight (any score)",
+    at_other_delta=_at_other_delta,
 )
 def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta.
@@ -56,44 +77,78 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         2.728
     """
     several = kinds_of_candidates(base, protocol)
-    worst = max((one for one, _ in several), key=_mu)
+    worst = max((member for member, _ in several), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates == 2:
-        two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
-        return replace(two, source=_OF_TWO)
+        of_two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
+        return replace(of_two, source=_OF_TWO)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
-    found = tight(worst, Fixed(protocol.candidates), delta)
+    tight_value = tight(worst, Fixed(protocol.candidates), delta)
     if len(several) > 1:
         try:
-            epsilon = kinds_epsilon([(_mu(one), count) for one, count in several], delta)
+            epsilon = kinds_epsilon([(_mu(member), count) for member, count in several], delta)
         except DeltaUnreachable:
             epsilon = math.inf
-        if epsilon < found.epsilon:
+        if epsilon < tight_value.epsilon:
             return BoundValue(epsilon, source=_OF_KINDS)
-    if not found.applies:
-        raise NotApplicable(found.reason)
+    if not tight_value.applies:
+        raise NotApplicable(tight_value.reason)
     return BoundValue(
-        found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0
+        tight_value.epsilon,
+        tight_value.error,
+        attains=tight_value.attains if len(several) == 1 else 0.0,
     )
 
 
 def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     """Smallest epsilon if candidates, each dominated by the pair, are left out at random."""
-    runs, chances, beyond = _bins(protocol, delta)
-    reveals = float(pair.profile(_LARGE_EPSILON))
-    curves = []
-    for k, chance in zip(runs, chances, strict=True):
-        # The curve is dense where each bin adds the same to delta, if the bin can be that small.
-        share = max(delta / (len(runs) * chance), 2.0 * k * reveals)
-        curves.append((chance, TightCurve.at(pair, Fixed(k), min(share, 0.5), _POINTS)))
-    up = 1.0 + QUANTILE_ACCURACY
+    return solve_epsilon(_ByChance(pair, protocol, delta).delta, delta)
 
-    def together(epsilon: float) -> float:
-        return (
-            sum(chance * min(curve.delta(epsilon), 1.0) for chance, curve in curves) * up + beyond
-        )
 
-    return solve_epsilon(together, delta)
+def by_chance_shared(pair: DominatingPair, protocol: Grid, delta: float) -> float:
+    """The same with few events and bins, from curves that several deltas share."""
+    return solve_epsilon(_shared_by_chance(pair, protocol, shared_delta(delta)).delta, delta)
+
+
+@memoize(8)
+def _shared_by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> "_ByChance":
+    return _ByChance(pair, protocol, delta, FEW_EVENTS, _FEW_BINS)
+
+
+@dataclass(frozen=True)
+class _ByChance:
+    """The cost of a grid whose candidates are left out at random, for all deltas from one on."""
+
+    pair: DominatingPair
+    protocol: Grid
+    least_delta: float
+    events: int = _POINTS
+    bins: int = _BINS
+
+    @cached_property
+    def _curves(self) -> tuple[list[tuple[float, TightCurve]], float]:
+        """The probability and the curve of each bin, and the probability of more candidates."""
+        runs, chances, beyond = _bins(self.protocol, self.least_delta, self.bins)
+        reveals = float(self.pair.profile(_LARGE_EPSILON))
+        curves = []
+        for k, chance in zip(runs, chances, strict=True):
+            # The curve is dense where each bin adds the same to delta, if that is possible.
+            share = max(self.least_delta / (len(runs) * chance), 2.0 * k * reveals)
+            curve = TightCurve.at(self.pair, Fixed(k), min(share, 0.5), self.events)
+            curves.append((chance, curve))
+        return curves, beyond
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon, rounded up."""
+        curves, beyond = self._curves
+        together = sum(chance * min(curve.delta(epsilon), 1.0) for chance, curve in curves)
+        return together * (1.0 + QUANTILE_ACCURACY) + beyond
+
+
+@memoize(8)
+def _gaussian_pair(mu: float) -> GaussianPair:
+    """The pair of a mu, the same object for every delta, so that curves are found again."""
+    return GaussianPair(mu)
 
 
 def _mu(candidate: Mechanism) -> float:
@@ -104,7 +159,7 @@ def _mu(candidate: Mechanism) -> float:
     return max(means)
 
 
-def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
+def _bins(protocol: Grid, delta: float, bins: int) -> tuple[list[int], list[float], float]:
     """Largest number of trained candidates and probability of each bin, and that of more."""
     count, chance = protocol.candidates, protocol.inclusion
 
@@ -120,8 +175,8 @@ def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
     if most == 0:
         return [], [], beyond
     least = max(min(last_above(_USUAL), most), 1)
-    edges = np.unique(np.linspace(least, most, _BINS).round().astype(np.int64))
+    edges = np.unique(np.linspace(least, most, bins).round().astype(np.int64))
     above = np.append(exceeded(np.array([0])), exceeded(edges))
     chances = above[:-1] - above[1:]
-    kept = chances > 0.0
-    return edges[kept].tolist(), chances[kept].tolist(), beyond
+    is_possible = chances > 0.0
+    return edges[is_possible].tolist(), chances[is_possible].tolist(), beyond

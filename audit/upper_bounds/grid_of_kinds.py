@@ -64,9 +64,9 @@ class OtherKind:
         # Rounding must not reverse the order of the slopes.
         with np.errstate(invalid="ignore"):
             grows = np.append(True, np.diff(np.maximum.accumulate(sigma)) > 1e-12)
-        kept = grows & (sigma > 1.0)
-        kept &= np.isfinite(sigma)
-        sigma, x, x_with = sigma[kept], x[kept], x_with[kept]
+        usable = grows & (sigma > 1.0)
+        usable &= np.isfinite(sigma)
+        sigma, x, x_with = sigma[usable], x[usable], x_with[usable]
         return sigma, sigma * x - x_with + SUM_ROUNDING * sigma * np.abs(x_with), x
 
     def constant(self, sigma: FloatArray) -> FloatArray:
@@ -128,7 +128,9 @@ class WinnersOfKind:
             x, x_with, sigma = self._left(z, width)
             with np.errstate(invalid="ignore"):  # an infinite slope; any width is safe
                 ratio = np.log(sigma) + (self.count - 1) * (x_with - x) + slope_at_e
-                return np.asarray(ratio + sum(one.log_ratio(sigma) for one in self.others) <= 0.0)
+                return np.asarray(
+                    ratio + sum(other.log_ratio(sigma) for other in self.others) <= 0.0
+                )
 
         low, high = (np.full(len(z), width) for width in _WIDTHS)
         return bisect_intervals(wide, low, high, 40)[1]
@@ -137,8 +139,10 @@ class WinnersOfKind:
         """G [n] at the ends z, rounded up; any widths are safe."""
         x, x_with, sigma = self._left(z, width)
         with np.errstate(all="ignore"):
-            own = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
-            constant = (self.count - 1) * own + sum(one.constant(sigma) for one in self.others)
+            own_ratio = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
+            constant = (self.count - 1) * own_ratio + sum(
+                other.constant(sigma) for other in self.others
+            )
             price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
             log_height = np.log1p(-1.0 / sigma) - (price + np.log(sigma)) / (sigma - 1.0)
         heights = np.exp(np.where(sigma > 1.0 + 1e-12, np.fmin(log_height, 0.0), 0.0))
@@ -154,16 +158,16 @@ def _log_mass(low: FloatArray, high: FloatArray) -> FloatArray:
 
 @memoize(16)
 def _winners(kinds: tuple[Kind, ...]) -> tuple[WinnersOfKind, ...]:
-    others = [OtherKind(mu, count) for mu, count in kinds]
+    all_kinds = [OtherKind(mu, count) for mu, count in kinds]
     return tuple(
-        WinnersOfKind(mu, count, tuple(one for j, one in enumerate(others) if j != k))
+        WinnersOfKind(mu, count, tuple(other for j, other in enumerate(all_kinds) if j != k))
         for k, (mu, count) in enumerate(kinds)
     )
 
 
 def kinds_delta(kinds: Sequence[Kind], epsilon: float) -> float:
     """The bound on delta at epsilon for candidates of several kinds, rounded up."""
-    return float(min(sum(one.delta(epsilon) for one in _winners(tuple(kinds))), 1.0))
+    return float(min(sum(winners.delta(epsilon) for winners in _winners(tuple(kinds))), 1.0))
 
 
 def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
@@ -172,15 +176,15 @@ def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
     Candidates may count as less private ones: neighbouring kinds are merged as long as this lowers
     the bound.
     """
-    found = _at_most(kinds, _MAX_KINDS)
-    epsilon = solve_epsilon(partial(kinds_delta, found), delta)
-    while len(found) > 1:
-        merged = [_merge(found, k) for k in range(len(found) - 1)]
-        deltas = [kinds_delta(one, epsilon) for one in merged]
+    remaining = _at_most(kinds, _MAX_KINDS)
+    epsilon = solve_epsilon(partial(kinds_delta, remaining), delta)
+    while len(remaining) > 1:
+        merged = [_merge(remaining, k) for k in range(len(remaining) - 1)]
+        deltas = [kinds_delta(merged_kinds, epsilon) for merged_kinds in merged]
         if min(deltas) >= delta * (1.0 - _WORTHWHILE):
             break
-        found = merged[int(np.argmin(deltas))]
-        epsilon = solve_epsilon(partial(kinds_delta, found), delta)
+        remaining = merged[int(np.argmin(deltas))]
+        epsilon = solve_epsilon(partial(kinds_delta, remaining), delta)
     return epsilon
 
 

@@ -19,17 +19,18 @@ from audit.accounting import DeltaUnreachable, LossPair, Mechanism, compose, sol
 from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import convex_chain
+from audit.numerics import convex_chain, memoize, shared_delta
 from audit.protocols import Grid
 from audit.upper_bounds.grid import kinds_of_candidates
-from audit.upper_bounds.grid_of_gaussians import by_chance
+from audit.upper_bounds.grid_of_gaussians import by_chance, by_chance_shared
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.tight import TightCurve
+from audit.upper_bounds.tight import FEW_EVENTS, TightCurve
 
 # Shares of delta for runs that reveal the data set. The best is mostly the first or close to it;
 # each list ends where the bound grows.
 _SMALLEST_SHARE = 1e-8
+_SHARED_SHARE = 1e-5
 _SHARES = ((1e-3, 1e-5, _SMALLEST_SHARE), (0.02, 0.1, 0.5))
 # Left tails that may be cut off. Once one loses this much more than a shorter one, longer ones do.
 _LEFT_TAILS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
@@ -140,17 +141,17 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
     starts = np.arange(0, len(loss), points)
     ends = np.append(starts[1:], len(loss))
     in_bins = np.add.reduceat(pmf.mass, starts)
-    last = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
-    kept = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
-    kept[last + 1 :] = False
-    if kept.sum() < 3:
+    last_bin = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
+    usable = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
+    usable[last_bin + 1 :] = False
+    if usable.sum() < 3:
         raise NotApplicable("its losses are too few to have a density")
-    beyond = float(at_least[ends[last]])
+    beyond = float(at_least[ends[last_bin]])
     density = _majorant(
-        0.5 * (loss[starts] + loss[ends - 1])[kept],
-        np.log(in_bins[kept] / ((ends - starts)[kept] * spacing)),
-        float(loss[starts[kept][0]]),
-        float(loss[ends[kept][-1] - 1]) + 0.5 * spacing,
+        0.5 * (loss[starts] + loss[ends - 1])[usable],
+        np.log(in_bins[usable] / ((ends - starts)[usable] * spacing)),
+        float(loss[starts[usable][0]]),
+        float(loss[ends[usable][-1] - 1]) + 0.5 * spacing,
     )
     total = float(density.masses.sum())
     if total >= 1.0 - beyond:
@@ -201,10 +202,38 @@ def _connected(density: _Density, beyond: float) -> LossPair:
     with_record = np.exp(density.log[:-1]) * widths * _mean_exp(np.diff(density.log) - widths)
     to_end = np.clip((masses - with_record) / -np.expm1(-widths), 0.0, masses)
     mass = np.append(masses - to_end, 0.0) + np.append(0.0, to_end)
-    kept = mass > 0.0
-    loss, log_mass = density.at[kept], np.log(mass[kept])
+    is_possible = mass > 0.0
+    loss, log_mass = density.at[is_possible], np.log(mass[is_possible])
     lost = max(1.0 - float(np.exp(log_mass - loss).sum()), 0.0)
     return LossPair(PrivacyLossPmf(loss, log_mass, beyond, lost))
+
+
+def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> BoundValue:
+    """The bound with few events, for pairs that several deltas share."""
+    if base.gaussian_mu is not None:
+        raise NotApplicable("the base is Gaussian: grid-tight is simpler")
+    if not base.is_directed and not base.is_symmetric:
+        raise NotApplicable("it must be known which data set of the pair has the record")
+    epsilon, runs = 0.0, protocol.runs_distribution
+    for pair in _shared(base, protocol, shared_delta(delta)):
+        if protocol.inclusion < 1.0:
+            epsilon = max(epsilon, by_chance_shared(pair, protocol, delta))
+            continue
+        curve = TightCurve.at(pair, runs, delta, FEW_EVENTS)
+        epsilon = max(epsilon, curve.epsilon(delta, curve.guess))
+    return BoundValue(epsilon)
+
+
+@memoize(8)
+def _shared(base: Mechanism, protocol: Grid, delta: float) -> list[LossPair]:
+    """A dominating pair with a log-concave loss for each direction."""
+    kinds_of_candidates(base, protocol)
+    pairs = []
+    for pair in base.pairs:
+        share = delta / protocol.mean_runs
+        smooth, tail = _smooth(pair, share)
+        pairs.append(log_concave_pair(smooth, _SHARED_SHARE * share, tail))
+    return pairs
 
 
 @bound(
@@ -215,6 +244,7 @@ def _connected(density: _Density, beyond: float) -> LossPair:
     protocol=Grid,
     is_special=True,
     title=r"$\varepsilon_U$ grid, log-concave loss (any score)",
+    at_other_delta=_at_other_delta,
 )
 def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
@@ -239,25 +269,20 @@ def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValu
 
 def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -> float:
     """The bound for one direction, at least `least`, with the tails of the least region bound."""
-    runs, pmf = protocol.mean_runs, _on_lattice(pair)
-    pair = LossPair(pmf)
-    tail, lost = _left_tail(pair, delta / runs)
-    if lost > _JAGGED:
-        # A small Gaussian mechanism, added to every run, smooths the density.
-        pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * pmf.deviation)))
-        tail, _ = _left_tail(pair, delta / runs)
+    runs = protocol.mean_runs
+    pair, tail = _smooth(pair, delta / runs)
     repetitions = protocol.runs_distribution
     best: tuple[float, LossPair] | None = None
     for shares in _SHARES:
         for share in shares:
-            one = log_concave_pair(pair, share * delta / runs, tail)
-            region = functools.cache(region_curve(one, repetitions, _REGION_POINTS).delta)
+            log_concave = log_concave_pair(pair, share * delta / runs, tail)
+            region = functools.cache(region_curve(log_concave, repetitions, _REGION_POINTS).delta)
             if protocol.inclusion == 1.0 and region(least) <= delta:
                 return least
             if best is not None and region(best[0]) > delta:
                 break
             try:
-                best = solve_epsilon(region, delta), one
+                best = solve_epsilon(region, delta), log_concave
             except DeltaUnreachable:
                 continue
     if best is None:
@@ -266,6 +291,18 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         return max(least, by_chance(best[1], protocol, delta))
     curve = TightCurve.at(best[1], repetitions, delta)
     return least if curve.delta(least) <= delta else curve.epsilon(delta)
+
+
+def _smooth(pair: DominatingPair, share: float) -> tuple[LossPair, float]:
+    """The pair on a lattice, made smooth if it is jagged, and the left tail that may be cut off."""
+    pmf = _on_lattice(pair)
+    smooth = LossPair(pmf)
+    tail, lost = _left_tail(smooth, share)
+    if lost > _JAGGED:
+        # A small Gaussian mechanism, added to every run, smooths the density.
+        smooth = LossPair(_composed(smooth, GaussianPair(_SMOOTHING * pmf.deviation)))
+        tail, _ = _left_tail(smooth, share)
+    return smooth, tail
 
 
 def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:

@@ -19,20 +19,37 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from audit import numerics
-from audit.accounting import DominatingPair, Mechanism, Mixture, solve_epsilon
+from audit.accounting import (
+    DeltaUnreachable,
+    DominatingPair,
+    Mechanism,
+    Mixture,
+    largest_epsilon,
+    solve_epsilon,
+)
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
 from audit.upper_bounds.ratio_lattice import RatioLattice, chords
 from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.two_densities import TwoDensities
+from audit.upper_bounds.two_densities import EndLines, TwoDensities
 
-# Numbers of events (s, s') and of lattice points per standard deviation of the loss. The first pair
-# that needs at most `_BUDGET` values (cell, point, run) is used; beyond `_MOST_VALUES`, fewer runs
-# are considered.
-_RESOLUTIONS = ((96, 8), (96, 4), (96, 3), (64, 3), (64, 2), (48, 2), (32, 2), (24, 1))
-_BUDGET, _MOST_VALUES = 4e7, 1.2e8
+# Numbers of events (s, s') and of lattice points per standard deviation of the loss, and the
+# largest number of values (cell, point, run) for which they are used. With more than `_MOST_VALUES`, fewer
+# runs are considered.
+_RESOLUTIONS = (
+    (48, 8, 2e6),
+    (48, 5, 1.2e7),
+    (48, 4, 1.2e7),
+    (48, 3, 1.2e7),
+    (48, 2, 1.2e7),
+    (32, 2, 1.2e7),
+    (24, 1, math.inf),
+)
+_MOST_VALUES = 1.2e8
+# Proposition 11 is computed at every n-th point of the lattice.
+_SKIPPED = 2
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
 _BEYOND, _MOST_POINTS = 5.0, 2048
 # Beyond this epsilon only the simple bound is computed.
@@ -41,12 +58,16 @@ _LARGEST_EPSILON = 200.0
 _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
 # Expected number of winners among later runs, below which these count by the simple bound.
 _NOTHING = 1e-14
-# The number of cells that are computed again by proposition 26, the number of runs in all their
-# parts relative to those of all cells, the largest number of parts of a cell, and the largest
-# number of outputs on the lattice for which this is done.
-_DECISIVE, _RUNS_AGAIN, _MAX_PARTS, _MAX_OUTPUTS = 20, 1.0, 6, 1024
+# Numbers of cells that are computed again by proposition 26, and of parts of each, in every round;
+# the power of a cell's share; and the largest number of outputs on the lattice for this.
+_ROUNDS, _DECISIVE, _MAX_OUTPUTS = ((14, 1), (6, 3), (6, 2)), 8, 1024
+# Outputs with a total probability below this are moved to the others, and the contribution of
+# further runs, relative to Psi, that is left to the simple bound in these rounds.
+_RARE_OUTPUTS, _FEW = 1e-11, 1e-4
+# Largest number of products of a value and a probability in a round.
+_MOST_PRODUCTS = 8e9
 # The part of the lattice of log t that is computed again: this far below 0 and beyond epsilon.
-_NEAR = 2.5, 1.0
+_NEAR = 3.0, 2.5
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
 _TRANSFORM = 3e-15
 
@@ -68,11 +89,12 @@ class _Cells:
         ends = np.append(0.0, most), np.append(least_with, -np.inf), np.append(least, -np.inf)
         return _Cells(*(np.exp(end) for end in ends))
 
-    def horizon(self, chances: FloatArray) -> FloatArray:
-        """Numbers of runs [m] beyond which the contribution is negligible, from P[K = k] [n]."""
-        k = np.arange(len(chances))
-        left = chances * k * self.most[:, None] ** np.maximum(k - 1, 0)
-        return np.asarray((np.cumsum(left[:, ::-1], axis=1) > _NOTHING).sum(axis=1))
+
+def _horizon(most: FloatArray, chances: FloatArray, nothing: float) -> NDArray[np.int64]:
+    """Numbers of runs [m] beyond which at most `nothing` is contributed, from P[K = k] [n]."""
+    k = np.arange(len(chances))
+    left = chances * k * most[:, None] ** np.maximum(k - 1, 0)
+    return np.asarray((np.cumsum(left[:, ::-1], axis=1) > nothing).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -109,13 +131,11 @@ class HistoryCurve:
         """Shifted profiles of the base, the hinges of chords over points (t, Psi(t))."""
         return self._chords(self._smaller_psi(self._psi))
 
-    def _chords(self, by_cell: FloatArray) -> ShiftedProfiles:
+    def _chords(self, psi: FloatArray) -> ShiftedProfiles:
         """Shifted profiles of the chords over the largest Psi [m, n] of all cells."""
         most = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
         most *= 1.0 + numerics.SUM_ROUNDING
-        return chords(
-            self.adaptive.pair, self._plan[2], np.clip(by_cell.max(axis=0), 0.0, most), most
-        )
+        return chords(self.adaptive.pair, self._plan[2], np.clip(psi.max(axis=0), 0.0, most), most)
 
     @cached_property
     def _plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
@@ -126,11 +146,11 @@ class HistoryCurve:
         most = min(
             max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * repetitions.mean)), 1), _MAX_RUNS
         )
-        for events, per_deviation in _RESOLUTIONS:
+        for events, per_deviation, most_values in _RESOLUTIONS:
             parameters = replace(self.adaptive, points=events).events
             cells, t = _Cells.of(self.adaptive, parameters), self._lattice(per_deviation)
-            runs = cells.horizon(repetitions.pmf(k[: most + 1]))
-            if runs.sum() * len(t) <= _BUDGET:
+            runs = _horizon(cells.most, repetitions.pmf(k[: most + 1]), _NOTHING)
+            if runs.sum() * len(t) <= most_values:
                 break
         while np.minimum(runs, most).sum() * len(t) > _MOST_VALUES:
             most //= 2
@@ -142,74 +162,151 @@ class HistoryCurve:
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
         spacing = max(self.run.atoms(np.inf).deviation / per_deviation, reach / _MOST_POINTS)
         below = math.ceil(_BEYOND / spacing)
-        return np.asarray(np.exp(spacing * (np.arange(math.ceil(reach / spacing) + 1) - below)))
+        points = _SKIPPED * math.ceil(reach / spacing / _SKIPPED) + 1
+        return np.asarray(np.exp(spacing * (np.arange(points) - below)))
 
     @cached_property
     def _psi(self) -> FloatArray:
-        """Psi of each cell by proposition 11, [m, n] at the points t, rounded up."""
+        """Psi of each cell by proposition 11, [m, n] at the points t, rounded up.
+
+        It is computed at some of the points. It is convex, and so below its chords between them.
+        """
         _, cells, t, runs = self._plan
-        return self._largest(_Worse(self.run, t, cells), t, cells, runs)
+        some = t[::_SKIPPED]
+        psi = self._largest(_Worse(self.run, some, cells), some, cells, runs)
+        return np.stack([np.interp(t, some, of_cell) for of_cell in psi])
 
     def _smaller_psi(self, psi: FloatArray) -> FloatArray:
-        """The same [m, n], with the cells that decide the bound computed by proposition 26.
+        """The same [k, n], with the cells that decide the bound computed by proposition 26.
 
-        Which cells these are only affects the size of the bound: each is valid either way.
+        Each round computes some cells again, divided into parts. Which cells these are only affects
+        the size of the bound: every value is valid either way.
         """
-        adaptive = self.adaptive
-        parameters, _, t, runs = self._plan
-        run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t))
-        if not adaptive.low < 1.0 < adaptive.high or not 1 < len(run.masses) <= _MAX_OUTPUTS:
+        parameters, _, t, _ = self._plan
+        if not self.adaptive.low < 1.0 < self.adaptive.high:
             return psi
-        decisive = self._decisive(psi, run)
-        if not len(decisive):
+        run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t), _RARE_OUTPUTS)
+        if not 1 < len(run.masses) <= _MAX_OUTPUTS:
             return psi
-        parts = int(_RUNS_AGAIN * runs.sum() / max(runs[decisive].sum(), 1))
-        parts = min(max(parts, 1), _MAX_PARTS)
-        shares = np.arange(1, parts) / parts
-        left, right = parameters[decisive - 1, None], parameters[decisive, None]
-        # Also the events at both ends of every decisive cell; gaps between them are left out.
-        ends = np.unique(np.concatenate([left, left + (right - left) * shares, right], axis=1))
-        lefts = np.searchsorted(parameters, ends[:-1], side="right")
-        inside = np.append(np.append(False, np.isin(lefts, decisive)), False)
-        fine = _Cells.of(adaptive, ends)
-        fine = _Cells(fine.most[inside], fine.least_with[inside], fine.least[inside])
-        log_left, _ = adaptive.pair.events(ends)
-        event = -np.expm1(log_left) * (1.0 + numerics.FLOAT_ROUNDING * np.array([[-1.0], [1.0]]))
-        better = np.stack([event[0, :-1], event[1, 1:]])[:, inside[1:-1]]
-        places = np.arange(run.first, run.last + 1.0)
-        below, above = np.searchsorted(np.log(t), [-_NEAR[0], self.reach + _NEAR[1]])
-        inner = slice(int(below), int(above) + 1)
-        worse = TwoDensities(
-            places, run.masses, run.never, t[inner], better, adaptive.low, adaptive.high
-        )
-        cell = lefts[inside[1:-1]]
-        smaller = self._largest(worse, t[inner], fine, runs[cell])
-        psi = psi.copy()
-        for index in decisive:
-            # The parts cover the cell, so the largest of them bounds it, and so does the old value.
-            part = smaller[cell == index].max(axis=0)
-            psi[index, inner] = np.minimum(psi[index, inner], part)
+        # The first and the last cell have no event at one of their ends.
+        starts = np.concatenate([[np.nan], parameters])
+        ends = np.concatenate([parameters, [np.nan]])
+        for cells, parts in _ROUNDS:
+            epsilon = self._epsilon_of(psi)
+            share, level = self._shares(psi, run, epsilon)
+            share[np.isnan(starts + ends)] = 0.0
+            cells = min(cells, int(_MOST_PRODUCTS / (parts * self._products_of_cell(run))))
+            chosen = np.argsort(-share)[:cells]
+            chosen = np.sort(chosen[share[chosen] > 0.0])
+            if not len(chosen):
+                break
+            shares = np.arange(parts + 1) / parts
+            limits = starts[chosen, None] + (ends - starts)[chosen, None] * shares
+            limits[:, -1] = ends[chosen]
+            first, last = limits[:, :-1].ravel(), limits[:, 1:].ravel()
+            smaller = np.repeat(psi[chosen], parts, axis=0)
+            # The largest of all parts bounds the cell, and so does its old value.
+            np.minimum(smaller, self._of_parts(first, last, run, epsilon, level), out=smaller)
+            psi = np.concatenate([np.delete(psi, chosen, axis=0), smaller])
+            starts = np.concatenate([np.delete(starts, chosen), first])
+            ends = np.concatenate([np.delete(ends, chosen), last])
+            order = np.argsort(np.where(np.isnan(starts), -np.inf, starts))
+            psi, starts, ends = psi[order], starts[order], ends[order]
         return psi
 
-    def _decisive(self, psi: FloatArray, run: RatioLattice) -> NDArray[np.int64]:
-        """The cells, without the first and the last, with the largest share in the bound."""
-        t, total = self._plan[2], np.maximum(psi.max(axis=0), 0.0)
+    def _products_of_cell(self, run: RatioLattice) -> float:
+        """Products of a value and a probability that one cell takes by proposition 26."""
+        _, _, t, runs = self._plan
+        return 4.0 * float(runs.max()) * len(t) * len(run.masses)
+
+    def _epsilon_of(self, psi: FloatArray) -> float:
+        """Epsilon of a bound, at the delta that the simple bound has at `reach`."""
         delta = self.adaptive.delta(self.reach)
-        epsilon = self.reach
-        if 0.0 < delta < 1.0:
-            epsilon = min(solve_epsilon(self._chords(psi).delta, delta), self.reach)
+        if not 0.0 < delta < 1.0:
+            return self.reach
+        try:
+            return min(solve_epsilon(self._chords(psi).delta, delta), self.reach)
+        except DeltaUnreachable:  # this bound alone reaches no such delta
+            return self.reach
+
+    def _shares(
+        self, psi: FloatArray, run: RatioLattice, epsilon: float
+    ) -> tuple[FloatArray, float]:
+        """How much each cell [m] decides the bound, and the mean of Psi where it does."""
+        t, total = self._plan[2], np.maximum(psi.max(axis=0), 0.0)
         place = np.rint((np.log(t) - epsilon) / np.log(t[1] / t[0])).astype(np.int64) - run.first
         reached = (place >= 0) & (place < len(run.masses))
-        weight = np.where(reached, run.masses[np.clip(place, 0, len(run.masses) - 1)], 0.0)
+        weight = np.where(reached, run.masses[np.clip(place, 0, len(run.masses) - 1)], 0.0) * total
         relative = np.maximum(psi, 0.0) / np.where(total > 0.0, total, 1.0)
-        share = (weight * total * relative**4).sum(axis=1)
-        share[[0, -1]] = 0.0
-        best = np.sort(np.argsort(-share)[:_DECISIVE])
-        return best[share[best] > 0.0]
+        level = float(weight @ total) / max(float(weight.sum()), 1e-300)
+        return (weight * relative**_DECISIVE).sum(axis=1), level
+
+    def _of_parts(
+        self,
+        first: FloatArray,
+        last: FloatArray,
+        run: RatioLattice,
+        epsilon: float,
+        level: float,
+    ) -> FloatArray:
+        """Psi [m, n] of cells between events, by proposition 26; infinite far from epsilon."""
+        adaptive, t = self.adaptive, self._plan[2]
+        below, above = np.searchsorted(np.log(t), [-_NEAR[0], epsilon + _NEAR[1]])
+        inner = slice(int(below), int(above) + 1)
+        log_left, log_left_with = adaptive.pair.events(
+            np.stack([first, 0.5 * (first + last), last])
+        )
+        lines = EndLines.of(log_left, log_left_with, adaptive.low, adaptive.high)
+        worse = TwoDensities(
+            np.arange(run.first, run.last + 1.0),
+            run.masses,
+            run.never,
+            t[inner],
+            -np.expm1(log_left[[0, 2]]).T.ravel(),
+            adaptive.low,
+            adaptive.high,
+        )
+        chances = adaptive.repetitions.pmf(np.arange(int(self._plan[3].max()) + 1))
+        runs = _horizon(lines.most[::2], chances, _FEW * level)
+        runs = np.clip(runs, 1, len(chances) - 1)
+        runs = np.maximum.accumulate(runs[::-1])[::-1]
+        value, found = worse.largest(lines, chances, runs)
+        _, least = adaptive.worse(log_left[2], log_left_with[2])
+        value += self._further(lines.most.reshape(-1, 2), np.exp(least), found, runs, t[inner])
+        psi = np.full((len(first), len(t)), np.inf)
+        psi[:, inner] = value.max(axis=1)
+        return psi
+
+    def _further(
+        self,
+        u: FloatArray,
+        u_with: FloatArray,
+        found: FloatArray,
+        runs: NDArray[np.int64],
+        t: FloatArray,
+    ) -> FloatArray:
+        """The contribution [m, 2, n] of further runs by the simple bound, rounded up.
+
+        Args:
+            u: largest probability [m, 2] that a run is worse, at both ends of the cells.
+            u_with: smallest probability [m] that it is worse, with the record, in the cells.
+            found: the part [m, 2] of the simple bound that belongs to earlier runs.
+            runs: the number [m] of earlier runs.
+            t: the points [n].
+        """
+        repetitions, k = self.adaptive.repetitions, np.arange(int(runs.max()) + 1)
+        up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * len(k)
+        slopes = np.exp(repetitions.log_phi_prime_at(numerics.safe_log(u)))
+        rest = np.maximum(self.adaptive.high * slopes * up - found / up, 0.0)
+        earlier = repetitions.pmf(k) * k * u_with[:, None] ** np.maximum(k - 1, 0)
+        earlier_with = np.where(k <= runs[:, None], earlier, 0.0).sum(axis=1)
+        slopes_with = np.exp(repetitions.log_phi_prime_at(numerics.safe_log(u_with)))
+        rest_with = np.maximum(slopes_with / up - earlier_with * up, 0.0) * self.adaptive.low
+        return np.asarray(rest[..., None] - rest_with[:, None, None] * t)
 
     def _largest(
         self,
-        worse: "_Worse | TwoDensities",
+        worse: "_Worse",
         t: FloatArray,
         cells: _Cells,
         runs: NDArray[np.int64],
@@ -303,6 +400,14 @@ class _Worse:
         return np.asarray(found)
 
 
+def _at_other_delta(
+    base: Mechanism, protocol: Adaptive, delta: float, certified: float
+) -> BoundValue:
+    """The bound by the curves for another delta, which are valid for every delta."""
+    curves = _curves(base, protocol, certified)
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
 @bound(
     "adaptive-histories",
     90,
@@ -311,6 +416,7 @@ class _Worse:
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive, histories (any score)",
     deferred=True,
+    at_other_delta=_at_other_delta,
 )
 def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta, over both directions.
@@ -322,16 +428,17 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         1.49
     """
-    return BoundValue(_epsilon(base, protocol, delta))
+    curves = _curves(base, protocol, delta)
+    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
 
 
-@numerics.memoize(4)  # calibration evaluates the end of its search twice
-def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
-    found = 0.0
-    for plain, run in _directions(base, protocol):
-        reach = solve_epsilon(plain.delta, delta)
-        found = max(found, solve_epsilon(HistoryCurve(plain, run, reach).delta, delta))
-    return found
+@numerics.memoize(4)
+def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> list[HistoryCurve]:
+    """The curves of all directions; calibrations and certificates use them more than once."""
+    return [
+        HistoryCurve(plain, run, reach=solve_epsilon(plain.delta, delta))
+        for plain, run in _directions(base, protocol)
+    ]
 
 
 def _directions(

@@ -11,7 +11,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
 from audit.errors import InvalidInput
-from audit.numerics import TINY, bracket_near, safe_root
+from audit.numerics import TINY, bracket_root, safe_root
 from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial, parse_repetitions
 from audit.upper_bounds.costs import costs_of, tuning_cost
@@ -101,7 +101,7 @@ class _Search:
         if guess is not None:
             guess = min(max(guess, start), end)
             step = min(max(abs(missed(guess)), _FIRST_STEP), self.longest_step)
-            start, end = bracket_near(missed, guess, step, start, end)
+            start, end = bracket_root(missed, guess, step, start, end)
         if missed(start) > 0.0:
             raise InvalidInput(
                 f"target_epsilon must {self.refusal}, got {checks.one_line(self.target)}"
@@ -134,8 +134,8 @@ def _only(entry: Entry) -> Bound:
 
     def bound(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
         assert isinstance(protocol, Protocol)
-        found = row(entry, base, protocol, delta)
-        return found if found.applies else tuning_cost(base, protocol, delta)
+        named = row(entry, base, protocol, delta)
+        return named if named.applies else tuning_cost(base, protocol, delta)
 
     return bound
 
@@ -194,10 +194,10 @@ def _largest_mu(
         # The region bound's answer is near the others and costs little.
         with contextlib.suppress(ValueError):
             guess = _search_of_mu(RandomSearch(protocol.similar_search), target, delta).by(None)
-    found = search.by_smallest(guess) if bound is None else search.by(bound, guess)
-    if found == search.end:
+    log_mu = search.by_smallest(guess) if bound is None else search.by(bound, guess)
+    if log_mu == search.end:
         raise InvalidInput(f"target_epsilon must {search.refusal}, got {checks.one_line(target)}")
-    return math.exp(found)
+    return math.exp(log_mu)
 
 
 def _search_of_mu(
@@ -428,8 +428,8 @@ def _most_runs(
         guess = search.by(None)
     except ValueError:
         guess = search.start
-    found = search.by_smallest(guess) if bound is None else search.by(bound, guess)
-    return repetitions.with_mean(math.exp(found))
+    log_mean = search.by_smallest(guess) if bound is None else search.by(bound, guess)
+    return repetitions.with_mean(math.exp(log_mean))
 
 
 def _search_of_runs(
@@ -516,10 +516,10 @@ def best_repetitions(
     limit = checks.interval(
         "max_runs", max_runs, _MIN_MAX_RUNS, _MAX_RUNS, closed_low=True, closed_high=True
     )
-    found: dict[float, AffordableRepetitions] = {}
+    by_eta: dict[float, AffordableRepetitions] = {}
 
     def quantile(eta: float) -> float:
-        if eta not in found:
+        if eta not in by_eta:
             family: Repetitions = Poisson(1.0)
             if math.isfinite(eta):
                 family = TruncatedNegativeBinomial(eta, 0.5)
@@ -531,8 +531,8 @@ def best_repetitions(
                     affordable = _most_runs(family, base, target, delta, bound, limit)
             except ValueError:
                 return -math.inf
-            found[eta] = AffordableRepetitions(affordable, affordable.expected_quantile())
-        return found[eta].expected_quantile
+            by_eta[eta] = AffordableRepetitions(affordable, affordable.expected_quantile())
+        return by_eta[eta].expected_quantile
 
     etas = [-0.75, -0.5, -0.25, 0.0, 0.5, 1.0, 2.0, 5.0, 20.0]
     best = max(etas, key=quantile)
@@ -541,12 +541,12 @@ def best_repetitions(
     low, high = etas[max(place - 1, 0)], etas[min(place + 1, len(etas) - 1)]
     for eta in np.linspace(low, high, 7).tolist():
         quantile(eta)
-    if not found:
+    if not by_eta:
         raise InvalidInput(
             "target_epsilon must be one that some distribution of K meets, got "
             f"{checks.one_line(target)}"
         )
-    several = sorted(found.values(), key=lambda one: -one.expected_quantile)
+    several = sorted(by_eta.values(), key=lambda one: -one.expected_quantile)
     if bound is None:
         more = _most_runs(several[0].repetitions, base, target, delta, None, limit)
         if more.mean > several[0].repetitions.mean:

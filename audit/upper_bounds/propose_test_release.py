@@ -19,8 +19,8 @@ def _register(name: str, place: float, theorem: str) -> None:
     def tested(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
         test = protocol.test_epsilon, protocol.test_delta, protocol.failure
         run = propose_test_release(base, *test)
-        found = find(name).body(run, protocol.repetitions, delta)
-        return BoundValue(found.epsilon, found.error)
+        value = find(name).body(run, protocol.repetitions, delta)
+        return BoundValue(value.epsilon, value.error)
 
 
 _register("profile", 60, "with 5.2, 5.7 or 5.8")

@@ -267,7 +267,15 @@ def between(
     return BoundValue(epsilon, error=max(epsilon - solve_epsilon(lower, delta), 0.0))
 
 
-@bound("region", 100, _SOURCE, is_quick=True)
+def _at_other_delta(
+    base: Mechanism, repetitions: Repetitions, delta: float, _: float
+) -> BoundValue:
+    """The region bound, without its error."""
+    curves = [region_curve(pair, repetitions) for pair in base.pairs]
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
+@bound("region", 100, _SOURCE, is_quick=True, at_other_delta=_at_other_delta)
 def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the region bound gives at delta, over both directions.
 

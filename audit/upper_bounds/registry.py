@@ -39,6 +39,7 @@ class BoundValue:
 
 Body = Callable[[Mechanism, Any, float], BoundValue]
 Exceeds = Callable[[Mechanism, Any, float, float], bool]
+AtOtherDelta = Callable[[Mechanism, Any, float, float], BoundValue]
 Bound = Callable[[Mechanism, ProtocolLike, float], UpperBound]
 """The type of every bound: a function of (base, protocol, delta)."""
 
@@ -62,6 +63,9 @@ class Entry:
     deferred: bool = False
     is_quick: bool = False  # whether it is fast and at most slightly above the smallest bound
     preview: Body | None = None  # a faster computation, whose value is at least that of the bound
+    # a quick value at a delta, at least that of the bound and close to it; the last argument is the
+    # delta of a certificate, whose computations it may share
+    at_other_delta: AtOtherDelta | None = None
 
     def is_above(self, epsilon: float, base: Mechanism, protocol: Protocol, delta: float) -> bool:
         """Whether a quick test shows that the bound does not gain, for parsed arguments."""
@@ -77,19 +81,19 @@ class Entry:
             if not isinstance(protocol, self.protocol):
                 raise NotApplicable(f"it requires {self.protocol.assumption}, got {protocol.spec}")
             argument = protocol.repetitions if isinstance(protocol, RandomSearch) else protocol
-            found = self.body(base, argument, delta)
+            value = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
-        if not found.epsilon <= LARGEST_EPSILON:
-            reason = FAILED if math.isnan(found.epsilon) else "no epsilon reaches delta"
+        if not value.epsilon <= LARGEST_EPSILON:
+            reason = FAILED if math.isnan(value.epsilon) else "no epsilon reaches delta"
             return UpperBound(self.name, math.inf, self.claim, reason=reason)
         claim = replace(
             self.claim,
-            source=found.source or self.claim.source,
-            about=self.claim.about + found.about,
+            source=value.source or self.claim.source,
+            about=self.claim.about + value.about,
         )
-        attains = found.epsilon if claim.kind is Kind.ATTAINED else found.attains
-        return UpperBound(self.name, found.epsilon, claim, found.error, attains=attains)
+        attains = value.epsilon if claim.kind is Kind.ATTAINED else value.attains
+        return UpperBound(self.name, value.epsilon, claim, value.error, attains=attains)
 
 
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
@@ -113,6 +117,7 @@ def bound(
     deferred: bool = False,
     is_quick: bool = False,
     preview: Body | None = None,
+    at_other_delta: AtOtherDelta | None = None,
 ) -> Callable[[Body], Bound]:
     """Registers a bound.
 
@@ -145,6 +150,7 @@ def bound(
             deferred,
             is_quick,
             preview,
+            at_other_delta,
         )
         _ENTRIES[protocol, name] = entry
         return function
@@ -187,8 +193,8 @@ def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
         >>> [entry.name for entry in entries(Grid)]
         ['composition', 'grid', 'grid-levels', 'grid-log-concave', 'grid-tight']
     """
-    found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
-    return sorted(found, key=lambda entry: (entry.is_special, entry.place))
+    of_protocol = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
+    return sorted(of_protocol, key=lambda entry: (entry.is_special, entry.place))
 
 
 def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:

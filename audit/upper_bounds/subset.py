@@ -20,9 +20,10 @@ from audit.accounting import (
 )
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY, safe_log
+from audit.numerics import PROFILE_ACCURACY, memoize, safe_log
 from audit.protocols import Subset
 from audit.upper_bounds.registry import BoundValue, bound, find
+from audit.upper_bounds.tight import tight_at_other_delta
 from audit.upper_bounds.tuned_mechanism import TunedMechanism
 
 
@@ -55,8 +56,8 @@ class SubsetCurve:
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' profiles at epsilon >= 0."""
-        both = self._all(epsilon) if self.on_all else self._rest(epsilon)
-        return min(max(both) * (1.0 + PROFILE_ACCURACY), 1.0)
+        of_directions = self._all(epsilon) if self.on_all else self._rest(epsilon)
+        return min(max(of_directions) * (1.0 + PROFILE_ACCURACY), 1.0)
 
     def _rest(self, epsilon: float) -> tuple[float, float]:
         q, (loss, log_mass, only) = self.sampling_rate, self._outputs
@@ -95,6 +96,17 @@ class SubsetCurve:
         return np.append(-1e6, pmf.loss), log_mass, pmf.p_only
 
 
+def _at_other_delta(
+    base: Mechanism, protocol: Subset, delta: float, certified: float
+) -> BoundValue:
+    """The bound by curves that all deltas share."""
+    check_add_remove(base)
+    if protocol.sampling_rate == 1.0 and protocol.final != "all":
+        return tight_at_other_delta(base, protocol.repetitions, delta, certified)
+    curves = _same_base(base, protocol)
+    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
 @bound(
     "subset",
     100,
@@ -102,6 +114,7 @@ class SubsetCurve:
     about=("any base, add-remove or zero-out neighbours",),
     protocol=Subset,
     title=r"$\varepsilon_U$ subset (any score)",
+    at_other_delta=_at_other_delta,
 )
 def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Smallest epsilon of tuning on a subset and a final run, over both directions."""
@@ -109,8 +122,13 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     if protocol.sampling_rate == 1.0 and protocol.final != "all":
         # The final run reads no record, so the tuning is a random search on all records.
         return find("tight").body(base, protocol.repetitions, delta)
-    curves = subset_curves(base, base, protocol)
+    curves = _same_base(base, protocol)
     return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+
+
+@memoize(4)
+def _same_base(base: Mechanism, protocol: Subset) -> "list[SubsetCurve]":
+    return subset_curves(base, base, protocol)
 
 
 def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:

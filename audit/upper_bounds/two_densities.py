@@ -6,27 +6,83 @@ docs/theory.md bounds the contribution of the next run by densities C on prior m
 c elsewhere, for any threshold eta.
 """
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from audit import numerics
 from audit.arrays import FloatArray
 
-# Points of t that share a threshold, and values in memory at once.
-_BLOCK, _CHUNK = 8, 1 << 16
+# Points of t in a block of a matrix product, and values in memory at once.
+_BLOCK, _CHUNK = 64, 1 << 16
 # Thresholds are searched anew once the number of runs is smaller by this factor.
 _REFRESH = 0.85
+# Probability of the outputs that a threshold may replace, relative to the smallest that is needed.
+_MARGIN = 2.0
+
+
+@dataclass(frozen=True)
+class EndLines:
+    """Lines above the contribution of winners at both ends of cells.
+
+    The probability that a run is worse is a linear function of s without the record, and at least a
+    convex one with the record, which is above a tangent.
+    """
+
+    most: FloatArray  # largest probability [2 m] that a run is worse, without the record
+    least: FloatArray  # smallest probability [m] that it is worse, with the record, in the middle
+    slope: FloatArray  # its slope [m]
+    offset: FloatArray  # s at both ends minus s in the middle [2 m]
+
+    @staticmethod
+    def of(log_left: FloatArray, log_left_with: FloatArray, low: float, high: float) -> "EndLines":
+        """Lines for events at the start, the middle and the end of cells [3, m]."""
+        s, s_with = -np.expm1(log_left), -np.expm1(log_left_with)
+        by_high, by_low = high * np.exp(log_left), 1.0 - low * s
+        most = np.where(by_high[1] < by_low[1], by_high, by_low)[[0, 2]]
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            before, after = np.diff(s_with, axis=0) / np.diff(s, axis=0)
+        # Where s' jumps, no line is known to be above it, and the line of b is 0.
+        known = np.isfinite(before) & np.isfinite(after)
+        before, after = np.where(known, before, 0.0), np.where(known, after, 0.0)
+        # s' is concave: beyond the middle it is below both chords, extended.
+        rise = 0.5 * (before + after)
+        above = np.abs(before - after) * np.abs(s[[0, 2]] - s[1]).max(axis=0)
+        left_with = np.exp(log_left_with[1]) - above
+        by_low, by_high = low * left_with, 1.0 - high * (1.0 - left_with)
+        least = np.where(known, np.maximum(by_low, by_high), 0.0)
+        slope = np.where(by_high > by_low, high, low) * -rise
+        slope = np.where(least > 0.0, slope, 0.0)
+        return EndLines(
+            np.minimum(most.T.ravel() * (1.0 + numerics.FLOAT_ROUNDING), 1.0),
+            np.maximum(least, 0.0) * (1.0 - numerics.FLOAT_ROUNDING),
+            slope,
+            (s[[0, 2]] - s[1]).T.ravel(),
+        )
+
+    def at_ends(self, b: FloatArray, slope: FloatArray) -> FloatArray:
+        """b at both ends [2, 2 m], by the tangents [2, m] in the middle, rounded down."""
+        m = b.shape[1]
+        change = np.repeat(slope, 2, axis=1) * self.offset[: 2 * m]
+        size = np.repeat(b, 2, axis=1)
+        return size + change - numerics.SUM_ROUNDING * (size + np.abs(change))
 
 
 class TwoDensities:
-    """The operator of proposition 26 for several winners [m], rounded up.
+    """The operator of proposition 26 for both ends of several cells of winners, rounded up.
+
+    Both ends of a cell use the same thresholds, so that every value is a convex function of the
+    probability that a run is better. No winner in the cell has a larger value than both ends.
 
     Args:
         places: log r of the outputs [k], in units of the spacing of log t, increasing by 1.
         masses: P-probabilities [k] of the outputs.
         never: P-probability of r = 0.
         t: the lattice [n] of likelihood ratios.
-        better: smallest and largest probability [2, m], without the record, that a run with a
-            candidate from the prior is better than the winner.
+        better: probabilities [2 m], without the record, that a run with a candidate from the prior
+            is better than the winner: both ends of each of m cells.
         low: c.
         high: C.
     """
@@ -43,87 +99,169 @@ class TwoDensities:
     ) -> None:
         ratio = t[1] / t[0]
         first, last = int(places[0]), int(places[-1])
-        self._low, self._high = low, high
+        self._low, self._high, self._ends = low, high, (high, low)
         self._share = (1.0 - low) / (high - low) if low < 1.0 < high else 1.0
-        self._masses, self._never, self._t, self._better = masses, never, t, better
+        self._never, self._t, self._better = never, t, better
         self._lower = t[0] * ratio ** np.arange(first, 0)
         # The last block may reach beyond the lattice.
-        blocks = -(-len(t) // _BLOCK)
-        self._blocks, self._taps = blocks, len(masses)
-        self._spare = blocks * _BLOCK - len(t)
-        self._upper = t[-1] * ratio ** np.arange(1, last + 1 + self._spare)
-        width = _BLOCK + self._taps - 1
-        self._kernel = np.zeros((width, _BLOCK))
+        self._blocks = -(-len(t) // _BLOCK)
+        spare = self._blocks * _BLOCK - len(t)
+        self._upper = t[-1] * ratio ** np.arange(1, last + 1 + spare)
+        # Thresholds replace only outputs with large r, from the output `start` on.
+        needed = _MARGIN * better.max() / min(self._share, 1.0 - self._share or 1.0)
+        above = np.cumsum(masses[::-1])[::-1]
+        start = max(int(np.count_nonzero(above >= min(needed, above[0]))) - 1, 0)
+        self._start, self._taps = start, len(masses)
+        self._tail = masses[start:]
+        self._kernel = np.zeros((_BLOCK + start, _BLOCK))
         for column in range(_BLOCK):
-            self._kernel[column : column + self._taps, column] = masses
-        self._indices = np.zeros((2, better.shape[1], blocks), np.int64)
-        self._labels = np.full((2, better.shape[1], blocks), -1)
+            self._kernel[column : column + start, column] = masses[:start]
+        self._indices = np.zeros((2, len(better) // 2, len(t)), np.int64)
+        self._densities = np.zeros((2, len(better) // 2, len(t)))
         self._next = np.inf
 
     def rounding(self, value: FloatArray, a: FloatArray) -> FloatArray:
-        """The error of one step [2, m], over 1 + t."""
+        """The error of one step [2, 2 m], over 1 + t."""
         largest = np.maximum(np.abs(value).max(axis=2), a)
         return np.asarray((self._taps + 8) * np.finfo(float).eps * self._high * largest)
 
     def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray, n: int) -> FloatArray:
-        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m]."""
+        """The new values [2, 2 m, n], over 1 + t, from values over 1 + t and lines [2, 2 m]."""
         padded = self._padded(value, a, b)
         if n <= self._next:
             self._search(padded)
             self._next = _REFRESH * n
-        out = np.empty(value.shape)
-        m = value.shape[1]
-        rows = max(_CHUNK // (self._blocks * len(self._kernel)), 1)
-        for side in (0, 1):
-            for start in range(0, m, rows):
-                part = slice(start, min(start + rows, m))
-                out[side, part] = self._chunk(padded[side, part], a[side, part], side, part)
-        out /= 1.0 + self._t
-        return out
+        share, low, high = self._share, self._low, self._high
+        threshold = self._thresholds(padded)
+        zero = share * np.maximum(high * a[..., None], threshold)
+        zero += (1.0 - share) * np.maximum(low * a[..., None], threshold)
+        better = self._better[: value.shape[1], None]
+        better = better * (1.0 - numerics.FLOAT_ROUNDING * np.sign(threshold))
+        sums = self._never * zero - threshold * better
+        sums += self._sums(
+            padded.reshape(-1, padded.shape[2]), threshold.reshape(-1, value.shape[2])
+        ).reshape(value.shape)
+        sums /= 1.0 + self._t
+        return np.asarray(sums)
+
+    def capped(self, value: FloatArray, lines: FloatArray) -> FloatArray:
+        """The values [2, 2 m, n], replaced by lines where these are smaller on average.
+
+        Both ends of a cell are replaced or neither, so that the values stay convex functions of the
+        probability that a run is better.
+        """
+        is_below = _of_both(lines).sum(axis=2) < _of_both(value).sum(axis=2)
+        return np.where(np.repeat(is_below, 2, axis=1), lines, value)
 
     def _padded(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
         t = self._t
         values = value * (1.0 + t)
         # A convex function is below its chord from t = 0, a decreasing one below its last value.
         below = a[..., None] + (values[..., :1] - a[..., None]) * (self._lower / t[0])
-        above = np.minimum(values[..., -1:], a[..., None] - b[..., None] * self._upper)
-        return np.concatenate([below, values, above], axis=2)
+        lines = a[..., None] - b[..., None] * self._upper
+        last = np.broadcast_to(values[..., -1:], lines.shape)
+        padded = np.concatenate([below, values, self.capped(last, lines)], axis=2)
+        # Rounding and lines may leave values that increase; the largest ones beyond bound them.
+        return np.ascontiguousarray(np.maximum.accumulate(padded[..., ::-1], axis=2)[..., ::-1])
 
-    def _windows(self, padded: FloatArray) -> FloatArray:
-        return sliding_window_view(padded, len(self._kernel), axis=-1)[..., ::_BLOCK, :]
+    def _sums(self, padded: FloatArray, threshold: FloatArray) -> FloatArray:
+        """The mean over outputs of the values or thresholds [k, n], of both densities."""
+        share, start, taps = self._share, self._start, len(self._tail)
+        k, n = threshold.shape
+        # Outputs before `start` are above the threshold for both densities, whose mean is 1.
+        blocks = _windows(padded, _BLOCK + start, self._blocks, _BLOCK)
+        sums = (blocks @ self._kernel).reshape(k, -1)[:, :n]
+        weights = share, 1.0 - share
+        scaled = [padded[:, start:] * (w * d) for w, d in zip(weights, self._ends, strict=True)]
+        limits = [(w * threshold)[..., None] for w in weights]
+        rows = max(_CHUNK // (n * taps), 1)
+        for first in range(0, k, rows):
+            part = slice(first, first + rows)
+            f = np.maximum(_windows(scaled[0][part], taps, n), limits[0][part])
+            f += np.maximum(_windows(scaled[1][part], taps, n), limits[1][part])
+            sums[part] += f @ self._tail
+        return np.asarray(sums)
 
-    def _chunk(self, padded: FloatArray, a: FloatArray, side: int, part: slice) -> FloatArray:
-        share, low, high = self._share, self._low, self._high
-        windows = self._windows(padded)
-        index, label = self._indices[side, part], self._labels[side, part]
-        picked = np.take_along_axis(windows, (index + _BLOCK // 2)[..., None], axis=2)[..., 0]
-        threshold = picked * np.choose(label + 1, (0.0, low, high))
-        f = np.maximum(self._windows(padded * (share * high)), share * threshold[..., None])
-        f += np.maximum(
-            self._windows(padded * ((1.0 - share) * low)), (1.0 - share) * threshold[..., None]
-        )
-        sums = f.reshape(-1, f.shape[-1]) @ self._kernel
-        sums = sums.reshape(*f.shape[:-1], _BLOCK)
-        zero = share * np.maximum(high * a[:, None], threshold)
-        zero += (1.0 - share) * np.maximum(low * a[:, None], threshold)
-        least, most = self._better[:, part]
-        better = np.where(threshold > 0.0, least[:, None], most[:, None])
-        sums += (self._never * zero - threshold * better)[..., None]
-        return sums.reshape(len(sums), -1)[:, : len(self._t)]
+    def _thresholds(self, padded: FloatArray) -> FloatArray:
+        """Thresholds [2, 2 m, n], the same for both ends of a cell."""
+        n, both = len(self._t), _of_both(padded)
+        m = both.shape[1]
+        places = self._indices[:, :m] + np.arange(self._start, self._start + n)
+        picked = np.take_along_axis(both.mean(axis=2), places, axis=2)
+        threshold = picked * self._densities[:, :m]
+        if self._start > 0:
+            before = both[..., self._start - 1 : self._start - 1 + n].min(axis=2)
+            np.minimum(threshold, self._low * before, out=threshold)
+            np.minimum(threshold, self._high * before, out=threshold)
+        return np.repeat(threshold, 2, axis=1)
 
     def _search(self, padded: FloatArray) -> None:
-        """The best thresholds at the middle of every block, as places where V attains them."""
-        m = padded.shape[1]
-        weights = np.concatenate([self._share * self._masses, (1.0 - self._share) * self._masses])
-        middle = self._better.mean(axis=0)
-        for side in (0, 1):
-            for cell in range(m):
-                windows = self._windows(padded[side, cell])
-                values = windows[:, _BLOCK // 2 : _BLOCK // 2 + self._taps]
-                both = np.concatenate([self._high * values, self._low * values], axis=1)
-                order = np.argsort(both, axis=1)
-                mass = np.cumsum(weights[order], axis=1)
-                at = np.minimum((mass < middle[cell]).sum(axis=1), mass.shape[1] - 1)
-                place = np.take_along_axis(order, at[:, None], axis=1)[:, 0]
-                self._labels[side, cell] = np.where(place < self._taps, 1, 0)
-                self._indices[side, cell] = place % self._taps
+        """The best thresholds for the middle of every cell, as places where V attains them."""
+        m, n = padded.shape[1] // 2, len(self._t)
+        tail = self._tail[::-1]
+        weights = np.concatenate([self._share * tail, (1.0 - self._share) * tail])
+        better = self._better[: 2 * m].reshape(m, 2).mean(axis=1)
+        for side, middle in enumerate(_of_both(padded).mean(axis=2)):
+            values = _windows(middle[:, self._start :], len(tail), n)[..., ::-1]
+            both = np.concatenate([self._high * values, self._low * values], axis=-1)
+            # Both parts increase, so a sort that merges sorted parts is fast.
+            order = np.argsort(both, axis=-1, kind="stable")
+            mass = np.cumsum(weights[order], axis=-1)
+            at = np.minimum((mass < better[:, None, None]).sum(axis=-1), mass.shape[-1] - 1)
+            place = np.take_along_axis(order, at[..., None], axis=-1)[..., 0]
+            self._densities[side, :m] = np.where(place < len(tail), self._high, self._low)
+            self._indices[side, :m] = len(tail) - 1 - place % len(tail)
+
+    def largest(
+        self, lines: EndLines, chances: FloatArray, runs: NDArray[np.int64]
+    ) -> tuple[FloatArray, FloatArray]:
+        """The largest w - t w' of winners at both ends [m, 2, n] of cells, rounded up.
+
+        Args:
+            lines: lines above the contribution.
+            chances: P[K = k] from k = 0 on.
+            runs: the number of runs [m] that count for each cell, not increasing.
+
+        Returns:
+            The values, and a [m, 2] of the lines a - b t of the contribution of these runs.
+        """
+        t, low, high = self._t, self._low, self._high
+        value = np.zeros((2, 2 * len(runs), len(t)))
+        a, error = np.zeros((2, 2, 2 * len(runs)))
+        b = np.zeros((2, len(runs)))
+        slope = np.zeros((2, len(runs)))
+        for n in range(int(runs.max()), -1, -1):  # after n runs
+            m = int(np.count_nonzero(runs >= n))
+            rows = 2 * m
+            here = value[:, :rows]
+            after, rounding = here[0].copy(), self.rounding(here, a[:, :rows])
+            here[:] = self(here, a[:, :rows], lines.at_ends(b[:, :m], slope[:, :m]), n)
+            here[0] += chances[n] * (1.0 - t) / (1.0 + t)
+            here[1] += np.maximum(high * after, low * after)
+            first_a, first_b, first_slope = a[0, :rows], b[0, :m], slope[0, :m]
+            more = np.stack([np.full(rows, chances[n]), high * first_a])
+            a[:, :rows] = lines.most[:rows] * a[:, :rows] + more
+            more = np.stack([np.zeros(m), low * first_slope])
+            slope[:, :m] = lines.least[:m] * slope[:, :m] + lines.slope[:m] * b[:, :m] + more
+            more = np.stack([np.full(m, chances[n]), low * first_b])
+            b[:, :m] = lines.least[:m] * b[:, :m] + more
+            above = a[:, :rows, None] - lines.at_ends(b[:, :m], slope[:, :m])[..., None] * t
+            here[:] = self.capped(here, above / (1.0 + t))
+            # An operator never increases an earlier error: its masses sum to at most 1.
+            error[1, :rows] += high * error[0, :rows]
+            error[:, :rows] += rounding
+        up = 4.0 * np.finfo(float).eps * float(runs.max()) + numerics.SUM_ROUNDING
+        psi = (value[1] + (error[1] + up * a[1])[:, None]) * (1.0 + t)
+        return psi.reshape(len(runs), 2, -1), a[1].reshape(-1, 2)
+
+
+def _windows(values: FloatArray, width: int, number: int, step: int = 1) -> FloatArray:
+    """Consecutive parts [k, number, width] of rows [k, n], without a copy."""
+    rows, column = values.strides
+    shape, strides = (len(values), number, width), (rows, step * column, column)
+    return as_strided(values, shape, strides, writeable=False)
+
+
+def _of_both(value: FloatArray) -> FloatArray:
+    """Values [2, 2 m, n] as [2, m, 2, n]: both ends of each cell."""
+    return value.reshape(value.shape[0], -1, 2, value.shape[-1])

@@ -48,8 +48,8 @@ def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float,
     share = checks.interval("delta", delta, 0.0, 1.0) / max(len(steps), 1)
     pairs, reach = _schedule(steps, share)
     return tuple(
-        _smallest_epsilon(pairs[: last + 1], reach, share, released=False)
-        for last in range(len(pairs))
+        _smallest_epsilon(pairs[: number + 1], reach, share, released=False)
+        for number in range(len(pairs))
     )
 
 
@@ -103,11 +103,11 @@ def schedule_ex_post(base: Mechanism, protocol: Protocol, delta: float) -> tuple
         raise InvalidInput(f"protocol must be a schedule for an ex-post epsilon, got {protocol}")
     runs = scheduled_runs(base, protocol)
     share = delta / len(runs)
-    found = [together(runs[: last + 1]).epsilon(share) for last in range(len(runs))]
+    epsilons = [together(runs[: number + 1]).epsilon(share) for number in range(len(runs))]
     budgets = _gaussian_budgets(runs)
     if budgets is not None:
-        found = list(map(min, found, until_accepted_ex_post(budgets, delta)))
-    return tuple(found)
+        epsilons = list(map(min, epsilons, until_accepted_ex_post(budgets, delta)))
+    return tuple(epsilons)
 
 
 def _gaussian_budgets(runs: Sequence[Mechanism]) -> list[float] | None:

@@ -14,7 +14,7 @@ import torch
 from certificate_helpers import forged, set_at
 
 from audit import AuditError, accounting, verify
-from audit.accounting import GaussianMechanism
+from audit.accounting import GaussianMechanism, Mechanism, Mixture
 from audit.accounting.dpsgd import DpSgd
 from audit.certificate import (
     FORMAT,
@@ -27,7 +27,9 @@ from audit.certificate import (
     sign,
     text,
 )
-from audit.certificate.conditions import AS_STATED
+from audit.certificate.conditions import AS_STATED, StudyFacts
+from audit.certificate.numbers import Numbers, compute
+from audit.protocols import parse_protocol
 
 
 def test_a_seed_makes_a_certificate_void(
@@ -182,6 +184,27 @@ def test_schema_describes_certificates(certificate: Certificate, plain: dict[str
         values = json.loads(json.dumps(plain))
         change(values)
         assert not validator.is_valid(values)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        accounting.RandomAllocation(4.0, 20, 1),
+        Mixture((DpSgd(2.0, 10, 0.1), GaussianMechanism(0.3)), (0.5, 0.5)),
+        accounting.ZeroConcentratedDp(0.01),
+    ],
+)
+def test_schema_describes_certificates_of_other_mechanisms(
+    monkeypatch: pytest.MonkeyPatch, training: Mechanism
+) -> None:
+    def by_region(*arguments: Any) -> Numbers:  # a quick bound
+        return compute(*arguments, ["region"])
+
+    monkeypatch.setattr("audit.certificate.certificate.compute", by_region)
+    issued = Certificate.issue(
+        training, training, parse_protocol("fixed:2"), 1e-5, None, StudyFacts({}, settings="0" * 64)
+    )
+    jsonschema.Draft202012Validator(schema()).validate(issued.as_dict())
 
 
 @pytest.mark.parametrize(

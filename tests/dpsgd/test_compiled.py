@@ -169,7 +169,7 @@ def test_single_record_matches_torch(name: str, monkeypatch: pytest.MonkeyPatch)
         one = sums.single_record(theta, clip)
         sums = [torch.zeros(RUNS, p.numel()) for p in model.parameters()]
         one.add_to(sums, torch.full((RUNS, 1), 2.0))
-        inner = one.inner([v.clone() for v in sums])
+        inner = one.inner_products([v.clone() for v in sums])
         found.append([*sums, one.squared_norm[:, None], inner[:, None]])
     assert_same(*found)
     torch.testing.assert_close(found[0][-1], 2 * found[0][-2])

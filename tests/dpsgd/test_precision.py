@@ -244,7 +244,7 @@ def test_canary_gradient_is_clipped_and_matches_its_contribution(name: str) -> N
         torch.testing.assert_close(flat.norm(dim=1), clipped_to, rtol=1e-6, atol=0)
         torch.testing.assert_close(z.squared_norm.double(), flat.square().sum(1), rtol=1e-5, atol=0)
         # Much closer than with rounded operands.
-        inner = z.inner(noise).double()
+        inner = z.inner_products(noise).double()
         scale = flat.norm(dim=1) * other.norm(dim=1)
         assert ((inner - (flat * other).sum(1)).abs() < 1e-6 * scale).all()
 

@@ -51,7 +51,7 @@ def test_bounds_from_all_runs_are_larger_than_bounds_from_winners() -> None:
     )
     trials = all_trials[0, 0]
     assert len(trials.run_score) == trials.runs.sum()
-    first = trials.first(100)
+    first = trials.first_trials(100)
     assert len(first.run_lambda_a) == first.runs.sum()
     np.testing.assert_array_equal(first.run_lambda_a, trials.run_lambda_a[: first.runs.sum()])
 
@@ -501,7 +501,7 @@ def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path: Path) -> None:
     assert f"after 6,000, {counts[1]:,} of 6,000 trials" in " ".join(to_text(report).split())
     # Each of six looks spends a sixth of the error; the first trials are those of a full audit.
     _, _, full = stopped(tmp_path / "full")
-    trials = full[1, 0].first(counts[1])
+    trials = full[1, 0].first_trials(counts[1])
     np.testing.assert_array_equal(trials.lambda_a, all_trials[1, 0].lambda_a)
     a, bit = trials.lambda_a, trials.bit
     paid = lower_bounds.lower_bound(out_scores=a[~bit], in_scores=a[bit], confidence=1.0 - 0.05 / 6)

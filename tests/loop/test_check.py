@@ -1061,7 +1061,12 @@ def test_no_attack_without_any_statistic() -> None:
     assert result.exit_code == 0, result
     assert result.attack_skipped.startswith("no attack was made: the model does not accept")
     task = AuditTask(
-        on_prepared_records, TrainingSet(*WHOLE), TrainingSet(*WHOLE).first(1), None, None, 1e-5
+        on_prepared_records,
+        TrainingSet(*WHOLE),
+        TrainingSet(*WHOLE).first_records(1),
+        None,
+        None,
+        1e-5,
     )
     assert len(Attack(task, Fixed(1), (None,), 0).play_all(1000, 1)) == 2
     with pytest.raises(InvalidInput, match="the model does not accept the records"):

@@ -28,7 +28,7 @@ from audit import lower_bounds
 from audit.loop import PrivacyLeak, TrainingSet
 from audit.loop.attack.white_box import cross_entropy
 from audit.loop.premises import check_premises as check_premises_module
-from audit.loop.premises import number_of_records
+from audit.loop.premises import experiment, number_of_records
 from audit.loop.premises.batches import (
     batches_of,
     dependence_on_size,
@@ -39,13 +39,7 @@ from audit.loop.premises.canary_pool import PoolRecord, canary_pool, gradient_of
 from audit.loop.premises.check_premises import FAMILY_ERROR, check_premises
 from audit.loop.premises.contributions import contributions
 from audit.loop.premises.equal_records import _quiet_record
-from audit.loop.premises.experiment import (
-    SHORTFALL,
-    Experiment,
-    detectable_scale,
-    replace_one,
-    significant,
-)
+from audit.loop.premises.experiment import replace_one
 from audit.loop.premises.noise import (
     batches_in_noise,
     estimate_noise,
@@ -60,6 +54,7 @@ from audit.loop.premises.noise import (
     scale_p_value,
     shape_of_noise,
 )
+from audit.loop.premises.verdicts import SHORTFALL, Verdicts, detectable_scale, significant
 from audit.loop.runs.coupled_runs import CoupledRuns
 from audit.loop.runs.opacus_objects import hooks_of_steps
 from audit.loop.runs.released_numbers import differences, numbers_of
@@ -422,7 +417,7 @@ def test_records_that_are_drawn_in_pairs_are_named() -> None:
 def test_steps_after_those_that_time_allows_are_tested_by_fewer_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Experiment, "_number_of_steps", lambda *_: 6)
+    monkeypatch.setattr(experiment, "number_of_steps", lambda *_: 6)
 
     def silent_at_the_end(state: Any, total: list[Any]) -> list[Any]:
         return total if state.step == 15 else loops.gaussian(state, total)
@@ -568,16 +563,16 @@ def test_equal_records_have_the_class_of_the_canary_if_draws_depend_on_it() -> N
 
     canary = PoolRecord(np.ones(2), 1, 1.0, "own")
     zeros = PoolRecord(np.zeros(2), 0, 0.0, "zeros")
-    experiment: Any = SimpleNamespace(
+    three_records: Any = SimpleNamespace(
         pool=[zeros, canary],
-        records=DATA.first(3),
+        records=DATA.first_records(3),
         coupled=coupled,
         exchange=replace_one,
         seed_of=lambda number: number,
         ended_early=lambda trace: False,
         steps=1,
     )
-    quiet = _quiet_record(experiment, SimpleNamespace(pair=(canary, zeros)), [])  # type: ignore[arg-type]
+    quiet = _quiet_record(three_records, SimpleNamespace(pair=(canary, zeros)), [])  # type: ignore[arg-type]
     assert quiet is not None
     assert (quiet.features.tolist(), quiet.label) == ([0.0, 0.0], 1)
 
@@ -1008,14 +1003,13 @@ def test_contributions_that_change_a_little_with_every_record_are_named() -> Non
     def at_size(_: Any, __: Any, ___: Any, m: int) -> Any:
         return number_of_records._AtSize(np.array([1 + 2e-5 * m]), np.zeros(1), 4, None, None)
 
-    experiment: Any = SimpleNamespace(
-        records=range(48), untested={}, tested=[], measured={}, findings=[], relation="add-remove"
+    of_48: Any = SimpleNamespace(
+        records=range(48), verdicts=Verdicts(), relation="add-remove", work_left=lambda: True
     )
-    experiment.work_left = lambda: True
     equal: Any = SimpleNamespace(varying=False, others_change=lambda: True)
     with mock.patch.object(number_of_records, "_at_size", at_size):
-        number_of_records.compare_numbers_of_records(experiment, None, equal, False)
-    (finding,) = experiment.findings
+        number_of_records.compare_numbers_of_records(of_48, None, equal, False)
+    (finding,) = of_48.verdicts.findings
     assert finding.message.startswith(
         "Gradients are 0.99988 times as large for 42 records as for 48"
     )

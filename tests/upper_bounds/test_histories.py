@@ -24,8 +24,8 @@ from audit.upper_bounds import AdaptiveCurve, HistoryCurve
 from audit.upper_bounds.adaptive import adaptive, adaptive_curves, any_fixed
 from audit.upper_bounds.histories import adaptive_histories
 from audit.upper_bounds.published import hypo
-from audit.upper_bounds.two_densities import _BLOCK as BLOCK
-from audit.upper_bounds.two_densities import TwoDensities
+from audit.upper_bounds.ratio_lattice import RatioLattice
+from audit.upper_bounds.two_densities import EndLines, TwoDensities
 
 DELTA = 1e-5
 PLACES = [(i, y) for i in range(2) for y in range(2)]
@@ -135,7 +135,7 @@ def test_a_mixture_of_equal_candidates_costs_at_least_one_candidate() -> None:
         drawn = Mixture((alone, alone), (0.5, 0.5))
         found, plain = both(drawn, "adaptive:0.5,2/fixed:3", 1e-2)
         one, _ = both(alone, "adaptive:0.5,2/fixed:3", 1e-2)
-        assert one / (1 + 1e-9) <= found <= plain  # both are rounded up
+        assert one / (1 + 1e-4) <= found <= plain  # both are rounded up
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_two_runs_equal_a_direct_computation() -> None:
     )
     # By proposition 11 alone, and with the decisive events computed by proposition 26.
     by_histories = curve._chords(curve._psi).delta(epsilon)
-    assert exact * (1 - 1e-3) <= by_histories <= 1.01 * exact
+    assert exact * (1 - 1e-3) <= by_histories <= 1.06 * exact
     assert 0.5 * exact < curve.delta(epsilon) <= by_histories * (1 + 1e-8)
 
 
@@ -214,12 +214,11 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
         return np.asarray(np.maximum(a - b * at, 0.3 / (1.0 + at) - 0.2 * at))
 
     for s in (0.02, 0.3):
-        value = np.broadcast_to(convex(t) / (1.0 + t), (2, 1, len(t)))
-        better = np.array([[s], [s]])
-        step = TwoDensities(places, masses, 0.01, t, better, low, high)
-        lines = np.full((2, 1), a), np.full((2, 1), 0.2)
-        (found, again) = step(value, *lines, n=1)[:, 0] * (1.0 + t)
-        assert np.array_equal(found, again)
+        value = np.broadcast_to(convex(t) / (1.0 + t), (2, 2, len(t)))
+        step = TwoDensities(places, masses, 0.01, t, np.array([s, s]), low, high)
+        lines = np.full((2, 2), a), np.full((2, 2), 0.2)
+        found, *again = (step(value, *lines, n=1) * (1.0 + t)).reshape(4, -1)
+        assert all(np.array_equal(found, other) for other in again)
         worse_first = np.append(0.0, 0.01 + np.append(0.0, np.cumsum(masses)))
         for at in range(28, 92, 4):
             gains = np.append(
@@ -236,9 +235,7 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
             )
             best = (high * share * g_high + low * (1.0 - share) * g_low)[inside].max()
             assert best <= found[at] + 1e-9
-            # The threshold of a block is the best one at its middle only.
-            middle = (at % BLOCK) == BLOCK // 2
-            assert found[at] <= best + (1e-4 if middle else 0.2)
+            assert found[at] <= best + 1e-4
 
 
 @pytest.mark.thin(2)
@@ -287,7 +284,74 @@ def test_the_bound_is_above_an_attack() -> None:
     )
     found, plain = both(GaussianMechanism(0.24721), spec)
     assert 1.9 < attack.epsilon(DELTA) < found < 0.61 * plain
-    assert found == pytest.approx(2.4056, abs=2e-3)  # by proposition 11 alone: 2.4349
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mu", "limits", "most", "attained"),
+    [
+        (0.24721, "0.5,2", 2.40, 2.2999),
+        (0.24721, "0.75,1.33", 1.80, 1.712),
+        (1.0, "0.5,2", 8.40, 8.04),
+    ],
+)
+def test_the_bound_is_close_to_an_attack_with_three_labels(
+    mu: float, limits: str, most: float, attained: float
+) -> None:
+    found, _ = both(GaussianMechanism(mu), f"adaptive:{limits}/tnb:0,0.01")
+    assert attained < found <= most
+
+
+@pytest.mark.parametrize("limits", [(0.5, 2.0), (0.8, 1.1)])
+def test_both_ends_of_a_cell_bound_every_winner_between_them(limits: tuple[float, float]) -> None:
+    (pair,) = GaussianMechanism(0.4).pairs
+    low, high = limits
+    chances = repetitions.parse_repetitions("poisson:6").pmf(np.arange(30))
+    run = RatioLattice.of(pair, 0.1, 200)
+    t = np.exp(0.1 * np.arange(-40, 61))
+
+    def psi(*events: float) -> FloatArray:
+        start, end = events[0], events[-1]
+        left = pair.events(np.array([[start], [0.5 * (start + end)], [end]]))
+        s = -np.expm1(left[0][[0, 2]]).T.ravel()
+        places = np.arange(run.first, run.last + 1.0)
+        operator = TwoDensities(places, run.masses, run.never, t, s, low, high)
+        value, _ = operator.largest(EndLines.of(*left, low, high), chances, np.array([29]))
+        return np.asarray(value[0])
+
+    for start, end in ((-2.0, -1.9), (-0.6, -0.5)):
+        at_ends = psi(start, end)
+        largest = at_ends.max(axis=0)
+        between = [psi(one, one + 1e-9).min(axis=0) for one in np.linspace(start, end, 5)]
+        for values in between:
+            assert np.all(values <= largest + 1e-9 * (1.0 + t))
+        # Neither end alone is enough, and the loss is small.
+        for values in at_ends:
+            assert np.any(between < values - 1e-9)
+            assert np.any(values < largest - 1e-3)
+        near = t < 3.0
+        assert np.max((largest - np.max(between, axis=0))[near]) < 0.1 * largest[near].max()
+
+
+def test_tangents_are_below_the_simple_bound() -> None:
+    (pair,) = GaussianMechanism(0.5).pairs
+    chances = repetitions.parse_repetitions("tnb:1,0.1").pmf(np.arange(60))
+    k = np.arange(60)
+    for low, high in ((0.5, 2.0), (0.9, 1.3)):
+        for start, end in ((-2.5, -2.3), (-1.0, -0.5), (0.5, 2.0)):
+            left = pair.events(np.array([[start], [0.5 * (start + end)], [end]]))
+            lines = EndLines.of(*left, low, high)
+            b, slope = np.zeros((2, 1, 1))
+            for n in range(59, -1, -1):
+                slope = lines.least * slope + lines.slope * b
+                b = lines.least * b + chances[n]
+            s_with = -np.expm1(left[1][[0, 2], 0])
+            least = np.maximum(low * (1.0 - s_with), 1.0 - high * s_with)
+            exact = (chances * np.maximum(least, 0.0)[:, None] ** k).sum(axis=1)
+            tangents = lines.at_ends(b, slope)[0]
+            assert np.all(tangents <= exact)
+            if end - start < 0.3:
+                assert np.all(tangents >= 0.9 * exact)
 
 
 def test_constant_densities_cost_as_much_as_random_search() -> None:

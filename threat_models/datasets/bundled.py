@@ -12,8 +12,8 @@ def digits(train: bool) -> tuple[Bytes, Bytes]:
     from sklearn.datasets import load_digits
 
     content = load_digits()
-    part = slice(None, 1437) if train else slice(1437, None)
-    return content.images[part, None].astype(np.uint8), content.target[part].astype(np.uint8)
+    rows = slice(None, 1437) if train else slice(1437, None)
+    return content.images[rows, None].astype(np.uint8), content.target[rows].astype(np.uint8)
 
 
 def natural_patches() -> Records:

@@ -79,6 +79,6 @@ def _whole_numbers(name: str, array: NDArray[Any], low: int, high: int) -> Bytes
         # NaN fails this comparison.
         good = (array >= low) & (array <= high) & (array == np.floor(array))
         if not good.all():
-            first = array[~good].flat[0]
-            raise InvalidInput(f"{name} must be whole numbers in [{low}, {high}], got {first}")
+            wrong = array[~good].flat[0]
+            raise InvalidInput(f"{name} must be whole numbers in [{low}, {high}], got {wrong}")
     return np.asarray(array, dtype=np.uint8)

@@ -34,6 +34,6 @@ def _read(path: Path, dimensions: int) -> Bytes:
             raise InvalidInput(f"it must contain at most {MAX_BYTES} bytes, got dimensions {shape}")
         data = file.read(size + 1)
     if len(data) != size:
-        got = "more" if len(data) > size else str(len(data))
-        raise InvalidInput(f"it must contain {size} bytes, got {got}")
+        count = "more" if len(data) > size else str(len(data))
+        raise InvalidInput(f"it must contain {size} bytes, got {count}")
     return np.frombuffer(data, np.uint8).reshape(shape)

@@ -177,12 +177,12 @@ class _Machine:
         return items
 
     def target(self, kind: type) -> Any:
-        found = self.stack[-1]
-        if type(found) is not kind:
+        top = self.stack[-1]
+        if type(top) is not kind:
             raise InvalidInput(
-                f"refused: the pickle fills {checks.with_article(type(found).__name__)}"
+                f"refused: the pickle fills {checks.with_article(type(top).__name__)}"
             )
-        return found
+        return top
 
     def set_items(self, items: list[Any]) -> None:
         target = self.target(dict)

@@ -69,7 +69,7 @@ class Network:
     """The layers before the first one with parameters (one module each), that one, and the rest."""
 
     before: tuple[Layer, ...]
-    first: FirstLayer
+    first_layer: FirstLayer
     after: tuple[Layer, ...]
 
 
@@ -79,10 +79,12 @@ def parse_network(model: nn.Module) -> Network:
     if sum(layer.parameters for layer in layers) != len(list(model.parameters())):
         raise NotImplementedError("parameters that several layers share")
     at = next((i for i, layer in enumerate(layers) if layer.parameters), 0)
-    first = layers[at] if layers else None
-    if not isinstance(first, FirstLayer):
-        raise NotImplementedError(f"{type(first).__name__} as the first layer with parameters")
-    return Network(tuple(layers[:at]), first, tuple(layers[at + 1 :]))
+    first_layer = layers[at] if layers else None
+    if not isinstance(first_layer, FirstLayer):
+        raise NotImplementedError(
+            f"{type(first_layer).__name__} as the first layer with parameters"
+        )
+    return Network(tuple(layers[:at]), first_layer, tuple(layers[at + 1 :]))
 
 
 def sequence(model: nn.Module) -> list[nn.Module]:

@@ -37,10 +37,10 @@ def read_project(source: Any, options: ReadOptions) -> Material:
                 f"source must be a project of Keras Tuner, got {name}, whose "
                 f"{path.parent.name}/{path.name} is not understood"
             ) from None
-        own: dict[str, str] = {} if "epochs" in values else {"tuner/epochs": "epochs"}
+        standard_names: dict[str, str] = {} if "epochs" in values else {"tuner/epochs": "epochs"}
         runs.append(
             RecordedRun(
-                {own.get(str(key), str(key)): cell for key, cell in values.items()},
+                {standard_names.get(str(key), str(key)): cell for key, cell in values.items()},
                 f"{name}, {path.parent.name}",
                 state,
             )

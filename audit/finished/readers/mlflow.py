@@ -101,8 +101,8 @@ def _files(folder: Path) -> list[Path]:
 def _evidence_of_groups(groups: int) -> Evidence:
     if not groups:
         return Evidence()
-    what = "1 run groups" if groups == 1 else f"{groups} runs group"
-    return Evidence(remarks=(f"{what} other runs, without parameters, and does not count",))
+    subject = "1 run groups" if groups == 1 else f"{groups} runs group"
+    return Evidence(remarks=(f"{subject} other runs, without parameters, and does not count",))
 
 
 def _without_groups(material: Material, columns: Sequence[str]) -> Material:

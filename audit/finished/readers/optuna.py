@@ -60,10 +60,10 @@ def _is_journal(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline(10**5))
+            entry = json.loads(file.readline(10**5))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(first, dict) and "op_code" in first
+    return isinstance(entry, dict) and "op_code" in entry
 
 
 @reader("Optuna", lambda source: _is_study(source) or _is_storage(source), place=100)
@@ -108,11 +108,11 @@ def material_of_study(study: Any) -> Material:
 
 
 def _evidence_of_study(study: Any) -> Evidence:
-    found = evidence_of_marks([set(trial.system_attrs) for trial in study.trials])
-    if found.method is not None:
-        return found
+    evidence = evidence_of_marks([set(trial.system_attrs) for trial in study.trials])
+    if evidence.method is not None:
+        return evidence
     if getattr(study, "_storage", None).__class__.__name__ != "InMemoryStorage":
-        return found  # a loaded study has the sampler of the process that loads it
+        return evidence  # a loaded study has the sampler of the process that loads it
     sampler = type(study.sampler).__name__
     return Evidence(_SAMPLERS.get(sampler, SEQUENTIAL), (f"the sampler is {sampler}",))
 
@@ -122,8 +122,8 @@ def evidence_of_marks(marks: Sequence[Iterable[str]]) -> Evidence:
     names = [set(trial) for trial in marks]
     added = sum("fixed_params" in trial for trial in names)
     if added:
-        what = "1 trial was" if added == 1 else f"{added} trials were"
-        return Evidence(SEQUENTIAL, (f"{what} added by hand (enqueued)",))
+        subject = "1 trial was" if added == 1 else f"{added} trials were"
+        return Evidence(SEQUENTIAL, (f"{subject} added by hand (enqueued)",))
     by_results = {name for trial in names for name in trial if name.startswith(_BY_RESULTS)}
     if by_results:
         mark = min(by_results).partition(":")[0]

@@ -113,10 +113,10 @@ def material_of_rows(
 
 def _dialect(text: str) -> tuple[str, str]:
     """The text without a line such as `sep=;`, and the delimiter of its heading."""
-    first, _, below = text.partition("\n")
-    if re.fullmatch(r"sep=.", first.strip()):
-        return below, first.strip()[-1]
-    counts = {mark: len(_cells(first, mark)) for mark in _DELIMITERS}
+    first_line, _, below = text.partition("\n")
+    if re.fullmatch(r"sep=.", first_line.strip()):
+        return below, first_line.strip()[-1]
+    counts = {mark: len(_cells(first_line, mark)) for mark in _DELIMITERS}
     best = max(_DELIMITERS, key=lambda mark: counts[mark])
     return text, best
 
@@ -135,9 +135,9 @@ def _check_no_title(heading: list[str], rows: Sequence[tuple[int, list[str]]], n
     below = [cell for cell in first_row if cell.strip()]
     # The true heading follows, and no name of a column is a number.
     if len(named) == 1 and len(below) > 1 and not any(map(looks_like_a_number, below)):
-        what = "comment" if heading[0].startswith("#") else "title"
+        kind = "comment" if heading[0].startswith("#") else "title"
         raise InvalidInput(
-            f"{name} must begin with the names of its columns, got the {what} "
+            f"{name} must begin with the names of its columns, got the {kind} "
             f"{checks.one_line(named[0])}: remove the lines above the heading"
         )
 

@@ -30,9 +30,9 @@ _SWEEP = "runs belong to a sweep, which may be grid, random or bayes: its method
 
 def _run_files(folder: Path) -> list[Path]:
     inner = folder / "wandb" if (folder / "wandb").is_dir() else folder
-    found = sorted(inner.glob("*run-*/run-*.wandb")) or sorted(inner.glob("run-*.wandb"))
+    paths = sorted(inner.glob("*run-*/run-*.wandb")) or sorted(inner.glob("run-*.wandb"))
     # `latest-run` is a link to the last run.
-    return [path for path in found if not path.parent.is_symlink()]
+    return [path for path in paths if not path.parent.is_symlink()]
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -66,8 +66,8 @@ def read_offline(source: Any, options: ReadOptions) -> Material:
             runs.append(RecordedRun(_config_of_yaml(folder), f"{name}, {folder.name}"))
     evidence = Evidence(remarks=(_SWEEP,)) if sweeps else Evidence()
     columns = frozenset(column for run in runs for column in run.values)
-    own = frozenset(column for column in columns if column.startswith("_"))
-    return Material(name, tuple(runs), evidence, own, columns - own)
+    bookkeeping = frozenset(column for column in columns if column.startswith("_"))
+    return Material(name, tuple(runs), evidence, bookkeeping, columns - bookkeeping)
 
 
 def _config_of_yaml(folder: Path) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def _run_of_file(path: Path) -> tuple[dict[str, Any], str, bool]:
         for record in _records(data):
             for number, content in _fields(record):
                 if number == _RUN and isinstance(content, bytes):
-                    for field, part in _fields(content):
-                        if field == _CONFIG_OF_RUN and isinstance(part, bytes):
-                            config |= _items(part)
-                        in_sweep = in_sweep or (field == _SWEEP_OF_RUN and bool(part))
+                    for field, value in _fields(content):
+                        if field == _CONFIG_OF_RUN and isinstance(value, bytes):
+                            config |= _items(value)
+                        in_sweep = in_sweep or (field == _SWEEP_OF_RUN and bool(value))
                 elif number == _CONFIG and isinstance(content, bytes):
                     config |= _items(content)
                 elif number == _EXIT and isinstance(content, bytes):
-                    codes = [part for field, part in _fields(content) if field == 1]
+                    codes = [value for field, value in _fields(content) if field == 1]
                     state = FAILED if any(codes) else COMPLETE
     except (OSError, ValueError, IndexError, struct.error) as error:
         raise InvalidInput(
@@ -108,19 +108,19 @@ def _run_of_file(path: Path) -> tuple[dict[str, Any], str, bool]:
 
 def _items(content: bytes) -> dict[str, Any]:
     """Settings of a record of configuration."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field, item in _fields(content):
         if field != _UPDATE or not isinstance(item, bytes):
             continue
         names, value = [], None
-        for part, cell in _fields(item):
-            if part in (_KEY, _NESTED_KEY) and isinstance(cell, bytes) and cell:
+        for number, cell in _fields(item):
+            if number in (_KEY, _NESTED_KEY) and isinstance(cell, bytes) and cell:
                 names.append(cell.decode())
-            elif part == _JSON and isinstance(cell, bytes):
+            elif number == _JSON and isinstance(cell, bytes):
                 value = json.loads(cell)
         if names and not names[0].startswith("_"):
-            found["/".join(names)] = value
-    return found
+            values["/".join(names)] = value
+    return values
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -130,12 +130,12 @@ class Attack:
             candidate = self.candidates[int(rng.integers(len(self.candidates)))]
             recorder = None if self.residuals is None else self.residuals.recorder()
             seed = run_seed(self.seed, trial, run)
-            found = run_once(self.task, included, candidate, seed, recorder)
+            run_of_model = run_once(self.task, included, candidate, seed, recorder)
             if self.residuals is not None and recorder is not None:
                 residual = self.residuals.statistic(recorder.recorded)
-                found = replace(found, residual=np.array([residual]))
-            if best is None or found.choice > best.choice:
-                best = found
+                run_of_model = replace(run_of_model, residual=np.array([residual]))
+            if best is None or run_of_model.choice > best.choice:
+                best = run_of_model
         return best
 
     def play_some(self, trials: range) -> list[Run | None]:
@@ -191,9 +191,9 @@ class Attack:
         runs: list[Run | None] = []
         try:
             with watch_ray("check again"), Parallel(n_jobs=jobs, **loky_options()) as parallel:
-                for first in range(0, len(parts), jobs):
+                for start in range(0, len(parts), jobs):
                     cpu.check()
-                    tasks = (delayed(self._play_and_time)(p) for p in parts[first : first + jobs])
+                    tasks = (delayed(self._play_and_time)(p) for p in parts[start : start + jobs])
                     for played, seconds in parallel(tasks):
                         runs += played
                         cpu.add(seconds)
@@ -257,8 +257,8 @@ def detectable_noise(
 
     def is_found(share: float) -> bool:
         shown = [
-            estimator(out, into + each / share, delta, 1.0 - error).epsilon > claim
-            for (out, into), each in zip(normal, shift, strict=True)
+            estimator(out, into + shift_of_run / share, delta, 1.0 - error).epsilon > claim
+            for (out, into), shift_of_run in zip(normal, shift, strict=True)
         ]
         return float(np.mean(shown)) >= _POWER
 
@@ -396,8 +396,10 @@ def unread(runs: Sequence[Run | None]) -> str:
 def why_no_statistic(runs: Sequence[Run | None]) -> str:
     """As `unread`, and empty if any trial gave a score or a number."""
     names = (*_SCORES, "details")
-    given = any(len(getattr(run, name)) for run in runs if run is not None for name in names)
-    return "" if given else unread(runs)
+    has_statistic = any(
+        len(getattr(run, name)) for run in runs if run is not None for name in names
+    )
+    return "" if has_statistic else unread(runs)
 
 
 def statistics_of(runs: Sequence[Run | None]) -> Statistics:
@@ -405,13 +407,13 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     completed = [run for run in runs if run is not None]
     if not completed:
         raise InvalidInput("repetitions must include at least one run, got none in all trials")
-    found: dict[str, FloatArray] = {}
+    numbers: dict[str, FloatArray] = {}
     for name in _SCORES:
         if any(len(getattr(run, name)) for run in completed):
-            found[name] = np.array([_number(run, name) for run in runs])
-    if "lambda_a" in found and np.array_equal(found["lambda_a"], found["lambda_c"]):
-        del found["lambda_c"]  # batches were not sampled
-    statistics = {name: (values[0::2], values[1::2]) for name, values in found.items()}
+            numbers[name] = np.array([_number(run, name) for run in runs])
+    if "lambda_a" in numbers and np.array_equal(numbers["lambda_a"], numbers["lambda_c"]):
+        del numbers["lambda_c"]  # batches were not sampled
+    statistics = {name: (values[0::2], values[1::2]) for name, values in numbers.items()}
     learned = _learned(runs)
     if learned is not None:
         statistics["learned"] = learned

@@ -40,8 +40,8 @@ def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | N
     shrinkage = min(max(numbers / (numbers + trials), _SMALLEST_SHRINKAGE), 1.0)
     mean_variance = max(np.trace(covariance) / numbers, 1e-12)
     shrunk = (1.0 - shrinkage) * covariance + shrinkage * mean_variance * np.eye(len(weights))
-    found: FloatArray = np.linalg.solve(shrunk, (means[1] - means[0]) * weights) * weights
-    return found
+    direction: FloatArray = np.linalg.solve(shrunk, (means[1] - means[0]) * weights) * weights
+    return direction
 
 
 def _clipped(numbers: FloatArray) -> FloatArray:

@@ -76,35 +76,46 @@ class Residuals:
             records and the noise.
         """
         runs = CoupledRuns(train, candidate)
-        own = run_seed(seed, _FIRST_OWN_TRIAL)
-        first = runs.run(without, own, like=Trace(initial=dict(initial)))
-        first.initial = dict(initial)
-        size = 8.0 * len(first.steps) * sum(first.sizes)
-        if first.error or not has_full_batches(first.history) or not 0.0 < size <= _MAX_BYTES:
+        own_seed = run_seed(seed, _FIRST_OWN_TRIAL)
+        first_run = runs.run(without, own_seed, like=Trace(initial=dict(initial)))
+        first_run.initial = dict(initial)
+        size = 8.0 * len(first_run.steps) * sum(first_run.sizes)
+        if (
+            first_run.error
+            or not has_full_batches(first_run.history)
+            or not 0.0 < size <= _MAX_BYTES
+        ):
             return None
-        if not first.has_equal_steps:
+        if not first_run.has_equal_steps:
             return None
-        mean = np.zeros_like(first.gradients)
+        mean = np.zeros_like(first_run.gradients)
         contributions = []
         for i in range(_SEEDS + 1):
-            other = (
-                first if i == 0 else runs.run(without, run_seed(seed, _FIRST_OWN_TRIAL + i), first)
+            other_run = (
+                first_run
+                if i == 0
+                else runs.run(without, run_seed(seed, _FIRST_OWN_TRIAL + i), first_run)
             )
-            if other.error or len(other.steps) != len(first.steps):
+            if other_run.error or len(other_run.steps) != len(first_run.steps):
                 return None
             if i > 0:
-                mean += other.gradients / _SEEDS
+                mean += other_run.gradients / _SEEDS
             if i < 2:
                 present = runs.run(
-                    without.with_record(canary), run_seed(seed, _FIRST_OWN_TRIAL + i), like=first
+                    without.with_record(canary),
+                    run_seed(seed, _FIRST_OWN_TRIAL + i),
+                    like=first_run,
                 )
-                if present.error or len(present.steps) != len(first.steps):
+                if present.error or len(present.steps) != len(first_run.steps):
                     return None
-                contributions.append(present.gradients - other.gradients)
-        one, two = contributions
-        if np.linalg.norm(one - two) > _TOLERANCE * np.linalg.norm(one):
+                contributions.append(present.gradients - other_run.gradients)
+        contribution, of_other_seed = contributions
+        gap = np.linalg.norm(contribution - of_other_seed)
+        if gap > _TOLERANCE * np.linalg.norm(contribution):
             return None
-        return Residuals(train, candidate, without, canary, initial, own, first.gradients - mean)
+        return Residuals(
+            train, candidate, without, canary, initial, own_seed, first_run.gradients - mean
+        )
 
     def recorder(self) -> RecordingWatch:
         """Records the gradients that a trial's run releases."""
@@ -130,9 +141,9 @@ class Residuals:
             return -np.inf
         total = 0.0
         steps = zip(trial.steps, absent.steps, present.steps, self.offset, strict=False)
-        for t, (released, others, both, offset) in enumerate(steps):
-            contribution = both.gradient - others.gradient
-            residual = released.gradient - others.gradient + offset
+        for t, (released, without, with_both, offset) in enumerate(steps):
+            contribution = with_both.gradient - without.gradient
+            residual = released.gradient - without.gradient + offset
             product = residual @ contribution - 0.5 * (contribution @ contribution)
             total += float(product) / (accounted.sigma(t) * _scale(released)) ** 2
         return total if np.isfinite(total) else -np.inf

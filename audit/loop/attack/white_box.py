@@ -115,11 +115,11 @@ class WhiteBox:
         if canaries is None:
             self._insert_gradients()
             return
-        own = {id(parameter) for parameter in self._parameters()}
+        trained = {id(parameter) for parameter in self._parameters()}
 
         def find(module: nn.Module, _: Any) -> None:
             # The outermost module with all parameters is called first.
-            if self.model is None and own <= {id(p) for p in module.parameters()}:
+            if self.model is None and trained <= {id(p) for p in module.parameters()}:
                 self.model = module
 
         self._hooks.append(nn.modules.module.register_module_forward_pre_hook(find))
@@ -148,9 +148,9 @@ class WhiteBox:
             lambda_c = 0.5 + log_ratio / (2 * precision.sum())
         details = np.empty(0)
         if len(lambda_a) == 1:
-            one = products[:, 0]
-            parts = np.array_split(one, min(steps, _STRETCHES))
-            details = np.array([np.ptp(one), *(part.sum() for part in parts)])
+            of_canary = products[:, 0]
+            stretches = np.array_split(of_canary, min(steps, _STRETCHES))
+            details = np.array([np.ptp(of_canary), *(part.sum() for part in stretches)])
             if len(self._updated) == 1:
                 energies = np.sum(self._energies, axis=0).reshape(-1) / steps
                 details = np.concatenate([details, np.sum(self._by_tensor, axis=0), energies])
@@ -188,9 +188,9 @@ class WhiteBox:
         """The sampling rate before the first step was accounted for."""
         hook = getattr(self._optimizer, "step_hook", None)
         if hook is not None:
-            found = inspect.getclosurevars(hook).nonlocals.get("sample_rate")
-            if found is not None:
-                return float(found)
+            rate = inspect.getclosurevars(hook).nonlocals.get("sample_rate")
+            if rate is not None:
+                return float(rate)
         return self._sampling_rate()
 
     def _coordinates(self, which: NDArray[np.int64], of: str) -> Iterator[tuple[Tensor, float]]:
@@ -228,12 +228,12 @@ class WhiteBox:
             by_tensor = np.zeros(0)
         else:
             try:
-                each, sizes = self._record_products(parameters, released)
+                products_of_tensors, sizes = self._record_products(parameters, released)
             except Exception as error:  # of the user's model or loss
                 self.failure = reason_of(error)
                 return
-            products, squares = each.sum(1) / unit, sizes / unit
-            by_tensor = each[0] / unit
+            products, squares = products_of_tensors.sum(1) / unit, sizes / unit
+            by_tensor = products_of_tensors[0] / unit
         self._products.append(products)
         self._squares.append(squares)
         self._by_tensor.append(by_tensor)
@@ -248,8 +248,8 @@ class WhiteBox:
 
     def _dirac_products(self, scale: float, unit: float) -> tuple[FloatArray, FloatArray]:
         every = np.arange(len(self._included))
-        found = [(float(p) * scale * c, c * c) for p, c in self._coordinates(every, "grad")]
-        products, squares = np.array(found).T / unit
+        terms = [(float(p) * scale * c, c * c) for p, c in self._coordinates(every, "grad")]
+        products, squares = np.array(terms).T / unit
         return products, squares
 
     def _record_products(
@@ -272,9 +272,11 @@ class WhiteBox:
         with undisturbed(self.model):
             for start in range(0, len(labels), _CANARIES_AT_ONCE):
                 part = slice(start, start + _CANARIES_AT_ONCE)
-                own = self._gradients(parameters, features[part], labels[part])
-                factors, norms = self._factors(own)
-                inner = [(g * p).flatten(1).sum(1) for g, p in zip(own, released, strict=True)]
+                gradients = self._gradients(parameters, features[part], labels[part])
+                factors, norms = self._factors(gradients)
+                inner = [
+                    (g * p).flatten(1).sum(1) for g, p in zip(gradients, released, strict=True)
+                ]
                 products.append(torch.stack(inner, 1).double() * factors)
                 squares.append((norms * factors).square().sum(1))
         return torch.cat(products).cpu().numpy(), torch.cat(squares).cpu().numpy()
@@ -289,13 +291,15 @@ class WhiteBox:
                 "the gradient of a record is unknown: watch.step(noisy, params, gradient=...)"
             )
         records = zip(self._canaries.features, self._canaries.labels, strict=True)
-        each = [self.record_gradient(x, y) for x, y in records]
+        gradients = [self.record_gradient(x, y) for x, y in records]
         shapes = [tuple(p.shape) for p in parameters]
-        if any([g.shape for g in own] != shapes for own in each):
+        if any(
+            [g.shape for g in gradients_of_record] != shapes for gradients_of_record in gradients
+        ):
             raise InvalidInput(
                 f"gradient must return arrays of the shapes {shapes} of the released value"
             )
-        columns = [torch.from_numpy(np.stack(column)) for column in zip(*each, strict=True)]
+        columns = [torch.from_numpy(np.stack(column)) for column in zip(*gradients, strict=True)]
         factors, norms = self._factors(columns)
         inner = [(g * p.double()).flatten(1).sum(1) for g, p in zip(columns, released, strict=True)]
         products = torch.stack(inner, 1) * factors
@@ -306,14 +310,16 @@ class WhiteBox:
     ) -> list[Tensor]:
         """Every record's own gradient: one [m, ...] per tensor of parameters."""
         assert self.model is not None
-        each = []
+        gradients_of_records = []
         for x, y in zip(features, labels, strict=True):
             with torch.enable_grad():
                 loss = self._loss(self.model, x[None], y[None])
-                each.append(torch.autograd.grad(loss, parameters, allow_unused=True))
+                gradients_of_records.append(
+                    torch.autograd.grad(loss, parameters, allow_unused=True)
+                )
         return [
             torch.stack([torch.zeros_like(p) if g is None else g for g in column])
-            for p, column in zip(parameters, zip(*each, strict=True), strict=True)
+            for p, column in zip(parameters, zip(*gradients_of_records, strict=True), strict=True)
         ]
 
     def _factors(self, own: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -321,13 +327,13 @@ class WhiteBox:
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in own], 1).double()
         threshold = self._threshold.value
         if threshold is None:
-            whole = norms.norm(dim=1, keepdim=True)
-            return (1.0 / whole.clamp(min=1e-30)).expand_as(norms), norms
+            norm = norms.norm(dim=1, keepdim=True)
+            return (1.0 / norm.clamp(min=1e-30)).expand_as(norms), norms
         if isinstance(threshold, list):
             clip = torch.tensor(threshold, dtype=norms.dtype, device=norms.device)
             return (clip / (norms + _NORM_OFFSET)).clamp(max=1.0), norms
-        whole = norms.norm(dim=1, keepdim=True)
-        return (threshold / (whole + _NORM_OFFSET)).clamp(max=1.0).expand_as(norms), norms
+        norm = norms.norm(dim=1, keepdim=True)
+        return (threshold / (norm + _NORM_OFFSET)).clamp(max=1.0).expand_as(norms), norms
 
 
 @contextmanager

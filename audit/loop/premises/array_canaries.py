@@ -56,23 +56,25 @@ def search_canaries(
         return float(np.linalg.norm(flat(values, start.label)))
 
     def opposition(values: FloatArray, pair: tuple[Any, Any]) -> float:
-        one, other = (flat(values, label) for label in pair)
-        norms = np.linalg.norm(one) * np.linalg.norm(other)
-        return -float(one @ other / norms) if norms > 0 else -1.0
+        gradient_of_one, gradient_of_other = (flat(values, label) for label in pair)
+        norms = np.linalg.norm(gradient_of_one) * np.linalg.norm(gradient_of_other)
+        return -float(gradient_of_one @ gradient_of_other / norms) if norms > 0 else -1.0
 
     try:
         pairs = list(itertools.combinations(labels[:_MAX_LABELS], 2))
-        found = [replace(start, features=_climb(length, features, random), family="ascent")]
+        searched = [replace(start, features=_climb(length, features, random), family="ascent")]
         if pairs:
             pair = max(pairs, key=lambda labels: opposition(features.astype(float), labels))
             best = _climb(lambda values: opposition(values, pair), features, random)
             # A short record shows a part of the gradient that the clipping leaves out.
             for scale in _SCALES:
                 features = (best * scale).astype(best.dtype)
-                found += [replace(start, features=features, label=y, family="pair") for y in pair]
+                searched += [
+                    replace(start, features=features, label=y, family="pair") for y in pair
+                ]
     except Exception:  # of the user's gradient, which may not accept these records
         return []
-    return [replace(record, size=float("nan")) for record in found]
+    return [replace(record, size=float("nan")) for record in searched]
 
 
 def _climb(

@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 
 from audit.errors import InvalidInput
-from audit.loop.premises.experiment import Experiment
+from audit.loop.premises.experiment import Check
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.released_numbers import differences
 
 _SHIFT = 10.0
 
 
-def refuse_unused_steps(experiment: Experiment, first: Trace, again: Trace, seed: int) -> None:
+def refuse_unused_steps(check: Check, first: Trace, again: Trace, seed: int) -> None:
     """Raises an error if other released values change nothing that follows.
 
     Coupled runs replace the released values of a run. If the loop ignores the returned values, the
     runs are not coupled, and a correct loop would look as if it leaked.
 
     Args:
-        experiment: the experiment.
+        check: the check.
         first: a run of the loop on the records.
         again: the same run, with the values of the first one forced.
         seed: seed of both.
@@ -29,7 +29,7 @@ def refuse_unused_steps(experiment: Experiment, first: Trace, again: Trace, seed
     """
     shifted = [replace(step, gradient=_shifted(step.gradient)) for step in first.steps]
     like = replace(first, steps=shifted, rows=[_shifted(row) for row in first.rows])
-    trace = experiment.runs.run(experiment.records, seed, like=like)
+    trace = check.runs.run(check.records, seed, like=like)
     if trace.error is not None or len(trace.steps) != len(again.steps):
         return
     pairs = zip(again.steps, trace.steps, strict=True)

@@ -65,8 +65,8 @@ def batches_of(
         >>> found.counts.tolist(), found.included.tolist()
         ([[2.0, 3.0]], [[True, True]])
     """
-    whole, single = all_b - all_a, one_b - all_a
-    runs, steps, _ = whole.shape
+    exchanged, single = all_b - all_a, one_b - all_a
+    runs, steps, _ = exchanged.shape
     included, lengths = included_of(single, rounding)
     units = np.where(included, lengths, np.nan)
     proportional = np.zeros((runs, steps))
@@ -75,21 +75,21 @@ def batches_of(
     for t in range(steps):
         inside = included[:, t]
         if inside.sum() > 1:
-            own = single[inside, t]
-            along = own @ (own[0] / lengths[inside, t][0])
-            aside = np.linalg.norm(own, axis=1) ** 2 - along**2
+            of_canary = single[inside, t]
+            along = of_canary @ (of_canary[0] / lengths[inside, t][0])
+            aside = np.linalg.norm(of_canary, axis=1) ** 2 - along**2
             least, most = lengths[inside, t].min(), lengths[inside, t].max()
-            gap = np.linalg.norm(own - own[0], axis=1)
+            gap = np.linalg.norm(of_canary - of_canary[0], axis=1)
             constant &= bool(np.all(gap <= 1e-3 * least + 4 * rounding[t]))
             if np.all(aside <= (1e-3 * lengths[inside, t] + 4 * rounding[t]) ** 2):
                 spread = max(spread, float(most / least - 1 - 8 * rounding[t] / least))
-        sizes = np.linalg.norm(whole[:, t], axis=1)
+        sizes = np.linalg.norm(exchanged[:, t], axis=1)
         longest = int(np.argmax(sizes))
         if sizes[longest] <= max(4 * rounding[t], 1e-12):
             continue
-        direction = whole[longest, t] / sizes[longest]
-        proportional[:, t] = whole[:, t] @ direction
-        off = np.linalg.norm(whole[:, t] - proportional[:, t, None] * direction, axis=1)
+        direction = exchanged[longest, t] / sizes[longest]
+        proportional[:, t] = exchanged[:, t] @ direction
+        off = np.linalg.norm(exchanged[:, t] - proportional[:, t, None] * direction, axis=1)
         slack = _TOLERANCE * sizes[longest] + 4 * rounding[t]
         parallel &= bool(np.all(off <= slack))
         if included[:, t].any():
@@ -132,9 +132,9 @@ def dependence_on_size(
         lengths = found.units[inside, t]
         if len(lengths) < 4:
             continue
-        own, every = single[inside, t], whole[inside, t]
-        sizes = np.sum(own * every, axis=1) / lengths**2
-        off = np.linalg.norm(every - sizes[:, None] * own, axis=1)
+        of_canary, every = single[inside, t], whole[inside, t]
+        sizes = np.sum(of_canary * every, axis=1) / lengths**2
+        off = np.linalg.norm(every - sizes[:, None] * of_canary, axis=1)
         alike = off <= 1e-2 * lengths * np.maximum(np.abs(sizes), 1.0)
         if not np.all(alike & (np.abs(sizes - np.round(sizes)) < 0.1)):
             return  # each record has a random gradient of its own
@@ -184,9 +184,9 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
         rate: the sampling rate, the same in all steps.
     """
     steps = inclusions[0].shape[1]
-    hits = np.concatenate([each.sum(axis=1) for each in inclusions])
-    own = float(hits.mean()) / steps  # a wrong rate is another finding
-    variance, spread = _variance_of_binomials(steps, own, len(hits))
+    hits = np.concatenate([inclusions_of_seed.sum(axis=1) for inclusions_of_seed in inclusions])
+    measured_rate = float(hits.mean()) / steps  # a wrong rate is another finding
+    variance, spread = _variance_of_binomials(steps, measured_rate, len(hits))
     squares = float(np.square(hits - hits.mean()).sum())
     deviation = (squares - (len(hits) - len(inclusions)) * variance) / spread
     ratio = squares / max(len(hits) * variance, 1e-12)
@@ -265,8 +265,8 @@ def _sizes(
     yield _mean_of_batches(drawn, numbers)
     log_fixed = _log_chance_of_fixed_sizes(drawn)
     if log_fixed < 0:
-        same = np.ptp(drawn.sizes) == 0
-        kind = "fixed batches" if same else "batches without the seed"
+        is_fixed = np.ptp(drawn.sizes) == 0
+        kind = "fixed batches" if is_fixed else "batches without the seed"
         yield TestResult(float(np.exp(log_fixed)), kind, numbers)
     elif len(drawn.sizes) >= 20 and drawn.same_rate and 0 < drawn.mean < n:
         yield from _dispersion(drawn, numbers)
@@ -318,15 +318,17 @@ def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
 def _dispersion(drawn: _Sizes, numbers: dict[str, float | int | str]) -> Iterator[TestResult]:
     """Tests whether sizes vary as binomial numbers do, whose variance follows from the mean."""
     squares = np.square(drawn.sizes - drawn.mean)  # a wrong mean is another finding
-    each, spread = _variance_of_binomials(drawn.n, drawn.mean / drawn.n, len(drawn.sizes))
-    total = len(drawn.sizes) * each
+    expected_variance, spread = _variance_of_binomials(
+        drawn.n, drawn.mean / drawn.n, len(drawn.sizes)
+    )
+    total = len(drawn.sizes) * expected_variance
     deviation = float(squares.sum() - total) / spread
     ratio = float(np.divide(squares.sum(), total))
     numbers["dispersion"] = ratio
     if ratio < _TOO_EVEN:
         # The lower tail of a sum of squares is lighter than that of a Gaussian.
         yield TestResult(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
-    elif ratio > _TOO_UNEVEN and each >= _MIN_VARIANCE:
+    elif ratio > _TOO_UNEVEN and expected_variance >= _MIN_VARIANCE:
         # A chi-square distribution with the mean and the variance of the sum of squares.
         free = 2.0 * (total / spread) ** 2
         yield TestResult(float(stats.chi2.sf(free * ratio, free)), "uneven batches", numbers)
@@ -338,16 +340,16 @@ def _neighbouring_steps(
     drawn: _Sizes, numbers: dict[str, float | int | str]
 ) -> Iterator[TestResult]:
     """Tests whether the sizes of neighbouring steps of a run are independent."""
-    both = drawn.known[:, 1:] & drawn.known[:, :-1]
-    if both.sum() < 20 or not drawn.same_rate:
+    both_known = drawn.known[:, 1:] & drawn.known[:, :-1]
+    if both_known.sum() < 20 or not drawn.same_rate:
         return
     centered = np.where(drawn.known, drawn.counts - drawn.mean, 0.0)
-    first, second = centered[:, 1:][both], centered[:, :-1][both]
-    norm = np.linalg.norm(first) * np.linalg.norm(second)
+    later_sizes, earlier_sizes = centered[:, 1:][both_known], centered[:, :-1][both_known]
+    norm = np.linalg.norm(later_sizes) * np.linalg.norm(earlier_sizes)
     if norm <= 0:
         return
-    correlation = float(first @ second / norm)
-    size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both.sum() - 3)
+    correlation = float(later_sizes @ earlier_sizes / norm)
+    size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both_known.sum() - 3)
     yield TestResult(
         float(2 * stats.norm.sf(size)),
         "repeated batches",
@@ -364,27 +366,29 @@ def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[
     """
     n = int(numbers["n"])
     seen = np.bincount(sizes.astype(np.int64), minlength=n + 1)
-    own = seen[1:-1]
+    seen_inside = seen[1:-1]
     less = np.maximum.accumulate(seen)[:-2]
     more = np.maximum.accumulate(seen[::-1])[::-1][2:]
-    rarer = np.flatnonzero(own < np.minimum(less, more))
+    rarer = np.flatnonzero(seen_inside < np.minimum(less, more))
     if not len(rarer):
         return
     # If a size is not rarer than both, one of the two tests holds its level.
-    below, above = (stats.binom.cdf(own, own + counts, 0.5) for counts in (less, more))
+    below, above = (
+        stats.binom.cdf(seen_inside, seen_inside + counts, 0.5) for counts in (less, more)
+    )
     p_values = np.maximum(below, above)[rarer]
     place = int(rarer[p_values.argmin()])
     size = place + 1
     shown: dict[str, float | int | str] = {
         **numbers,
         "size": size,
-        "seen": int(own[place]),
+        "seen": int(seen_inside[place]),
         "less": int(less[place]),
         "smaller": int(seen[:size].argmax()),
         "more": int(more[place]),
         "larger": size + 1 + int(seen[size + 1 :].argmax()),
     }
-    matters = 3 * own[place] < min(less[place], more[place])
+    matters = 3 * seen_inside[place] < min(less[place], more[place])
     p_value = min(1.0, math.comb(n + 1, 3) * float(p_values.min()))
     yield TestResult(p_value, "gaps in batches", shown, bool(matters))
 

@@ -16,7 +16,8 @@ import numpy as np
 from audit.arrays import FloatArray
 from audit.loop.explanations import allowed, constant_numbers, explain, listed
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.loop.premises.experiment import Check, replace_one
+from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import claim_of, exchanges, run_seed
@@ -67,13 +68,11 @@ class _Suspect:
         return bytes(value[self.differs].tobytes())
 
 
-def compare_released_numbers(
-    experiment: Experiment, first: Trace, claim: float | None, delta: float
-) -> Pair:
+def compare_released_numbers(check: Check, first: Trace, claim: float | None, delta: float) -> Pair:
     """Tests whether released numbers depend on a record and not on the seed.
 
     Args:
-        experiment: the experiment, which collects what is found.
+        check: the check, which collects what is found.
         first: a run on the records.
         claim: the epsilon that the function promises; None takes its own.
         delta: delta of the claim.
@@ -82,16 +81,16 @@ def compare_released_numbers(
         The canary that moves noisy numbers most, and the record that it replaces.
     """
     if not first.released:
-        experiment.cannot_test("the function released no numbers", ("released numbers",))
+        check.verdicts.cannot_test("the function released no numbers", ("released numbers",))
         return None, None
-    records, relation = experiment.records, experiment.relation
+    records, relation = check.records, check.relation
     replaces = exchanges(relation, first.watched)
     # An attack that removes a record would detect a public number of records.
     removes = relation != "add-remove" and not replaces
-    seeds = [run_seed(experiment.seed, i, 7) for i in range(_SEEDS)]
+    seeds = [run_seed(check.seed, i, 7) for i in range(_SEEDS)]
 
     def released(data: TrainingSet) -> _Released | None:
-        traces = [experiment.runs.run(data, seed) for seed in seeds]
+        traces = [check.runs.run(data, seed) for seed in seeds]
         if any(trace.error for trace in traces):
             return None
         return [{k: np.asarray(v) for k, v in trace.released.items()} for trace in traces]
@@ -99,41 +98,41 @@ def compare_released_numbers(
     base = released(records)
     if base is None:
         reason = "the function raised an error for some seeds"
-        experiment.cannot_test(reason, ("released numbers",))
+        check.verdicts.cannot_test(reason, ("released numbers",))
         return None, None
-    experiment.tested.append("released numbers")
-    suspects, best = _try_canaries(experiment, released, base, replaces)
+    check.verdicts.tested.append("released numbers")
+    suspects, best = _try_canaries(check, released, base, replaces)
     epsilon = claim_of(first, delta) if claim is None else claim
-    leaks = _without_noise(experiment, suspects, epsilon, delta)
+    leaks = _without_noise(check, suspects, epsilon, delta)
     if leaks:
         gaps = {name: suspect.gap for name, suspect in leaks.items()}
         fewest = min(suspect.seeds for suspect in leaks.values())
-        experiment.findings.append(constant_numbers(gaps, fewest))
-    elif experiment.work_left(0.9):
+        check.verdicts.findings.append(constant_numbers(gaps, fewest))
+    elif check.work_left(0.9):
         shapes = _inferred_shapes(released, records)
-        if leaks := _without_noise(experiment, shapes, epsilon, delta):
-            experiment.findings.append(explain("inferred classes", names=listed(leaks)))
+        if leaks := _without_noise(check, shapes, epsilon, delta):
+            check.verdicts.findings.append(explain("inferred classes", names=listed(leaks)))
     if removes:
         fewer = released(records.without_last()) or base
         if _shapes_that_differ(base, fewer):
-            experiment.measured["depends on n"] = 1.0
-    if not experiment.work_left():
-        experiment.notes.append(
+            check.verdicts.measured["depends on n"] = 1.0
+    if not check.work_left():
+        check.verdicts.notes.append(
             "fewer classes and fewer records were not tested, to limit the work"
         )
     elif scaled := _scaled_by_size(released, records, base):
         n = len(records)
         finding = explain("scaled by n", names=listed(scaled), n=n, less=n - 1)
         if relation == "add-remove":
-            experiment.findings.append(finding)
+            check.verdicts.findings.append(finding)
         else:
-            experiment.measured |= {"depends on n": 1.0} if removes else {}
-            experiment.notes.append(allowed(finding, relation))
+            check.verdicts.measured |= {"depends on n": 1.0} if removes else {}
+            check.verdicts.notes.append(allowed(finding, relation))
     return best
 
 
 def _try_canaries(
-    experiment: Experiment, released: _Runs, base: _Released, replaces: bool
+    check: Check, released: _Runs, base: _Released, replaces: bool
 ) -> tuple[dict[str, _Suspect], Pair]:
     """Compares runs with each canary to runs on the records.
 
@@ -141,7 +140,7 @@ def _try_canaries(
         The numbers that are constant and differ; and the canary that moves noisy numbers most, with
         the record that it replaces.
     """
-    records, pool = experiment.records, experiment.pool[:_MAX_CANARIES]
+    records, pool = check.records, check.pool[:_MAX_CANARIES]
     suspects: dict[str, _Suspect] = {}
     best: Pair = None, None
     # The attack compares runs with the canary and runs without any record in its place, or with
@@ -151,26 +150,28 @@ def _try_canaries(
     largest = -1.0
     spread = _spread(base)
     for tried, canary in enumerate(pool):
-        if tried and not experiment.work_left(0.6):
-            experiment.notes.append(
+        if tried and not check.work_left(0.6):
+            check.verdicts.notes.append(
                 f"{tried} of {len(pool)} canaries were tried, to limit the work"
             )
             break
         neighbour = replace_one(records, canary)
-        other = released(neighbour)
-        if other is None:
+        released_by_neighbour = released(neighbour)
+        if released_by_neighbour is None:
             continue
-        for name in _compare(base, other):
-            sides = [(records, base), (neighbour, other)]
-            if experiment.relation == "add-remove" and absent is not None:
+        for name in _compare(base, released_by_neighbour):
+            sides = [(records, base), (neighbour, released_by_neighbour)]
+            if check.relation == "add-remove" and absent is not None:
                 sides.insert(1, (records.without_last(), absent))
             suspect = suspects.setdefault(name, _suspect(sides, name))
-            suspect.values |= {suspect.seen_in(run[0], name) for run in (base, other)}
-        shifts = [_shift(end, other, spread) for _, end in ends]
+            suspect.values |= {
+                suspect.seen_in(run[0], name) for run in (base, released_by_neighbour)
+            }
+        shifts = [_shift(end, released_by_neighbour, spread) for _, end in ends]
         if max(shifts) > largest:
             largest, end = max(shifts), ends[int(np.argmax(shifts))]
             best = canary, end[0]
-            ends = [end, (canary, other)] if replaces else ends
+            ends = [end, (canary, released_by_neighbour)] if replaces else ends
     return suspects, best
 
 
@@ -184,10 +185,10 @@ def _inferred_shapes(released: _Runs, records: TrainingSet) -> dict[str, _Suspec
         return {}
     values, counts = np.unique(records.labels, return_counts=True)
     rarest = values[np.argmin(counts)]
-    rest = records.labels != rarest
-    if not 3 <= len(values) < len(records) or rest.sum() < 2:
+    without_rarest = records.labels != rarest
+    if not 3 <= len(values) < len(records) or without_rarest.sum() < 2:
         return {}
-    features, labels = records.features[rest], records.labels[rest]
+    features, labels = records.features[without_rarest], records.labels[without_rarest]
     pair = (
         TrainingSet(features, labels),
         TrainingSet(features, np.append(labels[:-1], rarest)),
@@ -205,23 +206,23 @@ def _compare(base: _Released, other: _Released) -> dict[str, Any]:
     Returns:
         By name, which entries differ; None where the shape or the presence does.
     """
-    found: dict[str, Any] = {}
+    differing: dict[str, Any] = {}
     constant, also = _constant(base), _constant(other)
     for name in {*constant, *also}:
         if (name in constant) != (name in also):
             if all(name in run for run in base) != all(name in run for run in other):
-                found[name] = None
+                differing[name] = None
             continue
         ours, theirs = base[0][name], other[0][name]
         if ours.shape != theirs.shape:
-            found[name] = None
+            differing[name] = None
             continue
         with np.errstate(invalid="ignore"):
             differs = (ours != theirs) & ~(_is_nan(ours) & _is_nan(theirs))
         differs = np.asarray(differs & constant[name] & also[name])
         if differs.any():
-            found[name] = differs
-    return found
+            differing[name] = differs
+    return differing
 
 
 def _shapes_that_differ(base: _Released, other: _Released) -> list[str]:
@@ -236,19 +237,21 @@ def _suspect(sides: Sequence[tuple[TrainingSet, _Released]], name: str) -> _Susp
     """
     pairs = [(sides[0], sides[-1])]
     pairs = [*itertools.pairwise(reversed(sides)), *pairs] if len(sides) > 2 else pairs
-    found = [_compare(one[1], two[1]) for one, two in pairs]
-    index = next(i for i, each in enumerate(found) if name in each)
-    (one, base), (two, other) = pairs[index]
-    differs, gap, fractions = found[index][name], math.inf, False
+    differing_of_pairs = [_compare(side[1], other_side[1]) for side, other_side in pairs]
+    index = next(
+        i for i, differing_names in enumerate(differing_of_pairs) if name in differing_names
+    )
+    (side, base), (other_side, released_by_other) = pairs[index]
+    differs, gap, fractions = differing_of_pairs[index][name], math.inf, False
     if differs is not None and base[0][name].dtype.kind not in "SU":
-        ours, theirs = (np.nan_to_num(run[0][name][differs]) for run in (base, other))
+        ours, theirs = (np.nan_to_num(run[0][name][differs]) for run in (base, released_by_other))
         gap = float(np.abs(np.subtract(ours, theirs, dtype=complex)).max())
         fractions = bool(np.any(ours != np.round(ours)))
-    return _Suspect((one, two), index == len(pairs) - 1, differs, gap, fractions)
+    return _Suspect((side, other_side), index == len(pairs) - 1, differs, gap, fractions)
 
 
 def _without_noise(
-    experiment: Experiment, suspects: dict[str, _Suspect], epsilon: float | None, delta: float
+    check: Check, suspects: dict[str, _Suspect], epsilon: float | None, delta: float
 ) -> dict[str, _Suspect]:
     """The numbers that have less noise than the claim allows.
 
@@ -261,17 +264,17 @@ def _without_noise(
     claimed = _EPSILON_WITHOUT_CLAIM if epsilon is None else epsilon
     leaks = {}
     for name, suspect in suspects.items():
-        twice = suspect.exchanges and experiment.relation != "replace-one"
+        twice = suspect.exchanges and check.relation != "replace-one"
         allowed = max(2 * claimed if twice else claimed, math.log(2))
         chance = max(-math.log1p(-math.exp(-allowed) * (1 - delta)), 1e-300)
         needed = math.log(len(suspects) / FAMILY_ERROR) / chance
         if not (suspect.has_fractions and len(suspect.values) >= _DIFFERENT_FRACTIONS):
             suspect.seeds = max(_SEEDS, math.ceil(min(needed, 1e9)))
-        differs = _always_differs(experiment, suspect, name)
+        differs = _always_differs(check, suspect, name)
         if differs:
             leaks[name] = suspect
         elif differs is None:
-            experiment.notes.append(
+            check.verdicts.notes.append(
                 f"`{name}` has no noise, or as little as epsilon {claimed:.4g} allows: a test of "
                 f"it takes {needed:.3g} seeds, more than the runs of this test"
             )
@@ -312,16 +315,16 @@ def _is_nan(values: Any) -> Any:
 
 def _constant(runs: _Released) -> dict[str, Any]:
     """Which entries of each released number are equal in all runs, by name."""
-    found = {}
+    constant = {}
     for name, value in runs[0].items():
-        others = [run.get(name) for run in runs[1:]]
-        if any(o is None or o.shape != value.shape for o in others):
+        in_other_runs = [run.get(name) for run in runs[1:]]
+        if any(o is None or o.shape != value.shape for o in in_other_runs):
             continue
         fixed = np.ones(value.shape, np.bool_)
-        for each in others:
-            fixed &= np.asarray((each == value) | (_is_nan(value) & _is_nan(each)))
-        found[name] = fixed
-    return found
+        for compared in in_other_runs:
+            fixed &= np.asarray((compared == value) | (_is_nan(value) & _is_nan(compared)))
+        constant[name] = fixed
+    return constant
 
 
 def _spread(runs: _Released) -> dict[str, FloatArray]:
@@ -329,17 +332,17 @@ def _spread(runs: _Released) -> dict[str, FloatArray]:
 
     A number that is the same for all seeds gets the mean of the others.
     """
-    found = {}
+    spreads = {}
     for name, value in runs[0].items():
         if value.dtype.kind in "fiub" and all(
             name in run and run[name].shape == value.shape for run in runs
         ):
             with np.errstate(invalid="ignore"):
                 scale = np.std([r[name] for r in runs], axis=0, ddof=1)
-            found[name] = np.where(
+            spreads[name] = np.where(
                 scale > 0, scale, scale[scale > 0].mean() if (scale > 0).any() else 0
             )
-    return found
+    return spreads
 
 
 def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> float:
@@ -357,14 +360,14 @@ def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> 
     return math.sqrt(total)
 
 
-def _always_differs(experiment: Experiment, suspect: _Suspect, name: str) -> bool | None:
+def _always_differs(check: Check, suspect: _Suspect, name: str) -> bool | None:
     """Whether a number is constant and differs for all seeds; None where time is short."""
     values: list[set[bytes]] = [set(), set()]
     for i in range(suspect.seeds):
-        if i >= _SEEDS and not experiment.work_left(0.9):
+        if i >= _SEEDS and not check.work_left(0.9):
             return None
         for side, data in enumerate(suspect.pair):
-            trace = experiment.runs.run(data, run_seed(experiment.seed, i, 8))
+            trace = check.runs.run(data, run_seed(check.seed, i, 8))
             if trace.error:
                 return False
             run = {key: np.asarray(value) for key, value in trace.released.items()}

@@ -63,12 +63,12 @@ def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRec
     kind = records.features.dtype.kind
     made = _dense(records) if kind == "f" else _tokens(records)
     seen: set[bytes] = set()
-    for each in [*pool, *made]:
-        key = np.asarray(each.features).tobytes() + repr(each.label).encode()
+    for record in [*pool, *made]:
+        key = np.asarray(record.features).tobytes() + repr(record.label).encode()
         if key not in seen:
             seen.add(key)
-            if each.family != "given":
-                pool.append(each)
+            if record.family != "given":
+                pool.append(record)
     return pool
 
 
@@ -121,11 +121,11 @@ def _dense(records: TrainingSet) -> list[PoolRecord]:
     labels = labels_to_try(records)
     random = np.random.default_rng(0)
     directions = list(_directions(records, random))
-    found: list[PoolRecord] = []
+    dense: list[PoolRecord] = []
 
     def add(name: str, direction: NDArray[Any], size: float, label: Any) -> None:
         values = np.clip(direction * (size * norm), -largest, largest).reshape(shape).astype(kind)
-        found.append(PoolRecord(values, label, abs(size), f"{name} {np.sign(size):+.0f} {label}"))
+        dense.append(PoolRecord(values, label, abs(size), f"{name} {np.sign(size):+.0f} {label}"))
 
     # Every label with both signs of the first direction, then fewer labels of the others.
     for rank, (name, direction) in enumerate(directions):
@@ -138,9 +138,9 @@ def _dense(records: TrainingSet) -> list[PoolRecord]:
             for sign in (1.0, -1.0):
                 add(name, direction, sign * size, labels[rank % len(labels)])
     zeros = np.zeros(shape, kind)
-    found += [PoolRecord(zeros, label, 0.0, "zeros") for label in labels[:3]]
-    found += _own(records, labels)
-    return found
+    dense += [PoolRecord(zeros, label, 0.0, "zeros") for label in labels[:3]]
+    dense += _own(records, labels)
+    return dense
 
 
 def _directions(
@@ -153,21 +153,21 @@ def _directions(
         direction = random.normal(size=width)
         yield f"random {i}", direction / np.linalg.norm(direction)
     blank = np.flatnonzero(~flat.any(axis=0))
-    first = np.zeros(width)
-    first[blank[0] if len(blank) else int(np.argmin(np.square(flat).sum(0)))] = 1.0
-    yield "one feature", first
+    feature = np.zeros(width)
+    feature[blank[0] if len(blank) else int(np.argmin(np.square(flat).sum(0)))] = 1.0
+    yield "one feature", feature
     yield "all features", np.full(width, width**-0.5)
 
 
 def _own(records: TrainingSet, labels: list[Any]) -> list[PoolRecord]:
     """Records of the data with their own label and with another one."""
-    found = []
+    of_data = []
     for i in range(min(3, len(records))):
-        other = labels[0] if records.labels[i] != labels[0] else labels[-1]
-        for label in {records.labels[i].item(): None, _item(other): None}:
+        other_label = labels[0] if records.labels[i] != labels[0] else labels[-1]
+        for label in {records.labels[i].item(): None, _item(other_label): None}:
             typed = records.labels.dtype.type(label)
-            found.append(PoolRecord(records.features[i], typed, 1.0, "own"))
-    return found
+            of_data.append(PoolRecord(records.features[i], typed, 1.0, "own"))
+    return of_data
 
 
 def _item(value: Any) -> Any:
@@ -180,21 +180,21 @@ def _tokens(records: TrainingSet) -> list[PoolRecord]:
     labels = labels_to_try(records)
     random = np.random.default_rng(0)
     constants = list(dict.fromkeys([high, low, (low + high) // 2, min(low + 1, high)]))
-    found = []
+    tokens = []
     for value in constants:
         for label in labels[:4]:
             features = np.full(shape, value, kind)
-            found.append(PoolRecord(features, label, float("nan"), f"constant {value}"))
+            tokens.append(PoolRecord(features, label, float("nan"), f"constant {value}"))
     for i in range(6):
         features = random.integers(low, high + 1, size=shape).astype(kind)
         for label in (labels[i % len(labels)], labels[(i + 1) % len(labels)]):
-            found.append(PoolRecord(features, label, float("nan"), "random"))
+            tokens.append(PoolRecord(features, label, float("nan"), "random"))
     if len(shape) == 1 and shape[0] > 1:  # one token among others
         for value in constants[:2]:
             features = np.full(shape, constants[-1], kind)
             features[0] = value
-            found.append(PoolRecord(features, labels[0], float("nan"), "mixed"))
-    return found + _own(records, labels)
+            tokens.append(PoolRecord(features, labels[0], float("nan"), "mixed"))
+    return tokens + _own(records, labels)
 
 
 def _as_tensors(record: PoolRecord, like: Any) -> tuple[Any, Any]:
@@ -290,9 +290,9 @@ def ascend_against(
     try:
         for _ in range(_ASCENT_STEPS):
             x = x.detach().requires_grad_(True)
-            own = _gradient(loss(model, x, y), parameters)
-            length = own.norm()
-            against = (own @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
+            of_record = _gradient(loss(model, x, y), parameters)
+            length = of_record.norm()
+            against = (of_record @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
             goal = _WEIGHT_OF_LENGTH * length.clamp(min=1e-20).log() - against
             reached = float(goal.detach())
             if reached > best_value:
@@ -344,10 +344,10 @@ def opposite_pair(
     import torch
 
     typed = type(start.label)
-    records = [PoolRecord(start.features, typed(each), float("nan"), "pair") for each in labels]
-    found: list[tuple[float, Any, tuple[int, int]]] = []
+    records = [PoolRecord(start.features, typed(label), float("nan"), "pair") for label in labels]
+    reached_pairs: list[tuple[float, Any, tuple[int, int]]] = []
     try:
-        batches = [_as_tensors(each, parameter) for each in records]
+        batches = [_as_tensors(record, parameter) for record in records]
         losses = [float(loss(model, *batch).detach()) for batch in batches]
         likely = [int(i) for i in np.argsort(losses, kind="stable")[:_MAX_PAIRED_LABELS]]
         for pair in itertools.combinations(likely, 2):
@@ -364,11 +364,11 @@ def opposite_pair(
             descent.step(both)
             reached = float(both().detach())
             if np.isfinite(reached) and bool(torch.isfinite(x).all()):
-                found.append((reached, x, pair))
+                reached_pairs.append((reached, x, pair))
     except Exception:  # of the user's model
         return []
-    if not found:
+    if not reached_pairs:
         return []
-    _, x, pair = min(found, key=lambda each: each[0])
+    _, x, pair = min(reached_pairs, key=lambda each: each[0])
     features = x.detach().double().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
     return [replace(records[i], features=features) for i in pair]

@@ -23,7 +23,6 @@ from audit.loop.premises.canary_pool import (
 )
 from audit.loop.premises.contributions import Contributions, contributions
 from audit.loop.premises.experiment import (
-    FAMILY_ERROR,
     SEEDS_FOR_INCLUSION,
     Experiment,
     draw_alike,
@@ -31,6 +30,7 @@ from audit.loop.premises.experiment import (
 )
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.two_samples import two_sample_p_value
+from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 
@@ -68,6 +68,8 @@ class CanaryRuns:
         pair: the two canaries whose contributions differ most in one step; one canary twice if it
             differs most from an absent record.
         strongest: the best canary for an attack, which still contributes in later steps.
+        comparable: number of steps before which the weights depend on gradients alone; None if
+            they do in all steps.
     """
 
     pool: Sequence[PoolRecord]
@@ -75,6 +77,24 @@ class CanaryRuns:
     found: Contributions
     pair: tuple[PoolRecord, PoolRecord]
     strongest: PoolRecord
+    comparable: int | None = None
+
+
+@dataclass(frozen=True)
+class PoolRuns:
+    """Coupled runs with the canaries of the pool.
+
+    Attributes:
+        pool: the canaries that draw the same random numbers as the reference record.
+        traces: a run with each of them.
+        apart: [T], largest contribution among canaries that change the number of draws, or None.
+        not_finite: runs with records that are not finite, whose gradients are finite.
+    """
+
+    pool: list[PoolRecord]
+    traces: list[Trace]
+    apart: FloatArray | None = None
+    not_finite: Sequence[Trace] = ()
 
 
 @dataclass
@@ -121,8 +141,8 @@ class _Sorted:
             self.traces.append(trace)
 
 
-def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
-    """The canaries of the pool that can be trained on, and a coupled run with each of them.
+def run_canaries(experiment: Experiment) -> PoolRuns:
+    """Coupled runs with the canaries of the pool that can be trained on.
 
     Canaries with which the function draws other random numbers are left out, and compared only with
     each other.
@@ -136,24 +156,27 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
     if runs.overflowing and runs.traces:
         _report_overflow(experiment, runs.overflowing)
     if runs.diverged:
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             f"for {len(runs.diverged)} of {len(experiment.pool)} canaries the number of steps or "
             "of random draws depends on the record; they were compared with each other alone"
         )
-        if len(runs.apart) > 1:
-            gradients = [trace.gradients for trace in runs.apart]
-            base = experiment.base
-            experiment.apart = contributions(gradients, base.slices, base.epsilon_of_type).largest
+    apart = _largest_contribution(experiment, runs.apart) if len(runs.apart) > 1 else None
     not_finite = _run_records_that_are_not_finite(experiment)
     suspects = [*runs.other_steps[:_MAX_SUSPECTS], *not_finite.other_steps]
     if not _compare_numbers_of_steps(experiment, suspects):
         _report_lost_noise(experiment, [*runs.diverged, *not_finite.diverged])
-    return runs.pool, runs.traces
+    return PoolRuns(runs.pool, runs.traces, apart, not_finite.traces)
+
+
+def _largest_contribution(experiment: Experiment, traces: Sequence[Trace]) -> FloatArray:
+    """[T], the largest contribution among runs that differ in one record."""
+    gradients, base = [trace.gradients for trace in traces], experiment.base
+    return contributions(gradients, base.slices, base.epsilon_of_type).largest
 
 
 def _note_errors(experiment: Experiment, errors: Sequence[str]) -> None:
     if errors:
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             f"{len(errors)} of {len(experiment.pool)} canaries were left out, because the function "
             f"raised an error for them, such as {errors[0]}; an observer who sees the error learns "
             "about the record"
@@ -166,7 +189,7 @@ def _report_overflow(experiment: Experiment, overflowing: Sequence[PoolRecord]) 
     smallest = "" if np.isnan(size) else smallest
     count, of = len(overflowing), len(experiment.pool)
     finding = explain("not finite", records=count, of=of, smallest=smallest, size=size)
-    experiment.findings.append(finding)
+    experiment.verdicts.findings.append(finding)
 
 
 def _run_records_that_are_not_finite(experiment: Experiment) -> _Sorted:
@@ -180,9 +203,8 @@ def _run_records_that_are_not_finite(experiment: Experiment) -> _Sorted:
         return runs
     for canary in records_that_are_not_finite(experiment.records, experiment.pool[0].label):
         runs.add(experiment, canary)
-    experiment.not_finite += runs.traces
     if runs.overflowing:
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             "a record that holds NaN or infinity makes a released gradient not finite: the epsilon "
             "holds for finite records"
         )
@@ -197,22 +219,22 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
     """
     usual: list[int] = []
     for suspect in suspects:
-        other: list[int] = []
+        of_suspect: list[int] = []
         p_value = 1.0
         for look, seeds in enumerate(_SEEDS_OF_STEPS, 1):
-            for numbers, record in ((usual, experiment.pool[0]), (other, suspect)):
+            for numbers, record in ((usual, experiment.pool[0]), (of_suspect, suspect)):
                 data = experiment.with_canary(record)
                 numbers += _numbers_of_steps(experiment, data, range(len(numbers), seeds))
-            if min(len(usual), len(other)) < seeds:
+            if min(len(usual), len(of_suspect)) < seeds:
                 break  # the function raises an error for some seeds
-            p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, other))
-            if p_value < _CERTAIN or usual == other or not experiment.work_left(0.6):
+            p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, of_suspect))
+            if p_value < _CERTAIN or usual == of_suspect or not experiment.work_left(0.6):
                 break
-        differing = [(u, o) for u, o in zip(usual, other, strict=False) if u != o]
+        differing = [(u, o) for u, o in zip(usual, of_suspect, strict=False) if u != o]
         if not differing:
             continue
         shown = dict(zip(("one", "other"), differing[0], strict=True))
-        experiment.collect(TestResult(p_value, "number of steps", shown))
+        experiment.verdicts.collect(TestResult(p_value, "number of steps", shown))
         if p_value < _CERTAIN:
             return True
     return False
@@ -229,7 +251,7 @@ def compare_random_numbers_of_steps(experiment: Experiment) -> None:
         return
     seeds = range(_SEEDS_OF_STEPS[0])
     usual = _numbers_of_steps(experiment, records, seeds)
-    few = _numbers_of_steps(experiment, records.first(_FEW_RECORDS), seeds)
+    few = _numbers_of_steps(experiment, records.first_records(_FEW_RECORDS), seeds)
     # A number of steps that is computed from n is the same for all seeds, and another finding.
     if min(len(usual), len(few)) < len(seeds) or min(usual) == max(usual):
         return
@@ -240,7 +262,7 @@ def compare_random_numbers_of_steps(experiment: Experiment) -> None:
         "mean of few": float(np.mean(few)),
     }
     p_value = two_sample_p_value(usual, few)
-    experiment.collect(TestResult(min(1.0, p_value), "random number of steps", numbers))
+    experiment.verdicts.collect(TestResult(min(1.0, p_value), "random number of steps", numbers))
 
 
 def _numbers_of_steps(experiment: Experiment, data: TrainingSet, seeds: Sequence[int]) -> list[int]:
@@ -275,13 +297,13 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
         runs = with_seeds(canary)
         for step in range(min(len(run.steps) for run in [*usual, *runs])):
             with_it, without = (
-                np.stack([run.steps[step].gradient for run in each]) for each in (runs, usual)
+                np.stack([run.steps[step].gradient for run in traces]) for traces in (runs, usual)
             )
             alike = np.all(np.ptp(with_it, axis=0) == 0)
             empty = np.any(np.all(with_it == 0, axis=1))
             if (alike or empty) and np.all(np.any(without != 0, axis=1)) and np.ptp(without) > 0:
                 number = experiment.first_step + step + 1
-                experiment.findings.append(explain("noise lost", step=number))
+                experiment.verdicts.findings.append(explain("noise lost", step=number))
                 return
 
 
@@ -294,25 +316,30 @@ def changes_other_records(
     """
     # Later steps of the experiment may have been tested since these canaries ran.
     pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
-    reference = next(i for i, each in enumerate(pool) if each is canaries.pair[0])
-    one = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
+    reference = next(i for i, record in enumerate(pool) if record is canaries.pair[0])
+    with_reference = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
     # Records that differ in size, in label and in direction.
     for wanted in (
         lambda each: each is canaries.pair[1],
         lambda each: each.family == "own",
         lambda each: each.label != canaries.pair[0].label,
     ):
-        other = next((i for i, each in enumerate(pool) if wanted(each) and i != reference), None)
-        if other is None:
+        other_index = next(
+            (i for i, each in enumerate(pool) if wanted(each) and i != reference), None
+        )
+        if other_index is None:
             continue
-        two = experiment.coupled(experiment.exchange(others, pool[other]), seed)
-        if experiment.ended_early(one) or experiment.ended_early(two):
+        with_other = experiment.coupled(experiment.exchange(others, pool[other_index]), seed)
+        if experiment.ended_early(with_reference) or experiment.ended_early(with_other):
             continue
-        own = [canaries.traces[i].gradients[:steps] for i in (reference, other)]
-        here, there = own[0] - own[1], one.gradients[:steps] - two.gradients[:steps]
-        sizes = np.maximum(np.linalg.norm(here, axis=1), np.linalg.norm(there, axis=1))
+        usual_gradients = [canaries.traces[i].gradients[:steps] for i in (reference, other_index)]
+        usual_change, change_now = (
+            usual_gradients[0] - usual_gradients[1],
+            with_reference.gradients[:steps] - with_other.gradients[:steps],
+        )
+        sizes = np.maximum(np.linalg.norm(usual_change, axis=1), np.linalg.norm(change_now, axis=1))
         rounding = 8 * canaries.found.rounding[:steps]
-        if np.any(np.linalg.norm(here - there, axis=1) > 0.02 * sizes + rounding):
+        if np.any(np.linalg.norm(usual_change - change_now, axis=1) > 0.02 * sizes + rounding):
             return True
     return False
 
@@ -333,11 +360,13 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
         return False
     place = experiment.place
     neighbouring = place + 1 if place >= 0 else place - 1
-    one, *others = {id(each): each for each in (*canaries.pair, *canaries.pool[-2:])}.values()
-    for other in others:
+    canary, *further = {
+        id(record): record for record in (*canaries.pair, *canaries.pool[-2:])
+    }.values()
+    for compared in further:
         orders = [
-            replace_one(replace_one(experiment.records, first, neighbouring), second, place)
-            for first, second in ((one, other), (other, one))
+            replace_one(replace_one(experiment.records, neighbour, neighbouring), exchanged, place)
+            for neighbour, exchanged in ((canary, compared), (compared, canary))
         ]
         for number in range(seeds):
             seed = experiment.seed_of(600 + number)
@@ -393,8 +422,14 @@ def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> 
     """Whether the weights before the first step, when nothing is released, depend on a record."""
     for number in range(SEEDS_FOR_INCLUSION):
         seed = experiment.seed_of(900 + number)
-        one, two = (experiment.coupled(experiment.with_canary(each), seed) for each in pool[:2])
-        if one.steps and two.steps and one.steps[0].weights != two.steps[0].weights:
+        run, compared_run = (
+            experiment.coupled(experiment.with_canary(canary), seed) for canary in pool[:2]
+        )
+        if (
+            run.steps
+            and compared_run.steps
+            and run.steps[0].weights != compared_run.steps[0].weights
+        ):
             return True
         if not experiment.work_left(0.45):
             break
@@ -407,43 +442,46 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     Such a record changes more steps than the accounted rate allows, by different amounts for
     different seeds. A record that is drawn too often adds the same amount for every seed.
     """
-    one = canaries.pair[0]
+    canary = canaries.pair[0]
     # Both features and labels differ, because either may change a statistic.
     differing = [
-        each
-        for each in canaries.pool
-        if each.label != one.label and not np.array_equal(each.features, one.features)
+        record
+        for record in canaries.pool
+        if record.label != canary.label and not np.array_equal(record.features, canary.features)
     ]
-    if not experiment.sampled or not differing or experiment.comparable == 0:
+    if not experiment.sampled or not differing or canaries.comparable == 0:
         return
-    other = next((each for each in differing if each.family == "own"), differing[0])
+    compared = next((record for record in differing if record.family == "own"), differing[0])
     assert experiment.accounted is not None
     steps = len(canaries.found.largest)
-    steps = steps if experiment.comparable is None else experiment.comparable
+    steps = steps if canaries.comparable is None else canaries.comparable
     rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
-    found: list[FloatArray] = []
+    changes: list[FloatArray] = []
     for number in range(_SEEDS_OF_OTHER_STEPS):
         seed = experiment.seed_of(800 + number)
-        pair = [experiment.coupled(experiment.with_canary(each), seed) for each in (one, other)]
+        pair = [
+            experiment.coupled(experiment.with_canary(record), seed)
+            for record in (canary, compared)
+        ]
         if any(experiment.ended_early(run) for run in pair) or not draw_alike(
             pair[0], pair[1], steps
         ):
             continue
-        found.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
-        sizes = np.linalg.norm(np.stack(found), axis=2)
+        changes.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
+        sizes = np.linalg.norm(np.stack(changes), axis=2)
         changed = sizes > 8 * canaries.found.rounding[:steps]
         # Stopping early without a finding cannot cause a false finding.
         if changed.mean() < 1.1 * rate or not experiment.work_left(0.5):
             break
-    if not found or not np.any(changed) or changed.mean() < 1.1 * rate:
+    if not changes or not np.any(changed) or changed.mean() < 1.1 * rate:
         return
-    gaps = np.stack(found)
+    gaps = np.stack(changes)
     varies = any(
-        np.linalg.norm(own - own[0], axis=1).max()
+        np.linalg.norm(changes_of_step - changes_of_step[0], axis=1).max()
         > _VARIES * sizes[inside, t].max() + 8 * canaries.found.rounding[t]
         for t, inside in enumerate(changed.T)
         if inside.any()
-        for own in [gaps[inside, t]]
+        for changes_of_step in [gaps[inside, t]]
     )
     hits, tries = int(changed.sum()), changed.size
     p_value = float(stats.binom.sf(hits - 1, tries, rate))
@@ -455,11 +493,13 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         "share in %": 100 * hits / tries,
         "rate in %": 100 * rate,
     }
-    others = TrainingSet(experiment.records.features[::-1], np.roll(experiment.records.labels, 1))
-    experiment.collect(
+    other_records = TrainingSet(
+        experiment.records.features[::-1], np.roll(experiment.records.labels, 1)
+    )
+    experiment.verdicts.collect(
         TestResult(p_value, "influence", shown),
         words=lambda test: influence(
-            test, changes_other_records(experiment, canaries, others), _is_carried(changed)
+            test, changes_other_records(experiment, canaries, other_records), _is_carried(changed)
         ),
     )
 
@@ -476,41 +516,47 @@ def _is_carried(changed: NDArray[np.bool_]) -> bool:
     return bool(stats.fisher_exact(table, alternative="greater")[1] < _CARRIES)
 
 
-def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
-    """Reports weights that depend on the record although all gradients are forced."""
-    reference = traces[0]
+def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> int | None:
+    """Reports weights that depend on the record although all gradients are forced.
+
+    Returns:
+        The number of steps before which the weights depend on gradients alone; None if they do in
+        all steps.
+    """
+    reference, comparable = traces[0], None
     moved: dict[int, Trace] = {}
     for trace in traces[1:]:
         pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
-        first = next((t for t, (a, b) in pairs if a.weights != b.weights), None)
-        if first is not None:
-            moved.setdefault(first, trace)
+        first_moved = next((t for t, (a, b) in pairs if a.weights != b.weights), None)
+        if first_moved is not None:
+            moved.setdefault(first_moved, trace)
     if moved:
-        step = experiment.comparable = min(moved)
-        before, same = moved[step].steps[step - 1], reference.steps[step - 1]
-        settings = step > 0 and before.settings != same.settings
-        within = step > 0 and before.weights_after != same.weights_after
-        experiment.findings.append(weights_outside(step, settings, within))
+        step = comparable = min(moved)
+        before, reference_before = moved[step].steps[step - 1], reference.steps[step - 1]
+        settings = step > 0 and before.settings != reference_before.settings
+        within = step > 0 and before.weights_after != reference_before.weights_after
+        experiment.verdicts.findings.append(weights_outside(step, settings, within))
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
-        experiment.findings.append(explain("initial weights"))
+        experiment.verdicts.findings.append(explain("initial weights"))
+    return comparable
 
 
 def measure(
     experiment: Experiment,
-    pool: list[PoolRecord],
-    traces: list[Trace],
+    runs: PoolRuns,
+    comparable: int | None,
     loss: Callable[..., Any] | None,
 ) -> CanaryRuns:
     """Contributions of the canaries, and of further ones that gradient ascent finds."""
-    base = experiment.base
+    base, pool, traces = experiment.base, runs.pool, runs.traces
     absent = _without_last(experiment)
 
-    def found_by(traces: Sequence[Trace]) -> Contributions:
+    def contributions_of(traces: Sequence[Trace]) -> Contributions:
         gradients = [trace.gradients for trace in traces]
         return contributions(gradients, base.slices, base.epsilon_of_type, absent)
 
-    found, before = found_by(traces), len(traces)
-    seen = np.flatnonzero(found.largest > found.rounding)
+    measured, before = contributions_of(traces), len(traces)
+    seen = np.flatnonzero(measured.largest > measured.rounding)
     further = _Sorted()
     for canary in _ascended(experiment, pool, loss, seen):
         further.add(experiment, canary)
@@ -518,23 +564,22 @@ def measure(
         _compare_numbers_of_steps(experiment, further.other_steps[:_MAX_SUSPECTS])
     pool, traces = [*pool, *further.pool], [*traces, *further.traces]
     if len(traces) > before:
-        found = found_by(traces)
+        measured = contributions_of(traces)
     resized = _Sorted()
-    for canary in _other_sizes(experiment, _chosen(pool, traces, found).pair):
+    for canary in _other_sizes(experiment, _chosen(pool, traces, measured).pair):
         resized.add(experiment, canary)
     pool, traces = [*pool, *resized.pool], [*traces, *resized.traces]
     if resized.traces:
-        found = found_by(traces)
-    canaries = _chosen(pool, traces, found)
-    if experiment.not_finite:
-        gradients = [trace.gradients for trace in (*traces, *experiment.not_finite)]
-        with_them = contributions(gradients, base.slices, base.epsilon_of_type).largest
-        np.maximum(found.largest, with_them[: len(found.largest)], out=found.largest)
+        measured = contributions_of(traces)
+    canaries = replace(_chosen(pool, traces, measured), comparable=comparable)
+    if runs.not_finite:
+        with_them = _largest_contribution(experiment, [*traces, *runs.not_finite])
+        np.maximum(measured.largest, with_them[: len(measured.largest)], out=measured.largest)
     # Runs whose number of steps is random have only their first steps in common.
-    elsewhere = _in_other_places(experiment, canaries, absent)[: len(found.largest)]
-    np.maximum(found.largest, elsewhere, out=found.largest)
-    if experiment.apart is not None:
-        np.maximum(found.largest, experiment.apart[: len(found.largest)], out=found.largest)
+    elsewhere = _in_other_places(experiment, canaries, absent)[: len(measured.largest)]
+    np.maximum(measured.largest, elsewhere, out=measured.largest)
+    if runs.apart is not None:
+        np.maximum(measured.largest, runs.apart[: len(measured.largest)], out=measured.largest)
     return canaries
 
 
@@ -568,24 +613,24 @@ def _in_other_places(
     a record in the middle in several windows. It may also pair records, so that the effect of a
     removal depends on the parity of n.
     """
-    own = [record for record in canaries.pool if record.family == "own"]
-    exchanged = [*canaries.pair, *own[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
+    of_data = [record for record in canaries.pool if record.family == "own"]
+    exchanged = [*canaries.pair, *of_data[1:3], *canaries.pool[:2], *canaries.pool[-1:]]
     reach = np.zeros(experiment.steps)
     n = len(experiment.records)
     for place in sorted({0, n // 2, n // 3}):
         data = [replace_one(experiment.records, canary, place) for canary in exchanged]
         reach = np.maximum(reach, largest_distances(experiment, data) / 2)
     if absent is not None and len(experiment.records) > 3:
-        for canary in (canaries.pair[0], *own[1:2]):
-            whole = experiment.with_canary(canary)
-            fewer = TrainingSet(whole.features[1:], whole.labels[1:])
+        for canary in (canaries.pair[0], *of_data[1:2]):
+            with_canary = experiment.with_canary(canary)
+            fewer = TrainingSet(with_canary.features[1:], with_canary.labels[1:])
             reach = np.maximum(reach, largest_distances(experiment, [fewer, fewer.without_last()]))
     return reach
 
 
 def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
     """[T], the largest distance between coupled runs on these data sets."""
-    runs = [experiment.coupled(each, experiment.base_seed) for each in data]
+    runs = [experiment.coupled(records, experiment.base_seed) for records in data]
     gradients = [
         run.gradients
         for run in runs
@@ -593,26 +638,27 @@ def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> Fl
         and experiment.draws_as_reference(run)
         and np.isfinite(run.gradients).all()
     ]
-    found, base = np.zeros(experiment.steps), experiment.base
+    distances, base = np.zeros(experiment.steps), experiment.base
     if len(gradients) > 1:
         largest = contributions(gradients, base.slices, base.epsilon_of_type).largest
-        found[: len(largest)] = 2 * largest
-    return found
+        distances[: len(largest)] = 2 * largest
+    return distances
 
 
 def measure_again(experiment: Experiment) -> CanaryRuns | None:
     """Contributions of the pool alone, or None if fewer than two of its records can be used."""
-    pool, traces = run_canaries(experiment)
-    if len(traces) < 2:
+    runs = run_canaries(experiment)
+    if len(runs.traces) < 2:
         return None
     base = experiment.base
-    gradients = [trace.gradients for trace in traces]
-    return _chosen(pool, traces, contributions(gradients, base.slices, base.epsilon_of_type))
+    gradients = [trace.gradients for trace in runs.traces]
+    measured = contributions(gradients, base.slices, base.epsilon_of_type)
+    return _chosen(runs.pool, runs.traces, measured)
 
 
 def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:
-    one, other = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
-    chosen = [pool[i] for i in (one, other) if i >= 0]
+    index, other_index = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
+    chosen = [pool[i] for i in (index, other_index) if i >= 0]
     return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])
 
 

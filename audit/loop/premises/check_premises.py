@@ -17,47 +17,39 @@ from typing import Any
 import numpy as np
 
 from audit.errors import AuditError, InvalidInput
-from audit.loop.explanations import (
-    books,
-    explain,
-    listed,
-    released_outside,
-    weights_outside,
-)
+from audit.loop.explanations import books, weights_outside
 from audit.loop.findings import PREMISES, PremiseReport
 from audit.loop.premises import canary_runs
 from audit.loop.premises.array_steps import refuse_unused_steps
-from audit.loop.premises.black_box import Pair, compare_released_numbers
+from audit.loop.premises.black_box import compare_released_numbers
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.canary_runs import CanaryRuns
+from audit.loop.premises.canary_runs import CanaryRuns, PoolRuns
 from audit.loop.premises.claims import compare_claim_with_accountant
-from audit.loop.premises.equal_records import EqualRecords, copies, run_equal_records
+from audit.loop.premises.equal_records import EqualRecords, run_equal_records
 from audit.loop.premises.experiment import (
-    FAMILY_ERROR,
     MAX_WORK,
+    Check,
     Experiment,
+    check_of,
     draw_alike,
-    replace_one,
+    start,
 )
+from audit.loop.premises.forced_releases import compare_released
 from audit.loop.premises.mechanisms import compare_declared
-from audit.loop.premises.noise import TestResult
 from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of_records
 from audit.loop.premises.size_of_noise import compare_size
-from audit.loop.premises.two_samples import two_sample_p_value
-from audit.loop.runs.coupled_runs import Trace
-from audit.loop.runs.generators import returned_states
+from audit.loop.premises.verdicts import FAMILY_ERROR
+from audit.loop.runs.coupled_runs import CoupledRuns, Trace
 from audit.loop.runs.opacus_objects import run_of
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.released_numbers import differences
 from audit.loop.runs.training_runs import Train, run_seed, without_log_lines
 from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of
 from audit.numerics import format_exact, format_rounded
 
-# Seeds for which random released numbers are compared between n and n / 2 records.
-_SEEDS_OF_DISTRIBUTIONS = 20
-WEIGHTS_FINDINGS = ("weights", "first weights")
-
 __all__ = ["FAMILY_ERROR", "PremiseTest", "check_premises"]
+
+Loss = Callable[..., Any]
+"""`loss(model, features, labels)` for the gradient ascent."""
 
 
 @dataclass(frozen=True)
@@ -131,44 +123,56 @@ def check_premises(
         records = records.with_record(canary)
     cpu = cpu or CpuLimit(math.inf)
     before = cpu.used
-    known = relation or "add-remove"
-    experiment = Experiment(train, records, canary, candidate, known, seed, max_work, cpu)
+    runs = CoupledRuns(train, candidate, cpu)
+    check = check_of(runs, records, canary, relation or "add-remove", seed, max_work)
     try:
         with without_log_lines():
-            first = experiment.runs.run(records, run_seed(seed, 0, 9))
+            first = runs.run(records, run_seed(seed, 0, 9))
             if first.error is not None:
                 raise InvalidInput(f"train must return without an exception, got {first.error}")
             if relation is None and first.by_opacus:
-                experiment.relation = "zero-out"
-            best, replaced = _tested(experiment, first, claim, delta, loss)
+                check = replace(check, relation="zero-out")
+            outcome = _outcome(check, first, claim, delta, loss)
     except CouldNotFinish as unfinished:
-        return PremiseTest(_unfinished(experiment, str(unfinished), cpu.used - before), None, None)
-    report = _report(experiment, first, cpu.used - before, assumed=relation is None)
+        return PremiseTest(_unfinished(check, str(unfinished), cpu.used - before), None, None)
+    report = _report(check, first, outcome.steps, cpu.used - before, assumed=relation is None)
     initial = first.initial if first.history else None
     work = work_of(len(first.steps), sum(first.sizes), len(records))
-    return PremiseTest(report, best, initial, replaced, work, experiment.public_size)
+    return PremiseTest(report, outcome.canary, initial, outcome.replaced, work, outcome.public_size)
 
 
-def _tested(
-    experiment: Experiment,
-    first: Trace,
-    claim: float | None,
-    delta: float,
-    loss: Callable[..., Any] | None,
-) -> Pair:
-    """Tests all premises, and returns the best records for an attack."""
-    best: Pair
+@dataclass(frozen=True)
+class _Outcome:
+    """What the tests of a function leave for the report and for an attack.
+
+    Attributes:
+        canary: the best record for an attack to exchange; None if there is none.
+        replaced: the best record for the canary to replace; None is the last one.
+        steps: number of steps that were tested.
+        public_size: see `PremiseTest`.
+    """
+
+    canary: PoolRecord | None = None
+    replaced: PoolRecord | None = None
+    steps: int = 0
+    public_size: Callable[[], PublicSize | None] | None = None
+
+
+def _outcome(
+    check: Check, first: Trace, claim: float | None, delta: float, loss: Loss | None
+) -> _Outcome:
+    """Tests all premises."""
     if first.watched and first.steps:
-        best = _watched(experiment, first, claim, delta, loss), None
+        outcome = _of_watched(check, first, claim, delta, loss)
     elif _declares_noise(first):
-        best = compare_declared(experiment, first, claim, delta)
+        outcome = _Outcome(*compare_declared(check, first, claim, delta))
     else:
-        best = _black_box(experiment, first, claim, delta)
-    _compare_all_accountants(experiment)
-    compare_claim_with_accountant(experiment, first, claim, delta)
-    experiment.judge()
-    _excuse_further_releases(experiment, first)
-    return best
+        outcome = _of_black_box(check, first, claim, delta)
+    _compare_all_accountants(check)
+    compare_claim_with_accountant(check, first, claim, delta)
+    check.verdicts.judge()
+    _excuse_further_releases(check, first)
+    return outcome
 
 
 def _declares_noise(first: Trace) -> bool:
@@ -177,26 +181,26 @@ def _declares_noise(first: Trace) -> bool:
     return not has_steps and any(value.is_stated for value in first.declared)
 
 
-def _report(experiment: Experiment, first: Trace, seconds: float, assumed: bool) -> PremiseReport:
-    tested_steps = experiment.steps + experiment.later_steps
+def _report(check: Check, first: Trace, steps: int, seconds: float, assumed: bool) -> PremiseReport:
+    verdicts = check.verdicts
     return PremiseReport(
-        tuple(experiment.findings),
-        tuple(dict.fromkeys(experiment.tested)),
-        experiment.untested,
-        tuple(experiment.notes),
-        experiment.measured,
+        tuple(verdicts.findings),
+        tuple(dict.fromkeys(verdicts.tested)),
+        verdicts.untested,
+        tuple(verdicts.notes),
+        verdicts.measured,
         first.watched or _declares_noise(first),
-        experiment.runs.count,
+        check.runs.count,
         seconds,
-        tested_steps if "contribution" in experiment.tested else 0,
-        relation=experiment.relation,
+        steps if "contribution" in verdicts.tested else 0,
+        relation=check.relation,
         assumed_relation=assumed,
     )
 
 
-def _unfinished(experiment: Experiment, reason: str, seconds: float) -> PremiseReport:
+def _unfinished(check: Check, reason: str, seconds: float) -> PremiseReport:
     """A report without a verdict: how far a test comes in its CPU time depends on the machine."""
-    seen = tuple(f"seen before the end: {finding.message}" for finding in experiment.findings)
+    seen = tuple(f"seen before the end: {finding.message}" for finding in check.verdicts.findings)
     return PremiseReport(
         (),
         (),
@@ -204,80 +208,81 @@ def _unfinished(experiment: Experiment, reason: str, seconds: float) -> PremiseR
         seen,
         {},
         True,
-        experiment.runs.count,
+        check.runs.count,
         seconds,
-        relation=experiment.relation,
+        relation=check.relation,
         unfinished=reason,
     )
 
 
-def _black_box(experiment: Experiment, first: Trace, claim: float | None, delta: float) -> Pair:
-    """Tests a function that is not watched, and returns the best records for an attack."""
+def _of_black_box(check: Check, first: Trace, claim: float | None, delta: float) -> _Outcome:
+    """Tests a function that is not watched."""
     reason = "the function did not call watch with its optimizer"
     if first.watched:
         reason = "the watched optimizer took no step, or it ignored the closure of its steps"
-    pair = compare_released_numbers(experiment, first, claim, delta)
-    experiment.cannot_test(reason, ("contribution", "noise", "batches"))
-    return pair
+    pair = compare_released_numbers(check, first, claim, delta)
+    check.verdicts.cannot_test(reason, ("contribution", "noise", "batches"))
+    return _Outcome(*pair)
 
 
-def _watched(
-    experiment: Experiment,
-    first: Trace,
-    claim: float | None,
-    delta: float,
-    loss: Callable[..., Any] | None,
-) -> PoolRecord | None:
-    """Tests every premise, and returns the best canary for an attack if runs can be coupled."""
-    coupled = _coupled_canaries(experiment, first)
+def _of_watched(
+    check: Check, first: Trace, claim: float | None, delta: float, loss: Loss | None
+) -> _Outcome:
+    """Tests every premise of a watched function."""
+    coupled = _coupled_canaries(check, first)
     if isinstance(coupled, str):
-        experiment.cannot_test(coupled)
-        _compare_accountant(experiment, first, claim)
-        return None
-    pool, traces = coupled
-    canary_runs.compare_weights(experiment, traces)
-    canaries = canary_runs.measure(experiment, pool, traces, loss)
-    experiment.tested.append("contribution")
+        check.verdicts.cannot_test(coupled)
+        _compare_accountant(check, first, claim)
+        return _Outcome()
+    experiment, runs = coupled
+    comparable = canary_runs.compare_weights(experiment, runs.traces)
+    canaries = canary_runs.measure(experiment, runs, comparable, loss)
+    check.verdicts.tested.append("contribution")
     canary_runs.compare_steps_without_the_record(experiment, canaries)
     equal = run_equal_records(experiment, canaries)
     if equal is None:
         canary_runs.compare_random_numbers_of_steps(experiment)
-    _compare_accountant(experiment, first, claim)
+    _compare_accountant(check, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
-    if experiment.relation == "replace-one" and first.history:
-        with contextlib.suppress(AuditError):  # of steps without noise
-            cost = run_of(first.history, neighbours="replace-one").epsilon(delta)
-            experiment.notes.append(
-                "if a record replaces another, the recorded steps cost "
-                f"({format_rounded(cost, up=True)}, {format_exact(delta)}); an accountant's "
-                "epsilon for a record that is added or removed is smaller"
-            )
+    _note_cost_of_replacement(check, first, delta)
     if equal is not None and experiment.work_left() and equal.others_change():
-        experiment.notes.append(
+        check.verdicts.notes.append(
             "the exchanged record changes what other records contribute, so that records that were "
             "not tried may change a step by more"
         )
-    _compare_released(experiment, canaries)
-    compare_numbers_of_records(experiment, canaries, equal, short)
+    compare_released(experiment, canaries)
+    public_size = compare_numbers_of_records(experiment, canaries, equal, short)
+    steps = experiment.steps
     if experiment.stop_after is not None:
-        _compare_later_steps(experiment, canaries, equal, delta)
-    return canaries.strongest
+        steps += _compare_later_steps(experiment, canaries, equal, delta)
+    return _Outcome(canaries.strongest, None, steps, public_size)
 
 
-def _coupled_canaries(
-    experiment: Experiment, first: Trace
-) -> tuple[list[PoolRecord], list[Trace]] | str:
-    """Canaries and a coupled run with each of them, or the reason why runs cannot be coupled."""
+def _note_cost_of_replacement(check: Check, first: Trace, delta: float) -> None:
+    """Notes what the recorded steps cost if a record replaces another."""
+    if check.relation != "replace-one" or not first.history:
+        return
+    with contextlib.suppress(AuditError):  # of steps without noise
+        cost = run_of(first.history, neighbours="replace-one").epsilon(delta)
+        check.verdicts.notes.append(
+            "if a record replaces another, the recorded steps cost "
+            f"({format_rounded(cost, up=True)}, {format_exact(delta)}); an accountant's epsilon "
+            "for a record that is added or removed is smaller"
+        )
+
+
+def _coupled_canaries(check: Check, first: Trace) -> tuple[Experiment, PoolRuns] | str:
+    """The experiment and its runs with canaries, or the reason why runs cannot be coupled."""
     if not first.has_equal_steps:
         return (
             "the parameters that require a gradient are not the same in every step, so that steps "
             "cannot be compared"
         )
-    seed = run_seed(experiment.seed, 0, 9)
-    again = experiment.runs.run(experiment.records, seed, like=first)
+    seed = run_seed(check.seed, 0, 9)
+    again = check.runs.run(check.records, seed, like=first)
     if len(again.steps) == len(first.steps) and not draw_alike(first, again):
         # Generators that outlive a run have other states in each run.
-        experiment.runs.has_own_generators = False
+        check.runs.has_own_generators = False
     if not _coupled(first, again):
         return (
             "runs cannot be coupled: two runs with the same seed on the same records release "
@@ -285,53 +290,67 @@ def _coupled_canaries(
             "secrets, secure_mode, numpy.random.default_rng() or torch.Generator without the seed)"
         )
     if first.of_arrays:
-        refuse_unused_steps(experiment, first, again, seed)
-    experiment.start(first)
-    pool, traces = canary_runs.run_canaries(experiment)
-    if len(traces) < 2:
+        refuse_unused_steps(check, first, again, seed)
+    experiment = start(check, first)
+    runs = canary_runs.run_canaries(experiment)
+    if len(runs.traces) < 2:
         return "the number of random draws depends on the record, so that runs cannot be coupled"
     if canary_runs.weights_have_own_noise(experiment):
-        if canary_runs.first_weights_depend(experiment, pool):
-            experiment.findings.append(weights_outside(0, settings=False, within=False))
-        elif (step := canary_runs.weights_without_noise(experiment, pool)) is not None:
-            experiment.findings.append(weights_outside(step, settings=False, within=False))
+        _report_weights_before_noise(experiment, runs)
         return (
             "the weights differ between seeds although all gradients were forced, so that p.grad "
             "is not all that changes them: noise is added after the step, the learning rate is set "
             "by a noisy gradient, or a random batch enters the weights (a second moment or another "
             "state of gradients without noise, which would be a leak)"
         )
-    return pool, traces
+    return experiment, runs
+
+
+def _report_weights_before_noise(experiment: Experiment, runs: PoolRuns) -> None:
+    """Reports weights that depend on a record before any noise was added to them."""
+    step: int | None = 0
+    if not canary_runs.first_weights_depend(experiment, runs.pool):
+        step = canary_runs.weights_without_noise(experiment, runs.pool)
+    if step is not None:
+        experiment.verdicts.findings.append(weights_outside(step, settings=False, within=False))
 
 
 def _compare_later_steps(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords | None, delta: float
-) -> None:
-    """Tests contribution, noise and batches of the remaining steps by fewer runs."""
-    total, steps = len(experiment.base.steps), experiment.steps
+) -> int:
+    """Tests contribution, noise and batches of the remaining steps by fewer runs.
+
+    Returns:
+        The number of further steps that were tested.
+    """
+    total, steps, verdicts = len(experiment.base.steps), experiment.steps, experiment.verdicts
     later = None
-    if not experiment.findings:
+    if not verdicts.findings:
         quiet = () if equal is None else (equal.quiet,)
         chosen = (*canaries.pair, canaries.strongest, *quiet, *canaries.pool[:2])
-        later = experiment.later(list({id(each): each for each in chosen}.values()))
-    again = None if later is None else canary_runs.measure_again(later)
-    if later is None or again is None:
-        experiment.notes.append(
+        later = experiment.later(list({id(record): record for record in chosen}.values()))
+    of_later = None if later is None else canary_runs.measure_again(later)
+    if later is None or of_later is None:
+        verdicts.notes.append(
             f"only the first {steps} of {total} steps were tested, to limit the work"
         )
-        return
-    compare_size(later, again, run_equal_records(later, again), None, delta)
-    first = max(later.first_step, steps) + 1
-    if "noise" in later.untested and "noise" in experiment.tested:
-        reason = later.untested["noise"]
-        experiment.notes.append(f"noise and batches from step {first} on were not tested: {reason}")
-    experiment.later_steps = total - first + 1
-    which = f"steps {first} to {total} were" if first < total else f"step {total} was"
-    experiment.notes.append(f"{which} tested by fewer runs, to limit the work")
-    if first > steps + 1:
-        experiment.notes.append(
-            f"steps {steps + 1} to {first - 1} were not tested, to limit the work"
+        return 0
+    compare_size(later, of_later, run_equal_records(later, of_later), None, delta)
+    start_of_later = max(later.first_step, steps) + 1
+    if "noise" in later.verdicts.untested and "noise" in verdicts.tested:
+        reason = later.verdicts.untested["noise"]
+        verdicts.notes.append(
+            f"noise and batches from step {start_of_later} on were not tested: {reason}"
         )
+    tested = f"steps {start_of_later} to {total} were"
+    if start_of_later == total:
+        tested = f"step {total} was"
+    verdicts.notes.append(f"{tested} tested by fewer runs, to limit the work")
+    if start_of_later > steps + 1:
+        verdicts.notes.append(
+            f"steps {steps + 1} to {start_of_later - 1} were not tested, to limit the work"
+        )
+    return total - start_of_later + 1
 
 
 def _coupled(first: Trace, again: Trace) -> bool:
@@ -345,196 +364,36 @@ def _coupled(first: Trace, again: Trace) -> bool:
     return True
 
 
-def _compare_accountant(experiment: Experiment, first: Trace, claim: float | None) -> None:
+def _compare_accountant(check: Check, first: Trace, claim: float | None) -> None:
     """Compares the accountant's history with the steps of the optimizer."""
+    verdicts = check.verdicts
     if first.history is None:
         if first.claimed is None and claim is None:
-            experiment.cannot_test("no accountant and no claim was given", ("accountant",))
+            verdicts.cannot_test("no accountant and no claim was given", ("accountant",))
         return
-    experiment.tested.append("accountant")
-    experiment.findings += books(first)
+    verdicts.tested.append("accountant")
+    verdicts.findings += books(first)
     recorded = sum(steps for _, _, steps in first.history)
     if recorded > len(first.steps):
-        experiment.notes.append(
+        verdicts.notes.append(
             f"the accountant recorded {recorded} steps and the optimizer took {len(first.steps)}: "
             "the claim is larger than necessary, or covers further releases, which were not "
             "tested"
         )
 
 
-def _compare_all_accountants(experiment: Experiment) -> None:
+def _compare_all_accountants(check: Check) -> None:
     """Reports steps that the accountant of some complete run did not record."""
-    run = experiment.runs.least_recorded
-    if run is None or run.unrecorded <= 0 or "accountant" not in experiment.tested:
+    run, verdicts = check.runs.least_recorded, check.verdicts
+    if run is None or run.unrecorded <= 0 or "accountant" not in verdicts.tested:
         return
-    if not any(finding.premise == "accountant" for finding in experiment.findings):
-        (found,) = books(run)
+    if not any(finding.premise == "accountant" for finding in verdicts.findings):
+        (finding,) = books(run)
         cause = "Whether a step is recorded depends on the records or on the seed."
-        experiment.findings.append(replace(found, cause=f"{cause} Otherwise: {found.cause}"))
+        verdicts.findings.append(replace(finding, cause=f"{cause} Otherwise: {finding.cause}"))
 
 
-@dataclass(frozen=True)
-class _Released:
-    """What neighbouring data sets show about the numbers of complete runs with forced outputs.
-
-    Attributes:
-        differing: by name, the largest difference that a record explains.
-        shifted: names of random numbers that differ where fewer records are drawn from.
-        compared: number of neighbours that were compared.
-    """
-
-    differing: dict[str, float]
-    shifted: set[str]
-    compared: int
-
-
-def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
-    """Compares every released number of complete runs with forced outputs."""
-    base = experiment.base
-    if not base.complete:
-        return
-    released = _differences_of_neighbours(experiment, canaries)
-    if released is None or not released.compared:
-        return
-    experiment.tested.append("released numbers")
-    _report_returned_states(experiment)
-    if released.shifted:
-        _compare_distributions(experiment, released.shifted)
-    if not released.differing:
-        return
-    accounted = experiment.accounted
-    if accounted is not None and accounted.has_further_releases(len(base.steps)):
-        experiment.notes.append(
-            f"{listed(released.differing)} depend on the record; the accountant records further "
-            "releases with other parameters, which may cover them: not tested"
-        )
-    elif not any(finding.kind in WEIGHTS_FINDINGS for finding in experiment.findings):
-        experiment.findings.append(released_outside(released.differing))
-
-
-def _report_returned_states(experiment: Experiment) -> None:
-    """Reports returned states of generators, from which earlier random numbers follow.
-
-    The states of Mersenne Twisters and of PCG64 can be computed backwards. If no generator of
-    another library moved, the noise and the batches were drawn from that of this library.
-    """
-    base = experiment.base
-    states = returned_states(base.released)
-    only = [name for name, library in states.items() if base.moved_generators <= {library}]
-    if only:
-        experiment.findings.append(explain("generator state", names=listed(only, "hold")))
-    elif states:
-        experiment.notes.append(
-            f"{listed(states, 'hold')} the state of a random generator: anyone who knows it can "
-            "compute the numbers that were drawn before, such as noise or batches"
-        )
-
-
-def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:
-    seed = experiment.base_seed if seed is None else seed
-    return experiment.runs.run(records, seed, like=experiment.base)
-
-
-def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> _Released | None:
-    """Compares runs on neighbouring data sets; None if a finding ends the comparison."""
-    base = experiment.base
-    reference = experiment.with_canary(experiment.pool[0])
-    first = _complete_run(experiment, reference)
-    unstable = differences(base.released, first.released)
-    # Numbers that depend on the seed although all outputs are forced: random, or of the batches.
-    other_seed = _complete_run(experiment, reference, experiment.seed_of(1400))
-    random = differences(first.released, other_seed.released)
-    released = _Released({}, set(), 0)
-    for neighbour in _neighbours(experiment, canaries, reference):
-        trace = _complete_run(experiment, neighbour)
-        if trace.shapes and trace.shapes != base.shapes:
-            shapes = zip(base.names, base.shapes, strict=True)
-            changed = [name for name, shape in shapes if shape not in trace.shapes]
-            finding = explain("inferred classes", names=listed(changed or base.names))
-            experiment.findings.append(finding)
-            experiment.tested.append("released numbers")
-            return None
-        if trace.error or not trace.complete:
-            continue
-        fewer = len(neighbour) < len(reference)
-        if fewer and len(trace.steps) != len(first.steps):
-            continue  # `compare_numbers_of_records` reports what depends on the number of records.
-        released = replace(released, compared=released.compared + 1)
-        if len(trace.steps) != len(first.steps):
-            if draw_alike(trace, first):
-                experiment.report_steps(len(first.steps), len(trace.steps))
-                return None
-            continue  # a random number of steps; `run_canaries` compares its distributions
-        # Fewer records may shift the random stream, so that later draws differ. This is no leak.
-        shifted = fewer or not draw_alike(trace, first)
-        for name, gap in differences(first.released, trace.released).items():
-            if name in unstable:
-                continue
-            if shifted and name in random:
-                released.shifted.add(name)
-            else:
-                released.differing[name] = max(released.differing.get(name, 0.0), gap)
-        if released.compared >= 3 and not experiment.work_left():
-            break
-    released.shifted.difference_update(released.differing)
-    return released
-
-
-def _neighbours(
-    experiment: Experiment, canaries: CanaryRuns, reference: TrainingSet
-) -> list[TrainingSet]:
-    """Data sets whose complete runs are compared with that on the reference."""
-    own = [record for record in canaries.pool if record.family == "own"]
-    exchanged = [*canaries.pair, *own[:2]]
-    neighbours = [experiment.with_canary(canary) for canary in exchanged]
-    # A function may treat places differently: it may hold out the first records.
-    neighbours += [replace_one(reference, canary, 0) for canary in exchanged]
-    # A chain of neighbours leads to any other data set, so a difference there proves one between
-    # neighbours.
-    others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
-    one_class = min([*canaries.pair, *own], key=lambda record: float(record.label))
-    neighbours[2:2] = [others, copies(reference, one_class, len(reference))]
-    if experiment.relation == "add-remove" and len(reference) > 1:
-        # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
-        neighbours[1:1] = [reference.without_last(), reference.first(len(reference) // 2)]
-    return neighbours
-
-
-def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
-    """Tests whether random released numbers have another distribution with fewer records.
-
-    The generator of a GAN may draw from the same stream as the batches. With fewer records it
-    then draws other numbers of the same distribution. The sizes of the batches, or a count, have
-    another distribution. The exact test of Kolmogorov and Smirnov compares the means of a number.
-    """
-    reference = experiment.with_canary(experiment.pool[0])
-    values: list[list[Mapping[str, Any]]] = [[], []]
-    for number in range(_SEEDS_OF_DISTRIBUTIONS):
-        seed = experiment.seed_of(1500 + number)
-        for side, data in enumerate((reference, reference.first(len(reference) // 2))):
-            trace = _complete_run(experiment, data, seed)
-            if not trace.error and trace.complete:
-                values[side].append(trace.released)
-    for name in sorted(names):
-        ours, theirs = ([_mean_of(numbers, name) for numbers in side] for side in values)
-        if min(len(ours), len(theirs)) < 2:
-            continue
-        p_value = two_sample_p_value(ours, theirs)
-        n = len(reference)
-        numbers: dict[str, float | int | str] = {"name": name, "n": n, "less": n // 2}
-        experiment.collect(TestResult(min(1.0, p_value), "random released number", numbers))
-
-
-def _mean_of(released: Mapping[str, Any], name: str) -> float:
-    """The mean of a released number; minus infinity where it is missing or no number."""
-    value = np.asarray(released.get(name, np.nan))
-    if value.dtype.kind not in "fiub" or not value.size:
-        return -math.inf
-    mean = float(value.mean())
-    return mean if math.isfinite(mean) else -math.inf
-
-
-def _excuse_further_releases(experiment: Experiment, first: Trace) -> None:
+def _excuse_further_releases(check: Check, first: Trace) -> None:
     """Withdraws findings that may be due to accounted releases which were not declared."""
     accounted = first.accounted
     if accounted is None or first.further:
@@ -543,17 +402,14 @@ def _excuse_further_releases(experiment: Experiment, first: Trace) -> None:
         return
     doubtful = [
         finding
-        for finding in experiment.findings
+        for finding in check.verdicts.findings
         if finding.premise in ("contribution", "released numbers")
         or "effective noise multiplier" in finding.numbers
     ]
-    if not doubtful:
-        return
-    experiment.findings = [each for each in experiment.findings if each not in doubtful]
-    withdrawn = {"contribution", *(finding.premise for finding in doubtful)}
-    experiment.tested = [premise for premise in experiment.tested if premise not in withdrawn]
-    experiment.cannot_test(
-        "the accountant recorded further releases that the test cannot force: declare them by "
-        f"value = watch.release(value). Otherwise, the finding would be: {doubtful[0].message}",
-        sorted(withdrawn),
-    )
+    if doubtful:
+        check.verdicts.withdraw(
+            doubtful,
+            "the accountant recorded further releases that the test cannot force: declare them by "
+            "value = watch.release(value). Otherwise, the finding would be: "
+            f"{doubtful[0].message}",
+        )

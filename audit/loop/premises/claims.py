@@ -5,7 +5,7 @@ import warnings
 
 from audit.errors import AuditError
 from audit.loop.explanations import explain
-from audit.loop.premises.experiment import Experiment
+from audit.loop.premises.experiment import Check
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.opacus_objects import run_of
 
@@ -14,7 +14,7 @@ _RELATIVE_SLACK, _SLACK = 0.01, 0.01
 
 
 def compare_claim_with_accountant(
-    experiment: Experiment, first: Trace, claim: float | None, delta: float
+    check: Check, first: Trace, claim: float | None, delta: float
 ) -> None:
     """Reports a claim below the epsilon of the steps that the accountant recorded.
 
@@ -22,7 +22,7 @@ def compare_claim_with_accountant(
     steps. So a claim by a tighter accountant than the function's is not reported.
 
     Args:
-        experiment: the experiment, which collects what is found.
+        check: the check, which collects what is found.
         first: a complete run on the records.
         claim: the epsilon that the caller states; None takes that of the function.
         delta: delta of the claim.
@@ -33,7 +33,7 @@ def compare_claim_with_accountant(
     cost = recorded_cost(first, delta)
     if cost is not None and cost > (1 + _RELATIVE_SLACK) * claim + _SLACK:
         numbers = {"claim": claim, "cost": cost, "delta": delta, "steps": _steps(first)}
-        experiment.findings.append(explain("claim below the accountant", **numbers))
+        check.verdicts.findings.append(explain("claim below the accountant", **numbers))
 
 
 def recorded_cost(trace: Trace, delta: float) -> float | None:

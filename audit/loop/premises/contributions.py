@@ -68,9 +68,9 @@ def contributions(
         shifted = np.where(finite[:, None], values - values[np.argmax(finite)], 0.0)
         squares = np.zeros((count, count))
         for index, part in enumerate(slices):
-            own = _squared_distances(shifted[:, part])
-            squares += own
-            by_tensor[t, index] = np.sqrt(own.max()) / 2
+            squared_distances = _squared_distances(shifted[:, part])
+            squares += squared_distances
+            by_tensor[t, index] = np.sqrt(squared_distances.max()) / 2
         distances[t] = np.sqrt(squares) / 2
         total += squares
         best = np.unravel_index(np.argmax(squares), squares.shape)
@@ -83,11 +83,11 @@ def contributions(
             if reach.max() > largest[t]:
                 largest[t], pairs[t] = reach.max(), (int(np.argmax(reach)), -1)
             for index, part in enumerate(slices):
-                own_reach = np.linalg.norm(gap[:, part], axis=1).max()
-                by_tensor[t, index] = max(by_tensor[t, index], own_reach)
-    one, other = np.unravel_index(np.argmax(total), total.shape)
-    best_pair = int(one), int(other)
-    of_pair = distances[:, one, other]
+                reach_of_tensor = np.linalg.norm(gap[:, part], axis=1).max()
+                by_tensor[t, index] = max(by_tensor[t, index], reach_of_tensor)
+    row, other_index = np.unravel_index(np.argmax(total), total.shape)
+    best_pair = int(row), int(other_index)
+    of_pair = distances[:, row, other_index]
     over_steps = distances.max(axis=0)
     return Contributions(largest, by_tensor, pairs, of_pair, best_pair, rounding, over_steps)
 
@@ -96,8 +96,8 @@ def _squared_distances(values: FloatArray) -> FloatArray:
     """[P, P] squared Euclidean distances of the rows."""
     products = values @ values.T
     squares = np.diag(products)
-    found: FloatArray = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
+    distances: FloatArray = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
     # The difference of large squares loses digits that a direct difference keeps.
-    best = np.unravel_index(np.argmax(found), found.shape)
-    found[best] = found[best[::-1]] = np.square(values[best[0]] - values[best[1]]).sum()
-    return found
+    best = np.unravel_index(np.argmax(distances), distances.shape)
+    distances[best] = distances[best[::-1]] = np.square(values[best[0]] - values[best[1]]).sum()
+    return distances

@@ -124,8 +124,8 @@ class _Runs:
     full: bool | None = None
 
     def batches(self, rounding: FloatArray) -> Batches:
-        same = np.stack(self.same[: len(self.other)])
-        return batches_of(same, np.stack(self.other), np.stack(self.mixed), rounding)
+        same_runs = np.stack(self.same[: len(self.other)])
+        return batches_of(same_runs, np.stack(self.other), np.stack(self.mixed), rounding)
 
 
 def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
@@ -135,14 +135,14 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
         runs = _gather(experiment, canaries, quiet)
         if runs is None:
             return None
-        found = runs.batches(canaries.found.rounding)
-        if not _hides_batches(experiment, found):
-            return _measured(_Case.of(experiment, canaries, quiet, runs, found))
+        batches = runs.batches(canaries.found.rounding)
+        if not _hides_batches(experiment, batches):
+            return _measured(_Case.of(experiment, canaries, quiet, runs, batches))
         tried.append(quiet)
     reason = "on equal records, the function raises an error, or takes other steps or random draws"
     if tried:
         reason = "records contribute alike, so that batch sizes cannot be seen"
-    experiment.cannot_test(reason, ("noise", "batches"))
+    experiment.verdicts.cannot_test(reason, ("noise", "batches"))
     return None
 
 
@@ -164,20 +164,20 @@ def _quiet_record(
     # A function may copy the records of some classes: then a record of the canary's is needed.
     canary = canaries.pair[0]
     zeros = replace(canary, features=np.zeros_like(canary.features), size=0.0, family="zeros")
-    for each in [*candidates[:_MAX_QUIET], zeros]:
-        if any(_same(each, other) for other in tried):
+    for record in [*candidates[:_MAX_QUIET], zeros]:
+        if any(_same(record, tried_record) for tried_record in tried):
             continue
-        data = copies(experiment.records, each, len(experiment.records))
+        data = copies(experiment.records, record, len(experiment.records))
         trace = experiment.coupled(data, experiment.seed_of(200))
         if experiment.ended_early(trace) or not np.isfinite(trace.gradients).all():
             continue
-        if _same(each, canaries.pair[0]):
+        if _same(record, canaries.pair[0]):
             continue
         # A function that leaves out one of the two records draws fewer numbers without it.
         exchanged = experiment.exchange(data, canaries.pair[0])
         mixed = experiment.coupled(exchanged, experiment.seed_of(200))
         if experiment.ended_early(mixed) or draw_alike(trace, mixed, experiment.steps):
-            return each
+            return record
     return None
 
 
@@ -189,9 +189,13 @@ def _three_data_sets(
     experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, n: int
 ) -> tuple[TrainingSet, ...]:
     """n copies of the quiet record, of the canary, and of the first with one of the other."""
-    same = copies(experiment.records, quiet, n)
+    equal_records = copies(experiment.records, quiet, n)
     canary = canaries.pair[0]
-    return same, copies(experiment.records, canary, n), experiment.exchange(same, canary)
+    return (
+        equal_records,
+        copies(experiment.records, canary, n),
+        experiment.exchange(equal_records, canary),
+    )
 
 
 def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> _Runs | None:
@@ -204,21 +208,21 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         count = len(runs.same)
         seed = experiment.seed_of(1000 + count)
         needed = data[:1] if runs.full else data
-        traces = [experiment.coupled(each, seed, digests=False) for each in needed]
+        traces = [experiment.coupled(records, seed, digests=False) for records in needed]
         if any(experiment.ended_early(trace) for trace in traces):
             if not _explained_end(experiment, traces, count):
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
         lists = (runs.same, runs.other, runs.mixed)
-        for kept, gradient in zip(lists, gradients, strict=False):
-            kept.append(gradient)
+        for gradients_of_data, gradient in zip(lists, gradients, strict=False):
+            gradients_of_data.append(gradient)
         count += 1
         if count == 4:
-            found = runs.batches(canaries.found.rounding)
-            if _hides_batches(experiment, found):
+            in_batches = runs.batches(canaries.found.rounding)
+            if _hides_batches(experiment, in_batches):
                 return runs
-            runs.full = _all_in_every_batch(experiment, found, n)
+            runs.full = _all_in_every_batch(experiment, in_batches, n)
         if count >= least:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
@@ -236,7 +240,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     elif not np.isfinite(np.stack(runs.same)).all():
         reason = "the released gradients are not finite where all records are equal"
     if reason:
-        experiment.cannot_test(reason, ("noise", "batches"))
+        experiment.verdicts.cannot_test(reason, ("noise", "batches"))
         return None
     return runs
 
@@ -245,11 +249,11 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     """Reports runs that ended early, and returns whether enough runs were made before them."""
     steps = {len(trace.steps) for trace in traces if not trace.error}
     if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
-        experiment.report_steps(max(steps), min(steps))
+        experiment.verdicts.report_steps(max(steps), min(steps))
     if count < 2:
         errors = (trace.error for trace in traces if trace.error)
         reason = next(errors, "the number of steps depends on the records")
-        experiment.cannot_test(reason, ("noise", "batches"))
+        experiment.verdicts.cannot_test(reason, ("noise", "batches"))
     return count >= 2
 
 
@@ -322,7 +326,7 @@ class _Case:
         batches: Batches,
     ) -> "_Case":
         base = experiment.base
-        same = np.stack(runs.same)
+        same_runs = np.stack(runs.same)
         data = copies(experiment.records, quiet, len(experiment.records))
         counts = None if runs.full else batches.proportional
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
@@ -334,12 +338,12 @@ class _Case:
             quiet,
             data,
             runs,
-            same,
+            same_runs,
             np.stack(runs.other),
             np.stack(runs.mixed),
             batches,
             counts,
-            estimate_noise(same, counts, base.slices, base.epsilon_of_type),
+            estimate_noise(same_runs, counts, base.slices, base.epsilon_of_type),
             varying,
             not (batches.constant and parallel) and not varying,
             cache(lambda: changes_other_records(experiment, canaries, data)),
@@ -360,17 +364,17 @@ def _measured(case: _Case) -> EqualRecords:
         _noise_by_coordinate(experiment, case.same, case.other, noise)
     if case.varying:
         spread = case.batches.unit_spread
-        experiment.findings.append(divided_by_batch(spread, case.others_change()))
-    experiment.random_gradients = case.random_gradients
+        experiment.verdicts.findings.append(divided_by_batch(spread, case.others_change()))
+    experiment.verdicts.random_gradients = case.random_gradients
     _test_noise(case)
     if experiment.accounted is not None:
         _test_noise_along_contributions(case, experiment.accounted)
-        if not case.varying and experiment.comparable is None:
+        if not case.varying and case.canaries.comparable is None:
             _test_batches(case, experiment.accounted)
     if case.random_gradients and not runs.full:
         gaps_of_all = case.other - case.same[: len(case.other)]
         gaps_of_one = case.mixed - case.same[: len(case.mixed)]
-        experiment.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
+        experiment.verdicts.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
     return EqualRecords(
         case.quiet,
         noise,
@@ -400,14 +404,14 @@ def _raise_contributions(case: _Case) -> FloatArray:
 
 def _state_what_is_tested(case: _Case) -> None:
     experiment = case.experiment
-    experiment.tested.append("noise")
-    if experiment.comparable is not None:
-        experiment.cannot_test("the weights depend on the record", ("batches",))
+    experiment.verdicts.tested.append("noise")
+    if case.canaries.comparable is not None:
+        experiment.verdicts.cannot_test("the weights depend on the record", ("batches",))
     elif experiment.accounted is not None or case.runs.full:
-        experiment.tested.append("batches")
+        experiment.verdicts.tested.append("batches")
     else:
-        experiment.cannot_test("no accountant states how batches are drawn", ("batches",))
-    experiment.measured["runs of the noise test"] = float(len(case.same))
+        experiment.verdicts.cannot_test("no accountant states how batches are drawn", ("batches",))
+    experiment.verdicts.measured["runs of the noise test"] = float(len(case.same))
 
 
 def _test_noise(case: _Case) -> None:
@@ -420,26 +424,26 @@ def _test_noise(case: _Case) -> None:
     least = MIN_CORRELATION
     if case.random_gradients:
         least = max(least, 1.3 * _share_of_signal(experiment, case.canaries, noise))
-        experiment.notes.append(
+        experiment.verdicts.notes.append(
             "what a record adds to a step differs between runs (dropout, augmentation, or a "
             "mistake), so the tests of the noise detect only larger mistakes"
         )
     if not noise.silent.all() and least < 1:
         between_steps = experiment.accounted is not None
-        experiment.collect(
+        experiment.verdicts.collect(
             *independence(noise, base.names, base.shapes, between_steps, least),
             words=lambda test: explain_test(test, case.random_gradients and case.others_change()),
         )
         if not case.varying and not case.random_gradients:
             _test_shape_of_noise(case)
     if not case.varying:
-        experiment.collect(*noise_again(case.same, noise))
+        experiment.verdicts.collect(*noise_again(case.same, noise))
 
 
 def _test_shape_of_noise(case: _Case) -> None:
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
     same, counts = case.same, case.counts
-    experiment.collect(
+    experiment.verdicts.collect(
         *shape_of_noise(noise, experiment.first_step),
         *(() if counts is None else scale_by_batch(noise, counts)),
         *flat_noise(noise),
@@ -452,7 +456,9 @@ def _test_shape_of_noise(case: _Case) -> None:
         sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
         for gradients in (same, case.other):
             sizes = case.batches.counts[: len(gradients)]
-            experiment.collect(*one_more_record(gradients[: len(sizes)], sizes, noise, sigmas))
+            experiment.verdicts.collect(
+                *one_more_record(gradients[: len(sizes)], sizes, noise, sigmas)
+            )
 
 
 def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
@@ -467,7 +473,7 @@ def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
     for directions in (case.same.mean(axis=0), _pair_direction(experiment, case.canaries)):
         lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
         units = directions / lengths
-        experiment.collect(*noise_along(case.same, case.counts, units, noise, required))
+        experiment.verdicts.collect(*noise_along(case.same, case.counts, units, noise, required))
 
 
 def _test_batches(case: _Case, accounted: Accounted) -> None:
@@ -475,15 +481,17 @@ def _test_batches(case: _Case, accounted: Accounted) -> None:
     experiment, batches = case.experiment, case.batches
     n = len(experiment.records)
     rates = [accounted.rate(t) for t in range(experiment.steps)]
-    experiment.collect(
+    experiment.verdicts.collect(
         *poisson_tests(batches.counts, batches.included, n, rates), words=case.explain_batches
     )
     if all(rate >= 1 for rate in rates):
         return
     inclusions = [batches.included, *_inclusions_elsewhere(case, rates)]
-    experiment.collect(*batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions]))
+    experiment.verdicts.collect(
+        *batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions])
+    )
     if len(set(rates)) == 1 and n > 1:
-        experiment.collect(*even_inclusions(inclusions, rates[0]))
+        experiment.verdicts.collect(*even_inclusions(inclusions, rates[0]))
     if not experiment.brief:
         _small_batches(case, rates)
 
@@ -506,10 +514,10 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
             float(np.mean(rates)),
         )
     if decoded is not None and len(set(rates)) == 1:
-        experiment.collect(*judge_used_records(decoded, rates[0]))
+        experiment.verdicts.collect(*judge_used_records(decoded, rates[0]))
         tries = max(tries, SHARE_OF_TRIES * decoded.tries)
     if len(set(rates)) == 1:
-        experiment.measured["detectable rate"] = detectable_ratio(tries, rates[0])
+        experiment.verdicts.measured["detectable rate"] = detectable_ratio(tries, rates[0])
     if decoded is None:
         return _inclusions_of_first(case)
     known = np.isfinite(decoded.included).all(axis=(0, 1))
@@ -541,27 +549,32 @@ def _pair_gaps(
     reach = np.zeros(experiment.steps)
     if not experiment.brief and experiment.work_left(0.7):
         # What a record contributes may depend on how many others are like it.
-        some = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
+        exchanged = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
         reach = (
-            largest_distances(experiment, [experiment.exchange(same, each) for each in some]) / 2
+            largest_distances(
+                experiment, [experiment.exchange(same, canary) for canary in exchanged]
+            )
+            / 2
         )
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
     data = experiment.exchange(same, canaries.pair[1])
-    for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
+    for i, usual in enumerate(mixed[:_MAX_PAIR_RUNS]):
         trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
         if experiment.ended_early(trace) or not experiment.work_left(0.85):
             break
-        gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
+        gap = np.linalg.norm(trace.gradients[: experiment.steps] - usual, axis=1) / 2
         reach = np.maximum(reach, np.nan_to_num(gap))
     return reach
 
 
 def _pair_direction(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
     """[T, D], the difference of the two canaries that differ most."""
-    places = [next(i for i, each in enumerate(canaries.pool) if each is p) for p in canaries.pair]
-    one, other = (canaries.traces[i].gradients[: experiment.steps] for i in places)
-    return one - other
+    places = [
+        next(i for i, record in enumerate(canaries.pool) if record is p) for p in canaries.pair
+    ]
+    gradient, other_gradient = (canaries.traces[i].gradients[: experiment.steps] for i in places)
+    return gradient - other_gradient
 
 
 def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise) -> float:
@@ -585,15 +598,17 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
     runs = _Runs([], [], [])
     for i in range(_SMALL_RUNS):
         seed = experiment.seed_of(3000 + i)
-        traces = [experiment.coupled(each, seed, digests=False) for each in data]
+        traces = [experiment.coupled(records, seed, digests=False) for records in data]
         if any(experiment.ended_early(trace) for trace in traces):
             reason = next((trace.error for trace in traces if trace.error), "fewer steps")
-            experiment.notes.append(
+            experiment.verdicts.notes.append(
                 f"empty batches were not tested: with {n} records the function gave {reason}"
             )
             return
-        for kept, trace in zip((runs.same, runs.other, runs.mixed), traces, strict=True):
-            kept.append(trace.gradients[: experiment.steps])
+        for gradients_of_data, trace in zip(
+            (runs.same, runs.other, runs.mixed), traces, strict=True
+        ):
+            gradients_of_data.append(trace.gradients[: experiment.steps])
         accounted = traces[0].accounted
         if accounted is not None:  # the rate may depend on the number of records
             rates = [accounted.rate(t) for t in range(experiment.steps)]
@@ -601,10 +616,10 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             break
     if len(runs.same) < 4:
         return
-    found = runs.batches(case.canaries.found.rounding)
-    tests = poisson_tests(found.counts, found.included, n, rates)
+    batches = runs.batches(case.canaries.found.rounding)
+    tests = poisson_tests(batches.counts, batches.included, n, rates)
     kinds = ("no empty batch", "mean of batches", "inclusion rate")
-    experiment.collect(
+    experiment.verdicts.collect(
         *(test for test in tests if test.kind in kinds),
         words=case.explain_batches,
     )
@@ -630,18 +645,22 @@ def _missing_noise(
     if silent[:, matters].all():
         agree = (gradients[0] == others[0]).all(axis=0)
         fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
-        experiment.findings.append(no_noise(len(gradients), fixed))
+        experiment.verdicts.findings.append(no_noise(len(gradients), fixed))
         return True
     everywhere = [i for i in range(len(names)) if matters[i] and silent[:, i].all()]
     if everywhere:
         silent_names = [names[i] for i in everywhere]
         shown = {"names": listed(silent_names, "receive"), "tensors": ", ".join(silent_names)}
-        experiment.findings.append(explain("tensors without noise", **shown))
-    rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
-    first = experiment.first_step + 1
-    steps = [t + first for t in range(len(silent)) if rest and silent[t, rest].all()]
+        experiment.verdicts.findings.append(explain("tensors without noise", **shown))
+    partly_silent = [i for i in range(len(names)) if matters[i] and i not in everywhere]
+    first_step = experiment.first_step + 1
+    steps = [
+        t + first_step
+        for t in range(len(silent))
+        if partly_silent and silent[t, partly_silent].all()
+    ]
     if steps:
-        experiment.findings.append(steps_without_noise(steps, len(silent)))
+        experiment.verdicts.findings.append(steps_without_noise(steps, len(silent)))
     return bool(everywhere or steps)
 
 
@@ -664,14 +683,18 @@ def _noise_by_coordinate(
         bare = np.any(still & moved & ~silent, axis=0)
     for t in range(one.shape[1]):
         zeros = [runs[:, t] == 0 for runs in (one, other)]
-        fixed = all(np.all(each == each[0]) for each in zeros)
+        fixed = all(np.all(values == values[0]) for values in zeros)
         noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
         if fixed and noisy:
             differ |= zeros[0][0] != zeros[1][0]
-    for kind, found in (("coordinates without noise", bare), ("noise by coordinate", differ)):
-        if found.any():
+    for kind, affected in (("coordinates without noise", bare), ("noise by coordinate", differ)):
+        if affected.any():
             parts = zip(experiment.base.names, experiment.base.slices, strict=True)
-            names = [name for name, part in parts if found[part].any()]
-            shown = {"coordinates": int(found.sum()), "of": len(found), "names": listed(names)}
-            experiment.findings.append(explain(kind, **shown))
+            names = [name for name, part in parts if affected[part].any()]
+            shown = {
+                "coordinates": int(affected.sum()),
+                "of": len(affected),
+                "names": listed(names),
+            }
+            experiment.verdicts.findings.append(explain(kind, **shown))
             return

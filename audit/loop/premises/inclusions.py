@@ -23,8 +23,9 @@ from scipy import linalg, stats
 from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns
-from audit.loop.premises.experiment import FAMILY_ERROR, Experiment, replace_one
+from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.premises.noise import TestResult
+from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.records import TrainingSet
 
 _MAX_CANARIES = 16
@@ -184,14 +185,14 @@ def judge_used_records(found: Inclusions, rate: float) -> Iterator[TestResult]:
 def _different(canaries: CanaryRuns, steps: int) -> list[PoolRecord]:
     """Canaries whose contributions are linearly independent, the first of them of the best pair."""
     gradients = np.stack([trace.gradients[:steps].ravel() for trace in canaries.traces])
-    first = next(i for i, each in enumerate(canaries.pool) if each is canaries.pair[0])
-    chosen = [first]
-    left = gradients - gradients[first]
+    start = next(i for i, canary in enumerate(canaries.pool) if canary is canaries.pair[0])
+    chosen = [start]
+    left = gradients - gradients[start]
     longest = float(np.linalg.norm(left, axis=1).max())
     while len(chosen) < _MAX_CANARIES:
         norms = np.linalg.norm(left, axis=1)
         best = int(np.argmax(norms))
-        if norms[best] <= 1e-6 * np.linalg.norm(gradients[first]):
+        if norms[best] <= 1e-6 * np.linalg.norm(gradients[start]):
             break
         if len(chosen) >= _SOME_CANARIES and norms[best] < _CLEARLY_INDEPENDENT * longest:
             break
@@ -210,7 +211,7 @@ def _contributions(
 ) -> FloatArray | None:
     """[T, m, D], what each canary adds in the place of the quiet record; NaN if unknown."""
     shape = experiment.steps, len(chosen), same[0].shape[1]
-    found = np.full(shape, np.nan)
+    contribution = np.full(shape, np.nan)
     known = np.zeros(experiment.steps, np.bool_)
     lessons = 0
     for number in np.argsort(-np.nansum(counts > 0, axis=1), kind="stable")[:_MAX_LESSONS]:
@@ -225,12 +226,12 @@ def _contributions(
             if gradients is None:
                 return None
             change = gradients[new] - same[number][new]
-            found[new, index] = change / counts[number][new][:, None]
+            contribution[new, index] = change / counts[number][new][:, None]
         known |= new
         lessons += 1
         if known.all():
             break
-    return found if lessons else None
+    return contribution if lessons else None
 
 
 def _gradients(experiment: Experiment, data: TrainingSet, seed: int) -> FloatArray | None:
@@ -278,10 +279,10 @@ class _Decoder:
     def __call__(self, change: FloatArray, rounding: float) -> FloatArray | None:
         """[len(places)], 0 or 1 for each canary; None if the change is no such sum."""
         weights = self.inverse @ change
-        whole = np.round(weights)
-        if not len(whole):
-            return whole
+        multiples = np.round(weights)
+        if not len(multiples):
+            return multiples
         smallest = float(np.linalg.norm(self.columns, axis=0).min())
-        off = float(np.linalg.norm(change - self.columns @ whole))
-        bits = np.all((whole == 0) | (whole == 1))
-        return whole if bits and off <= _TOLERANCE * smallest + 8 * rounding else None
+        off = float(np.linalg.norm(change - self.columns @ multiples))
+        bits = np.all((multiples == 0) | (multiples == 1))
+        return multiples if bits and off <= _TOLERANCE * smallest + 8 * rounding else None

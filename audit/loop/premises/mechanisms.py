@@ -22,8 +22,9 @@ from audit.errors import InvalidInput
 from audit.loop.explanations import explain, released_outside
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.experiment import SHORTFALL, Experiment, replace_one
+from audit.loop.premises.experiment import Check, replace_one
 from audit.loop.premises.noise import TestResult, estimate_noise, independence
+from audit.loop.premises.verdicts import SHORTFALL
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
@@ -65,18 +66,18 @@ class _Release:
         """[d], scale of the noise in each coordinate: equal ones are pooled."""
         gaussian = self.epsilon is None
         if gaussian:
-            own = np.sqrt(np.square(self._residuals).sum(0) / (len(self.noisy) - 1))
+            scales = np.sqrt(np.square(self._residuals).sum(0) / (len(self.noisy) - 1))
         else:
-            own = np.abs(self._pairs).mean(0) / 1.5
+            scales = np.abs(self._pairs).mean(0) / 1.5
         if not gaussian and np.array_equal(self.noisy, np.round(self.noisy)):
             # Geometric noise: the scale of Laplace noise with the same ratio of probabilities.
             variance = np.maximum(np.square(self._pairs).mean(0) / 2, 1e-300)
-            own = 1.0 / (2.0 * np.arcsinh(1.0 / np.sqrt(2.0 * variance)))
+            scales = 1.0 / (2.0 * np.arcsinh(1.0 / np.sqrt(2.0 * variance)))
         error = _STANDARD_ERRORS / math.sqrt(2.0 * len(self.noisy))
-        pooled = np.sqrt(np.square(own).mean())
-        if np.all(np.abs(own / pooled - 1) < _UNEQUAL + error):
-            return np.full(len(own), pooled)
-        return own * (1 + error)  # upper limits, so that a shortfall is certain
+        pooled = np.sqrt(np.square(scales).mean())
+        if np.all(np.abs(scales / pooled - 1) < _UNEQUAL + error):
+            return np.full(len(scales), pooled)
+        return scales * (1 + error)  # upper limits, so that a shortfall is certain
 
     @property
     def _residuals(self) -> FloatArray:
@@ -121,15 +122,17 @@ class _Release:
         name = f"Declared value {self.number} of {of}"
         if self.epsilon is None:
             measured, stated, norm = 1.0 / largest, self.noise_multiplier, "L2"
-            what = f"an effective noise multiplier of {measured:.3g}, where {stated:.3g} is stated"
+            comparison = (
+                f"an effective noise multiplier of {measured:.3g}, where {stated:.3g} is stated"
+            )
         else:
             measured, stated, norm = largest, self.epsilon, "L1"
-            what = f"an epsilon of {measured:.3g}, where {stated:.3g} is stated"
+            comparison = f"an epsilon of {measured:.3g}, where {stated:.3g} is stated"
         word = "standard deviation" if self.epsilon is None else "scale"
         return Finding(
             "noise",
             f"{name}: one record changes it by {largest * scale:.3g} ({norm}) and its noise has "
-            f"{word} {scale:.3g}: {what}.",
+            f"{word} {scale:.3g}: {comparison}.",
             "The sensitivity is that of other bounds or of another norm (L2 for Laplace noise), "
             "records are not clipped, a record enters several times, or the budget of several "
             "values is spent on each of them.",
@@ -156,13 +159,11 @@ class _Release:
         )
 
 
-def compare_declared(
-    experiment: Experiment, first: Trace, claim: float | None, delta: float
-) -> Pair:
+def compare_declared(check: Check, first: Trace, claim: float | None, delta: float) -> Pair:
     """Tests the values that a function declares by `watch.release`.
 
     Args:
-        experiment: the experiment, which collects what is found.
+        check: the check, which collects what is found.
         first: a run on the records.
         claim: the epsilon that the function promises; None takes its own.
         delta: delta of the claim.
@@ -173,45 +174,45 @@ def compare_declared(
     Raises:
         InvalidInput: the function ignores the values that `watch.release` returns.
     """
-    seeds = [experiment.seed_of(i) for i in range(_SEEDS)]
-    reference = _reference(experiment, first, seeds)
+    seeds = [check.seed_of(i) for i in range(_SEEDS)]
+    reference = _reference(check, first, seeds)
     if reference is None:
         return None, None
-    _refuse_unused(experiment, first, seeds[0])
-    neighbours, halves, pool = _neighbours(experiment)
-    runs = [_changes(experiment, first, data, seeds, reference) for data in neighbours]
+    _refuse_unused(check, first, seeds[0])
+    neighbours, halves, pool = _neighbours(check)
+    runs = [_changes(check, first, data, seeds, reference) for data in neighbours]
     if any(isinstance(run, Finding) for run in runs):
-        experiment.findings.append(next(run for run in runs if isinstance(run, Finding)))
-        experiment.tested.append("contribution")
+        check.verdicts.findings.append(next(run for run in runs if isinstance(run, Finding)))
+        check.verdicts.tested.append("contribution")
         return pool[0], None
-    noisy = _noisy(experiment, first, reference)
-    same_n = [len(data) == len(experiment.records) for data in neighbours]
+    noisy = _noisy(check, first, reference)
+    same_n = [len(data) == len(check.records) for data in neighbours]
     releases: list[_Release] = []
     for place, declared in enumerate(first.declared):
         if not declared.is_stated:
             continue
-        found = [run[place] if isinstance(run, list) else () for run in runs]
-        changes = _usable_changes(experiment, place, found, same_n, halves)
+        changes_of_release = [run[place] if isinstance(run, list) else () for run in runs]
+        changes = _usable_changes(check, place, changes_of_release, same_n, halves)
         if changes is None:
             continue
         release = _Release(
             place + 1, declared.noise_multiplier, declared.epsilon, noisy[place], *changes
         )
-        if not _reports_missing_noise(experiment, release, len(first.declared)):
+        if not _reports_missing_noise(check, release, len(first.declared)):
             releases.append(_without_copies(release))
-    _collect(experiment, releases, len(first.declared))
-    _compare_scales(experiment, first, neighbours, seeds, reference, noisy)
+    _collect(check, releases, len(first.declared))
+    _compare_scales(check, first, neighbours, seeds, reference, noisy)
     if releases:
-        experiment.tested += ["contribution", "noise"]
-    _compare_total(experiment, releases, first.claimed if claim is None else claim, delta)
-    _compare_returned(experiment, first, seeds[0], neighbours)
+        check.verdicts.tested += ["contribution", "noise"]
+    _compare_total(check, releases, first.claimed if claim is None else claim, delta)
+    _compare_returned(check, first, seeds[0], neighbours)
     return _strongest(releases, pool), None
 
 
-def _reference(experiment: Experiment, first: Trace, seeds: Sequence[int]) -> list[_Values] | None:
+def _reference(check: Check, first: Trace, seeds: Sequence[int]) -> list[_Values] | None:
     """The declared values on the records for each seed; None, with a reason, if they vary."""
-    base = [_values(experiment, first, experiment.records, seed) for seed in seeds]
-    again = _values(experiment, first, experiment.records, seeds[0])
+    base = [_values(check, first, check.records, seed) for seed in seeds]
+    again = _values(check, first, check.records, seeds[0])
     reference = [run for run in base if run is not None]
     reason = ""
     if len(reference) < len(base) or again is None:
@@ -222,13 +223,13 @@ def _reference(experiment: Experiment, first: Trace, seeds: Sequence[int]) -> li
             "different values, so some randomness is not controlled by the seed"
         )
     if reason:
-        experiment.cannot_test(reason, ("contribution", "noise"))
+        check.verdicts.cannot_test(reason, ("contribution", "noise"))
         return None
     return reference
 
 
 def _usable_changes(
-    experiment: Experiment,
+    check: Check,
     place: int,
     found: Sequence[Any],
     same_n: Sequence[bool],
@@ -237,7 +238,7 @@ def _usable_changes(
     """What neighbours change in a declared value, [P, d], and the share of one record, [P].
 
     Args:
-        experiment: the experiment, which collects the reason if there is nothing to compare.
+        check: the check, which collects the reason if there is nothing to compare.
         place: index of the declared value.
         found: the change on each neighbour; None where it differs between seeds, and () where the
             function gave no values.
@@ -245,8 +246,8 @@ def _usable_changes(
         halves: the share of a change that one record makes, for each neighbour.
     """
     number = place + 1
-    if any(change is None and same for change, same in zip(found, same_n, strict=True)):
-        experiment.cannot_test(
+    if any(change is None and has_same_n for change, has_same_n in zip(found, same_n, strict=True)):
+        check.verdicts.cannot_test(
             f"declared value {number} is not additive: what a record changes differs "
             "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
             "value that was clipped or rounded after its noise; declare it right after its "
@@ -263,7 +264,7 @@ def _usable_changes(
         return None
     changes = np.stack([change for change, _ in usable])
     if not changes.any():
-        experiment.cannot_test(
+        check.verdicts.cannot_test(
             f"no exchanged record changed declared value {number}: it may depend on other "
             "records, or on none",
             ("contribution", "noise"),
@@ -272,15 +273,13 @@ def _usable_changes(
     return changes, np.array([half for _, half in usable])
 
 
-def _values(
-    experiment: Experiment, first: Trace, records: TrainingSet, seed: int
-) -> _Values | None:
+def _values(check: Check, first: Trace, records: TrainingSet, seed: int) -> _Values | None:
     """The declared values of a run before they were forced; None where they differ in kind.
 
     A function may raise an error because a forced value has another shape than its own. The values
     up to this one are then returned, and zeros take the place of the later ones.
     """
-    trace = experiment.runs.run(records, seed, like=first, digests=False)
+    trace = check.runs.run(records, seed, like=first, digests=False)
     if trace.error is not None:
         return _values_before_error(trace, first)
     if len(trace.declared) != len(first.declared):
@@ -303,11 +302,11 @@ def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
     return [*values, *(np.zeros_like(value) for value in usual[len(values) :])]
 
 
-def _refuse_unused(experiment: Experiment, first: Trace, seed: int) -> None:
+def _refuse_unused(check: Check, first: Trace, seed: int) -> None:
     shifted = Trace(further=[_shift(value) for value in first.further], initial=first.initial)
-    usual = experiment.runs.run(experiment.records, seed, like=first, digests=False)
-    other = experiment.runs.run(experiment.records, seed, like=shifted, digests=False)
-    if other.error or not usual.released or differences(usual.released, other.released):
+    usual = check.runs.run(check.records, seed, like=first, digests=False)
+    shifted_run = check.runs.run(check.records, seed, like=shifted, digests=False)
+    if shifted_run.error or not usual.released or differences(usual.released, shifted_run.released):
         return
     raise InvalidInput(
         "train must use the value that watch.release returns, but other values changed nothing: "
@@ -317,23 +316,23 @@ def _refuse_unused(experiment: Experiment, first: Trace, seed: int) -> None:
 
 def _shift(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _shift(each) for key, each in value.items()}
+        return {key: _shift(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_shift(each) for each in value])
+        return type(value)([_shift(item) for item in value])
     return value + 1000 if hasattr(value, "__add__") and not isinstance(value, str) else value
 
 
-def _neighbours(experiment: Experiment) -> tuple[list[TrainingSet], list[float], list[PoolRecord]]:
+def _neighbours(check: Check) -> tuple[list[TrainingSet], list[float], Sequence[PoolRecord]]:
     """Data sets that differ in one record, and the share of the change that one record makes.
 
     An exchange is a removal and an addition. So one record makes at least half of the change.
     """
-    records, pool = experiment.records, experiment.pool[:_MAX_CANARIES]
-    share = 1.0 if experiment.relation == "replace-one" else 0.5
+    records, pool = check.records, check.pool[:_MAX_CANARIES]
+    share = 1.0 if check.relation == "replace-one" else 0.5
     data = [replace_one(records, canary) for canary in pool]
     data += [replace_one(records, canary, 0) for canary in pool[:4]]
     halves = [share] * len(data)
-    if experiment.relation == "add-remove" and len(records) > 1:
+    if check.relation == "add-remove" and len(records) > 1:
         data.append(records.without_last())
         halves.append(1.0)
         for canary in pool:
@@ -347,7 +346,7 @@ def _neighbours(experiment: Experiment) -> tuple[list[TrainingSet], list[float],
 
 
 def _changes(
-    experiment: Experiment,
+    check: Check,
     first: Trace,
     data: TrainingSet,
     seeds: Sequence[int],
@@ -356,40 +355,40 @@ def _changes(
     """What a neighbour changes in each value; None for a value where it differs between seeds."""
     runs: list[_Values] = []
     for seed in seeds:
-        values = _values(experiment, first, data, seed)
+        values = _values(check, first, data, seed)
         if values is None:
             return None
         runs.append(values)
-    found: list[FloatArray | None] = []
+    changes: list[FloatArray | None] = []
     for place in range(len(reference[0])):
         pairs = [(run[place], usual[place]) for run, usual in zip(runs, reference, strict=False)]
         if any(a.shape != b.shape for a, b in pairs):
             return explain("inferred classes", names=f"declared value {place + 1}")
         gaps = np.stack([a - b for a, b in pairs])
         size = max(float(np.abs(np.concatenate(pair)).max(initial=0.0)) for pair in pairs)
-        same = bool(np.all(np.ptp(gaps, axis=0) <= _ROUNDING * size + 1e-12))
-        found.append(gaps[0] if same and np.isfinite(gaps).all() else None)
-    return found
+        is_constant = bool(np.all(np.ptp(gaps, axis=0) <= _ROUNDING * size + 1e-12))
+        changes.append(gaps[0] if is_constant and np.isfinite(gaps).all() else None)
+    return changes
 
 
-def _noisy(experiment: Experiment, first: Trace, reference: Sequence[_Values]) -> list[FloatArray]:
+def _noisy(check: Check, first: Trace, reference: Sequence[_Values]) -> list[FloatArray]:
     """[R, d] of each value, for other seeds on the same records."""
     width = max(sum(len(value) for value in reference[0]), 1)
     count = int(np.clip(_NUMBERS / width, _MIN_RUNS, _MAX_RUNS))
     rows = list(reference)
     for number in range(count - len(rows)):
-        values = _values(experiment, first, experiment.records, experiment.seed_of(100 + number))
+        values = _values(check, first, check.records, check.seed_of(100 + number))
         if values is not None and [len(v) for v in values] == [len(v) for v in rows[0]]:
             rows.append(values)
     return [np.stack(column) for column in zip(*rows, strict=True)]
 
 
-def _reports_missing_noise(experiment: Experiment, release: _Release, of: int) -> bool:
+def _reports_missing_noise(check: Check, release: _Release, of: int) -> bool:
     """Reports coordinates without noise that a record changes."""
     silent = np.ptp(release.noisy, axis=0) == 0
     bare = silent & np.any(release.changes != 0, axis=0)
     if bare.any():
-        experiment.findings.append(
+        check.verdicts.findings.append(
             Finding(
                 "noise",
                 f"Declared value {release.number} of {of}: {int(bare.sum())} of {len(bare)} "
@@ -399,7 +398,7 @@ def _reports_missing_noise(experiment: Experiment, release: _Release, of: int) -
                 "Draw new noise from a generator that the seed of the run controls.",
             )
         )
-        experiment.tested += ["contribution", "noise"]
+        check.verdicts.tested += ["contribution", "noise"]
     return bool(silent.all() or bare.any())
 
 
@@ -431,11 +430,11 @@ def _shape_words(release: _Release, of: int, test: TestResult) -> Finding:
     )
 
 
-def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> None:
+def _collect(check: Check, releases: Sequence[_Release], of: int) -> None:
     """Collects the tests of size, shape and independence."""
     for release in releases:
-        experiment.collect(release.size_test(), words=partial(_size_words, release, of))
-        experiment.collect(release.shape_test(), words=partial(_shape_words, release, of))
+        check.verdicts.collect(release.size_test(), words=partial(_size_words, release, of))
+        check.verdicts.collect(release.shape_test(), words=partial(_shape_words, release, of))
     if not releases:
         return
     noisy = np.concatenate([release.noisy for release in releases], axis=1)
@@ -444,11 +443,11 @@ def _collect(experiment: Experiment, releases: Sequence[_Release], of: int) -> N
     noise = estimate_noise(noisy[:, None, :], None, slices, np.finfo(float).eps)
     names = [f"declared value {release.number}" for release in releases]
     shapes = [(part.stop - part.start,) for part in slices]
-    experiment.collect(*independence(noise, names, shapes, between_steps=False))
+    check.verdicts.collect(*independence(noise, names, shapes, between_steps=False))
 
 
 def _compare_scales(
-    experiment: Experiment,
+    check: Check,
     first: Trace,
     neighbours: Sequence[TrainingSet],
     seeds: Sequence[int],
@@ -456,9 +455,9 @@ def _compare_scales(
     noisy: Sequence[FloatArray],
 ) -> None:
     """Reports noise whose scale depends on a record, or on the number of records."""
-    n = len(experiment.records)
+    n = len(check.records)
     for data in neighbours:
-        runs = [_values(experiment, first, data, seed) for seed in seeds]
+        runs = [_values(check, first, data, seed) for seed in seeds]
         if any(run is None for run in runs):
             continue
         for place, declared in enumerate(first.declared):
@@ -469,7 +468,7 @@ def _compare_scales(
             silent = np.ptp(noisy[place], axis=0) == 0
             if np.any(np.ptp(theirs[:, silent], axis=0) > 0):
                 shown = f"of declared value {place + 1}"
-                experiment.findings.append(
+                check.verdicts.findings.append(
                     Finding(
                         "noise",
                         f"Which numbers {shown} have noise depends on a record.",
@@ -487,8 +486,8 @@ def _compare_scales(
             if abs(ratio - 1) < 1e-6 or left > 1e-6 * np.abs(spread[0]).max():
                 continue
             by_n = len(data) != n
-            what = "the number of records" if by_n else "a record"
-            experiment.findings.append(
+            source = "the number of records" if by_n else "a record"
+            check.verdicts.findings.append(
                 Finding(
                     "number of records" if by_n else "noise",
                     f"The noise of declared value {place + 1} is {ratio:.4g} times as large if "
@@ -497,8 +496,8 @@ def _compare_scales(
                         if by_n
                         else "another record takes the place of one."
                     ),
-                    f"The scale of the noise is computed from {what}: bounds, a range, a norm or a "
-                    "count of the records.",
+                    f"The scale of the noise is computed from {source}: bounds, a range, a norm "
+                    "or a count of the records.",
                     "Compute the scale of the noise from public constants.",
                     {"ratio": ratio},
                 )
@@ -507,12 +506,12 @@ def _compare_scales(
 
 
 def _compare_total(
-    experiment: Experiment, releases: Sequence[_Release], claim: float | None, delta: float
+    check: Check, releases: Sequence[_Release], claim: float | None, delta: float
 ) -> None:
     """Compares the claim with what sensitivities and noise of all values imply together."""
     stated = [release for release in releases if len(release.sensitivities)]
     if claim is None:
-        experiment.notes.append(
+        check.verdicts.notes.append(
             "the function claims no epsilon in all: watch.claim(epsilon) compares it with the sum"
         )
         return
@@ -520,7 +519,7 @@ def _compare_total(
     laplace = [release.epsilon is not None for release in stated]
     if not stated or any(len(r.sensitivities) != count for r in stated) or len(set(laplace)) > 1:
         reason = "the claim was not compared: the values have different kinds of noise"
-        experiment.cannot_test(reason, ("accountant",))
+        check.verdicts.cannot_test(reason, ("accountant",))
         return
     by_neighbour = np.stack([release.sensitivities for release in stated])
     if laplace[0]:
@@ -529,30 +528,30 @@ def _compare_total(
         implied = float(
             GaussianMechanism(float(np.linalg.norm(by_neighbour, axis=0).max())).epsilon(delta)
         )
-    experiment.measured["implied epsilon"] = implied
-    experiment.tested.append("accountant")
+    check.verdicts.measured["implied epsilon"] = implied
+    check.verdicts.tested.append("accountant")
     # The scales are estimates, so that a claim is only reported beyond their error.
     errors = [math.sqrt(1.6 / release.noisy.size) for release in stated]
     if implied > claim * (1.03 + _STANDARD_ERRORS * max(errors)):
-        experiment.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
+        check.verdicts.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
 
 
 def _compare_returned(
-    experiment: Experiment, first: Trace, seed: int, neighbours: Sequence[TrainingSet]
+    check: Check, first: Trace, seed: int, neighbours: Sequence[TrainingSet]
 ) -> None:
     """Reports returned numbers that depend on a record although all declared values are forced."""
-    usual = experiment.runs.run(experiment.records, seed, like=first, digests=False)
+    usual = check.runs.run(check.records, seed, like=first, digests=False)
     differing: dict[str, float] = {}
     for data in neighbours:
-        if len(data) != len(experiment.records) and experiment.relation != "add-remove":
+        if len(data) != len(check.records) and check.relation != "add-remove":
             continue
-        trace = experiment.runs.run(data, seed, like=first, digests=False)
+        trace = check.runs.run(data, seed, like=first, digests=False)
         if trace.error is None and trace.complete:
             for name, gap in differences(usual.released, trace.released).items():
                 differing[name] = max(differing.get(name, 0.0), gap)
-    experiment.tested.append("released numbers")
+    check.verdicts.tested.append("released numbers")
     if differing:
-        experiment.findings.append(released_outside(differing))
+        check.verdicts.findings.append(released_outside(differing))
 
 
 def _strongest(releases: Sequence[_Release], pool: Sequence[PoolRecord]) -> PoolRecord | None:

@@ -65,22 +65,22 @@ class Noise:
     @property
     def informative(self) -> NDArray[np.bool_]:
         """[R, T], whether the regression leaves noise in a run."""
-        found: NDArray[np.bool_] = self.kept > _MIN_KEPT
-        return found
+        informative: NDArray[np.bool_] = self.kept > _MIN_KEPT
+        return informative
 
     @property
     def scales(self) -> FloatArray:
         """[T], standard deviation of a coordinate."""
         count = self.degrees * self.sizes.sum()
-        found: FloatArray = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
-        return found
+        scales: FloatArray = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
+        return scales
 
     @property
     def scales_by_tensor(self) -> FloatArray:
         """[T, tensors], standard deviation of a coordinate of each tensor."""
         count = self.degrees[:, None] * self.sizes[None, :]
-        found: FloatArray = np.sqrt(self.squares / np.maximum(count, 1))
-        return found
+        scales: FloatArray = np.sqrt(self.squares / np.maximum(count, 1))
+        return scales
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def estimate_noise(
     """
     runs, steps, _ = gradients.shape
     residuals = np.zeros_like(gradients)
-    kept = np.zeros((runs, steps))
+    left_over = np.zeros((runs, steps))
     squares = np.zeros((steps, len(slices)))
     silent = np.zeros((steps, len(slices)), np.bool_)
     degrees = np.zeros(steps, np.int64)
@@ -135,15 +135,15 @@ def estimate_noise(
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
         left = values - basis @ (basis.T @ values)
-        kept[:, t] = 1.0 - np.square(basis).sum(1)
-        residuals[:, t] = left / np.sqrt(np.maximum(kept[:, t], _MIN_KEPT))[:, None]
+        left_over[:, t] = 1.0 - np.square(basis).sum(1)
+        residuals[:, t] = left / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
         for index, part in enumerate(slices):
             squares[t, index] = np.square(left[:, part]).sum()
             size = np.abs(values[:, part]).max(initial=0.0)
             spread = np.abs(left[:, part]).max(initial=0.0)
             silent[t, index] = spread <= ROUNDINGS * epsilon_of_type * size
     sizes = np.array([part.stop - part.start for part in slices])
-    return Noise(residuals, kept, degrees, squares, sizes, silent)
+    return Noise(residuals, left_over, degrees, squares, sizes, silent)
 
 
 def independence(
@@ -278,12 +278,17 @@ def _most_correlated_steps(
         return
     norms = np.linalg.norm(rows, axis=1)
     products = np.abs(np.triu(rows @ rows.T, 1)) / np.maximum(np.outer(norms, norms), 1e-300)
-    one, other = np.unravel_index(np.argmax(products), products.shape)
+    row, other_row = np.unravel_index(np.argmax(products), products.shape)
     pairs = len(steps) * (len(steps) - 1) / 2
-    for each in _correlated(
-        rows[one], rows[other], share, "steps", {"lag": int(steps[other] - steps[one])}, least
+    for test in _correlated(
+        rows[row],
+        rows[other_row],
+        share,
+        "steps",
+        {"lag": int(steps[other_row] - steps[row])},
+        least,
     ):
-        yield replace(each, p_value=min(1.0, pairs * each.p_value))
+        yield replace(test, p_value=min(1.0, pairs * test.p_value))
 
 
 def _correlated(
@@ -320,14 +325,18 @@ def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
         used = noise.kept[:, t] > 0.5
         if used.any() and np.ptp(counts[used, t]) > 0:
             squares = np.square(noise.residuals[used, t]).sum(1)
-            own = squares / squares.mean() * width
+            standardised = squares / squares.mean() * width
             limit = stats.norm.isf(1e-300)
-            sizes.append(np.clip(stats.norm.ppf(stats.chi2.cdf(own, width)), -limit, limit))
+            sizes.append(
+                np.clip(stats.norm.ppf(stats.chi2.cdf(standardised, width)), -limit, limit)
+            )
             batches.append(counts[used, t] / np.std(counts[used, t]))
     if sizes:
-        one, other = (np.concatenate([v - v.mean() for v in each]) for each in (sizes, batches))
-        share = 1.0 - len(sizes) / len(one)
-        yield from _correlated(one, other, share, "scale by batch", {}, 0.3)
+        all_sizes, all_batches = (
+            np.concatenate([v - v.mean() for v in values]) for values in (sizes, batches)
+        )
+        share = 1.0 - len(sizes) / len(all_sizes)
+        yield from _correlated(all_sizes, all_batches, share, "scale by batch", {}, 0.3)
 
 
 def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
@@ -410,13 +419,13 @@ def noise_along(
         required: [T, tensors], standard deviations that the noise must have.
     """
     along = np.einsum("rtd,td->rt", gradients, directions)[..., None]
-    own = estimate_noise(along, counts, [slice(0, 1)], 0.0)
+    along_noise = estimate_noise(along, counts, [slice(0, 1)], 0.0)
     scales = np.repeat(required, noise.sizes, axis=1)
     expected = np.square(scales * directions).sum(1)
     used = (expected > 0) & ~noise.silent.any(axis=1)
     if used.any():
-        total = float((own.squares[used, 0] / expected[used]).sum())
-        degrees = float(own.degrees[used].sum())
+        total = float((along_noise.squares[used, 0] / expected[used]).sum())
+        degrees = float(along_noise.degrees[used].sum())
         ratio = math.sqrt(total / max(degrees, 1.0))
         p_value = float(stats.chi2.cdf(total, degrees))
         yield TestResult(p_value, "direction", {"ratio": ratio}, ratio < 0.8)
@@ -432,19 +441,23 @@ def rank_of_noise(
     is bounded by Chernoff's inequality.
     """
     half = len(gradients) // 2
-    parts = [
+    halves = [
         estimate_noise(x, None if counts is None else counts[part], slices, spacing)
         for part in (slice(0, half), slice(half, 2 * half))
         for x in [gradients[part]]
     ]
-    if half < 2 or any(each.silent.any() or (each.degrees < 1).any() for each in parts):
+    if half < 2 or any(
+        half_noise.silent.any() or (half_noise.degrees < 1).any() for half_noise in halves
+    ):
         return
-    rows, degrees = [], [int(each.degrees.sum()) for each in parts]
-    for each in parts:
-        left = each.residuals / np.repeat(each.scales_by_tensor, each.sizes, axis=1)
-        kept = np.sqrt(np.maximum(each.kept, _MIN_KEPT))[:, :, None]
-        rows.append((left * kept).reshape(-1, left.shape[2])[:_MAX_ROWS])
-    used = len(rows[1]) / (half * len(parts[1].degrees))
+    rows, degrees = [], [int(half_noise.degrees.sum()) for half_noise in halves]
+    for half_noise in halves:
+        left = half_noise.residuals / np.repeat(
+            half_noise.scales_by_tensor, half_noise.sizes, axis=1
+        )
+        left_over = np.sqrt(np.maximum(half_noise.kept, _MIN_KEPT))[:, :, None]
+        rows.append((left * left_over).reshape(-1, left.shape[2])[:_MAX_ROWS])
+    used = len(rows[1]) / (half * len(halves[1].degrees))
     weights = np.linalg.eigvalsh(rows[0] @ rows[0].T).clip(min=0.0)
     total, free = float(np.square(rows[1] @ rows[0].T).sum()), used * degrees[1]
     ratio = total / (free * float(weights.sum()))
@@ -452,10 +465,10 @@ def rank_of_noise(
     def log_bound(t: float) -> float:
         return float(-t * total - 0.5 * free * np.log1p(-2 * t * weights).sum())
 
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         log_bound, bounds=(0.0, 0.5 * (1 - 1e-9) / weights.max()), method="bounded"
     )
-    p_value = math.exp(min(found.fun, 0.0))
+    p_value = math.exp(min(optimum.fun, 0.0))
     yield TestResult(p_value, "rank", {"ratio": ratio}, ratio > _MIN_RATIO)
 
 
@@ -489,8 +502,11 @@ def length_of_noise(noise: Noise) -> Iterator[TestResult]:
             stats.norm.ppf(np.clip(stats.chi2.cdf(squares, len(scales)), 1e-12, 1 - 1e-12))
         )
     if scores:
-        total = sum(float(np.square(each - each.mean()).sum()) for each in scores)
-        degrees = sum(len(each) - 2 for each in scores)
+        total = sum(
+            float(np.square(scores_of_step - scores_of_step.mean()).sum())
+            for scores_of_step in scores
+        )
+        degrees = sum(len(scores_of_step) - 2 for scores_of_step in scores)
         ratio = total / degrees
         yield TestResult(
             float(stats.chi2.cdf(total, degrees)), "length", {"ratio": ratio}, ratio < 0.5
@@ -587,9 +603,9 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
         runs = len(per_run)
         if runs < 3 or per_run.min() <= 0:
             continue
-        rest = (per_run.sum() - per_run) / (runs - 1)
+        of_other_runs = (per_run.sum() - per_run) / (runs - 1)
         bound = stats.f(width, width * (int(noise.degrees[t]) - 1))
-        tails = np.minimum(bound.sf(per_run / rest), bound.cdf(per_run / rest))
+        tails = np.minimum(bound.sf(per_run / of_other_runs), bound.cdf(per_run / of_other_runs))
         p_value = min(1.0, 2 * runs * float(tails.min()))
         least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
         number = first_step + t + 1

@@ -10,6 +10,7 @@ import numpy as np
 from audit.arrays import FloatArray
 from audit.loop.explanations import allowed, depends_on_n
 from audit.loop.finding_kinds import OTHERS_CHANGE
+from audit.loop.findings import Finding
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.equal_records import EqualRecords, copies
 from audit.loop.premises.experiment import Experiment, replace_one
@@ -35,7 +36,7 @@ class PublicSize:
 
 def compare_numbers_of_records(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords | None, size_reported: bool
-) -> None:
+) -> Callable[[], PublicSize | None] | None:
     """Tests whether normaliser, noise, rate or number of steps depend on the number of records.
 
     Args:
@@ -43,32 +44,53 @@ def compare_numbers_of_records(
         canaries: runs with each canary.
         equal: runs on equal records; None if there are none.
         size_reported: whether the noise is reported as too small.
+
+    Returns:
+        A function that finds how an attack keeps a public number of records; None if nothing
+        depends on that number, or if it is not public.
     """
-    n = len(experiment.records)
+    verdicts, n = experiment.verdicts, len(experiment.records)
     if n < 4 or equal is None or equal.varying:
         reason = "the noise was not measured, or the contribution of one record varies"
         few = "there are fewer than four records"
-        experiment.untested["number of records"] = few if n < 4 else reason
-        return
+        verdicts.untested["number of records"] = few if n < 4 else reason
+        return None
 
     @cache
     def measured(m: int) -> "_AtSize | None":
         return _at_size(experiment, canaries, equal, m)
 
-    reference, less = measured(n), measured(n - 1)
-    if reference is None or less is None:
-        experiment.untested["number of records"] = "the function raised an error for fewer records"
-        return
-    experiment.tested.append("number of records")
-    high, low, other = n, n - 1, less
-    if not reference.differs(other):
+    if measured(n) is None or measured(n - 1) is None:
+        verdicts.untested["number of records"] = "the function raised an error for fewer records"
+        return None
+    verdicts.tested.append("number of records")
+    sizes = _differing_sizes(experiment, measured, size_reported)
+    if sizes is None:
+        return None
+    finding = _finding(sizes, n, measured, equal)
+    verdicts.measured["depends on n"] = 1.0
+    if experiment.relation == "add-remove":
+        verdicts.findings.append(finding)
+        return None
+    verdicts.notes.append(allowed(finding, experiment.relation))
+    return partial(_public_size, experiment, measured)
+
+
+def _differing_sizes(
+    experiment: Experiment, measured: Callable[[int], "_AtSize | None"], size_reported: bool
+) -> tuple[int, int] | None:
+    """Two numbers of records that differ, neighbouring if there are such; None if none differ."""
+    n = len(experiment.records)
+    reference = _known(measured(n))
+    low = n - 1
+    if not reference.differs(_known(measured(low))):
         low = max(n // 2, 2)
         half = measured(low)
         if half is None or not reference.differs(half):
-            return
-        other = half
-    if size_reported and not reference.states_otherwise(other):
-        return  # a contribution that is too large may change with n, too
+            return None
+    if size_reported and not reference.states_otherwise(_known(measured(low))):
+        return None  # a contribution that is too large may change with n, too
+    high = n
     # Bisects for two neighbouring numbers of records that differ.
     while high - low > 1 and experiment.work_left():
         middle = (high + low) // 2
@@ -76,20 +98,28 @@ def compare_numbers_of_records(
         if between is None:
             break
         low, high = (middle, high) if reference.differs(between) else (low, middle)
-    upper, lower = measured(high), measured(low)
-    if upper is None or lower is None:
-        return
+    return high, low
+
+
+def _finding(
+    sizes: tuple[int, int],
+    n: int,
+    measured: Callable[[int], "_AtSize | None"],
+    equal: EqualRecords,
+) -> Finding:
+    high, low = sizes
+    upper, lower = _known(measured(high)), _known(measured(low))
     if not upper.differs(lower):  # many small differences
-        high, upper = n, reference
+        high, upper = n, _known(measured(n))
     finding = depends_on_n(high, low, upper.numbers(), lower.numbers(), lower.ratio(upper))
     if not upper.states_otherwise(lower) and equal.others_change():
-        finding = replace(finding, cause=f"{OTHERS_CHANGE}, by a statistic. Or: {finding.cause}")
-    experiment.measured["depends on n"] = 1.0
-    if experiment.relation == "add-remove":
-        experiment.findings.append(finding)
-    else:
-        experiment.notes.append(allowed(finding, experiment.relation))
-        experiment.public_size = partial(_public_size, experiment, measured)
+        return replace(finding, cause=f"{OTHERS_CHANGE}, by a statistic. Or: {finding.cause}")
+    return finding
+
+
+def _known(at_size: "_AtSize | None") -> "_AtSize":
+    assert at_size is not None, "measured before"
+    return at_size
 
 
 def _public_size(
@@ -141,11 +171,11 @@ class _AtSize:
     def ratio(self, other: "_AtSize") -> float | None:
         """How many times larger a record's contribution is than at the other size."""
         steps: int = min(len(self.units), len(other.units))
-        both = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
-        if not both.any():
+        both_seen = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
+        if not both_seen.any():
             return None
-        mine, theirs = self.units[:steps][both], other.units[:steps][both]
-        slack = 4 * self.rounding[:steps][both] / theirs
+        mine, theirs = self.units[:steps][both_seen], other.units[:steps][both_seen]
+        slack = 4 * self.rounding[:steps][both_seen] / theirs
         sure = slack < 0.2 * np.abs(mine / theirs - 1)
         return float(np.median(mine[sure] / theirs[sure])) if sure.any() else 1.0
 
@@ -173,12 +203,14 @@ def _at_size(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, m: int
 ) -> _AtSize | None:
     """Measures these quantities with m records; None if the function raises an error."""
-    same = copies(experiment.records, equal.quiet, m)
+    equal_records = copies(experiment.records, equal.quiet, m)
     # The last of m records may belong to another of the fixed batches, whose steps have other
     # weights in the encoder of correlated noise. The first record stays in its batch.
     canary = canaries.pair[0]
     mixed = (
-        replace_one(same, canary, 0) if experiment.base.rows else experiment.exchange(same, canary)
+        replace_one(equal_records, canary, 0)
+        if experiment.base.rows
+        else experiment.exchange(equal_records, canary)
     )
     units = np.full(experiment.steps, np.nan)
     rounding = canaries.found.rounding
@@ -188,7 +220,7 @@ def _at_size(
         stop = experiment.stop_after if i == 0 else experiment.steps
         traces = [
             experiment.runs.run(data, seed, like=experiment.base, stop_after=stop)
-            for data in (same, mixed)
+            for data in (equal_records, mixed)
         ]
         if any(trace.error or not trace.steps for trace in traces):
             return None
@@ -196,12 +228,12 @@ def _at_size(
         if equal.random_gradients:
             break  # contributions differ between runs anyway
         steps = min(len(traces[0].steps), len(traces[1].steps), experiment.steps)
-        if experiment.comparable is not None:
-            steps = min(steps, experiment.comparable)
+        if canaries.comparable is not None:
+            steps = min(steps, canaries.comparable)
         gap = traces[1].gradients[:steps] - traces[0].gradients[:steps]
-        own = np.linalg.norm(gap, axis=1)
-        first_seen = np.isnan(units[:steps]) & (own > rounding[:steps])
-        units[:steps] = np.where(first_seen, own, units[:steps])
+        change = np.linalg.norm(gap, axis=1)
+        first_seen = np.isnan(units[:steps]) & (change > rounding[:steps])
+        units[:steps] = np.where(first_seen, change, units[:steps])
         if np.isfinite(units).sum() >= min(3, experiment.steps) or not experiment.work_left():
             break
     assert complete is not None

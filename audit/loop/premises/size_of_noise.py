@@ -17,12 +17,11 @@ from audit.loop.premises.canary_runs import CanaryRuns, orders_records
 from audit.loop.premises.contributions import contributions
 from audit.loop.premises.equal_records import EqualRecords
 from audit.loop.premises.experiment import (
-    FAMILY_ERROR,
     SEEDS_FOR_INCLUSION,
-    SHORTFALL,
     Experiment,
 )
 from audit.loop.premises.noise import TestResult, scale_p_value
+from audit.loop.premises.verdicts import FAMILY_ERROR, SHORTFALL
 from audit.loop.runs.coupled_runs import Accounted
 from audit.loop.runs.records import TrainingSet
 
@@ -63,8 +62,8 @@ def compare_size(
     noise, steps = equal.noise, len(reach)
     scales = noise.scales[:steps]
     usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)
-    if experiment.comparable is not None:
-        usable[experiment.comparable :] = False
+    if canaries.comparable is not None:
+        usable[canaries.comparable :] = False
     if not usable.any():
         return False
     unequal = _by_unequal_noise(experiment, canaries, equal, steps)
@@ -72,22 +71,24 @@ def compare_size(
     usable_distance = usable & (distance > 0)
     ratios = np.where(usable_distance, 1.0 / np.where(usable_distance, distance, 1.0), np.inf)
     worst = int(np.argmin(ratios))
-    experiment.measured["effective noise multiplier"] = float(ratios[worst])
+    experiment.verdicts.measured["effective noise multiplier"] = float(ratios[worst])
     accounted = experiment.accounted
     if accounted is None:
         _compare_claim(experiment, canaries, equal, usable, claim, delta)
         return False
     case = _Case(experiment, canaries, equal, accounted, usable)
-    experiment.measured["accounted noise multiplier"] = float(case.sigma[worst])
+    experiment.verdicts.measured["accounted noise multiplier"] = float(case.sigma[worst])
     if unequal is not None:
         _compare_unequal_noise(case, ratios)
         return False
     if not equal.random_gradients and case.sigma[worst] > 0:
-        experiment.degrees_of_scale = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
+        degrees = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
+        coordinates = experiment.steps + 1 + len(experiment.base.sizes)
+        experiment.verdicts.scale_was_tested(degrees, coordinates)
     # The median over the steps with about the smallest ratio: the smallest alone is biased.
     near = usable & (ratios < 1.05 * ratios[worst])
     effective = float(np.median(ratios[near]))
-    experiment.measured["effective noise multiplier"] = effective
+    experiment.verdicts.measured["effective noise multiplier"] = effective
     _note_too_much(case, effective, worst)
     if _report_shortfalls(case, ratios, worst):
         return True
@@ -113,9 +114,9 @@ def _report_no_contribution(experiment: Experiment) -> None:
             "train releases the same gradients for other records: use records.features and "
             "records.labels, which hold the exchanged record"
         )
-    experiment.cannot_test(reason, ("contribution",))
-    if "contribution" in experiment.tested and not experiment.brief:
-        experiment.tested.remove("contribution")
+    experiment.verdicts.cannot_test(reason, ("contribution",))
+    if "contribution" in experiment.verdicts.tested and not experiment.brief:
+        experiment.verdicts.tested.remove("contribution")
 
 
 def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords) -> None:
@@ -128,7 +129,7 @@ def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: Eq
     beyond = experiment.sampled and np.any(reach > _REORDERED * equal.reach[:steps])
     if not beyond or not orders_records(experiment, canaries):
         return
-    experiment.notes.append(
+    experiment.verdicts.notes.append(
         "the function orders its records itself: contributions were compared among equal "
         "records alone"
     )
@@ -142,7 +143,7 @@ def _compare_unequal_noise(case: "_Case", ratios: FloatArray) -> None:
     if np.any(ratios < case.sigma * (1 - SHORTFALL)):
         # The scales are upper confidence limits, so this shortfall is certain.
         at = int(np.argmin(ratios / case.sigma))
-        case.experiment.collect(
+        case.experiment.verdicts.collect(
             TestResult(1e-9, "size", {}),
             words=lambda _: _unequal_noise(case, at, float(ratios[at])),
         )
@@ -155,10 +156,10 @@ def _report_shortfalls(case: "_Case", ratios: FloatArray, worst: int) -> bool:
         return False
     # Of several significant tests, the one that is easiest to explain is reported.
     rank = {"step": 0, "all steps": 1}
-    sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
+    sure = [test for test in tests if test[0] < FAMILY_ERROR / 1000]
     _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
     p_value = min(1.0, min(tests)[0] * (len(ratios) + 1 + len(case.equal.noise.sizes)))
-    case.experiment.collect(
+    case.experiment.verdicts.collect(
         TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
     )
     return p_value < FAMILY_ERROR
@@ -177,7 +178,7 @@ def _note_too_much(case: "_Case", effective: float, step: int) -> None:
             reason = f"the noise is {in_thresholds:.3g} C, and the accountant assumes {sigma:.3g} C"
         else:
             reason = "no exchanged record reaches the threshold C, which may be smaller"
-    experiment.notes.append(
+    experiment.verdicts.notes.append(
         f"there is {effective / sigma:.3g} times as much noise as the accounted epsilon requires "
         f"for the largest contribution of the exchanged records: {reason}"
     )
@@ -186,16 +187,21 @@ def _note_too_much(case: "_Case", effective: float, step: int) -> None:
 def ignores_records(experiment: Experiment) -> bool:
     """Whether other records in all places change no released gradient, for several seeds."""
     records = experiment.records
-    others = TrainingSet(
+    constant_records = TrainingSet(
         np.repeat(np.asarray(experiment.pool[0].features)[None], len(records), 0),
         np.full(len(records), experiment.pool[0].label, records.labels.dtype),
     )
     for number in range(_SEEDS_OF_IGNORED_RECORDS):
         seed = experiment.seed_of(1300 + number)
-        one, two = (experiment.coupled(data, seed) for data in (records, others))
-        if one.error or two.error or len(one.steps) != len(two.steps) or not one.steps:
+        run, compared_run = (experiment.coupled(data, seed) for data in (records, constant_records))
+        if (
+            run.error
+            or compared_run.error
+            or len(run.steps) != len(compared_run.steps)
+            or not run.steps
+        ):
             return False
-        if not np.array_equal(one.gradients, two.gradients):
+        if not np.array_equal(run.gradients, compared_run.gradients):
             return False
     return True
 
@@ -255,20 +261,21 @@ def _by_unequal_noise(
 
 def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
     """(p-value, step, "step", "all steps" or tensor) where the noise is less than accounted."""
-    noise, found, usable, sigma = case.equal.noise, case.canaries.found, case.usable, case.sigma
+    noise, usable, sigma = case.equal.noise, case.usable, case.sigma
+    contribution = case.canaries.found
     steps, width = len(usable), int(noise.sizes.sum())
-    required = sigma * found.largest[:steps]
+    required = sigma * contribution.largest[:steps]
     squares = noise.squares[:steps]
     for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
         degrees = float(noise.degrees[t] * width)
         yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
     # All steps together find a small shortfall that no single step shows.
-    parts = [("all steps", required, squares.sum(1), usable, width)]
+    tensors = [("all steps", required, squares.sum(1), usable, width)]
     for index, name in enumerate(case.experiment.base.names):
-        own = found.by_tensor[:steps, index]
-        use = usable & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
-        parts.append((name, sigma * own, squares[:, index], use, int(noise.sizes[index])))
-    for name, needed, squared, use, size in parts:
+        of_tensor = contribution.by_tensor[:steps, index]
+        use = usable & (of_tensor > contribution.rounding[:steps]) & ~noise.silent[:steps, index]
+        tensors.append((name, sigma * of_tensor, squares[:, index], use, int(noise.sizes[index])))
+    for name, needed, squared, use, size in tensors:
         if use.any():
             with np.errstate(divide="ignore"):  # accounted noise of zero is never too small
                 total = float((squared[use] / needed[use] ** 2).sum())
@@ -290,18 +297,18 @@ def _against_threshold(case: _Case) -> None:
         required = np.square(case.sigma * unit)[:, None]
         squares = np.where(loud, noise.squares[:steps] / required, 0.0).sum(0)
     degrees = np.where(loud, noise.degrees[:steps, None] * noise.sizes[None, :], 0.0).sum(0)
-    parts = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
-    if degrees.sum() and math.sqrt(parts[0][1] / parts[0][2]) >= 1 - SHORTFALL:
+    tensors = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
+    if degrees.sum() and math.sqrt(tensors[0][1] / tensors[0][2]) >= 1 - SHORTFALL:
         names = [f"`{name}`" for name in base.names]
-        parts = list(zip(names, squares.tolist(), degrees.tolist(), strict=True))
+        tensors = list(zip(names, squares.tolist(), degrees.tolist(), strict=True))
     sigma = float(case.sigma[0])
-    for where, total, count in parts:
+    for where, total, count in tensors:
         share = math.sqrt(total / count) if count else 1.0
         if share < 1 - SHORTFALL:
-            p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
+            p_value = min(1.0, len(tensors) * scale_p_value(total, count, 1.0))
             numbers: dict[str, float | int | str] = {"share": share, "where": where}
             numbers |= {"accounted noise multiplier": sigma, "in thresholds": share * sigma}
-            case.experiment.collect(TestResult(p_value, "scale", numbers))
+            case.experiment.verdicts.collect(TestResult(p_value, "scale", numbers))
 
 
 def _compare_claim(
@@ -315,13 +322,13 @@ def _compare_claim(
     """Compares a claimed epsilon with what noise and contributions imply."""
     claim = claim if claim is not None else experiment.base.claimed
     if claim is None:
-        experiment.untested["accountant"] = "no accountant and no claim was given"
+        experiment.verdicts.untested["accountant"] = "no accountant and no claim was given"
         return
     steps = len(usable)
     counts = equal.batches.counts[:, :steps]
     if experiment.stop_after is not None or np.isnan(counts).all():
         reason = "the claim was not compared: the batches, or the last steps, were not seen"
-        experiment.cannot_test(reason, ("accountant",))
+        experiment.verdicts.cannot_test(reason, ("accountant",))
         return
     rate = min(float(np.nanmean(counts)) / len(experiment.records), 1.0)
     run: Mechanism
@@ -329,13 +336,15 @@ def _compare_claim(
         reach, scales = canaries.found.of_pair[:steps][usable], equal.noise.scales[:steps][usable]
         run = GaussianMechanism(float(np.linalg.norm(reach / scales)))
     else:
-        effective = experiment.measured["effective noise multiplier"]
+        effective = experiment.verdicts.measured["effective noise multiplier"]
         run = DpSgd(effective, len(experiment.base.steps), rate)
     implied = float(run.epsilon(delta))
-    experiment.measured["implied epsilon"] = implied
-    experiment.tested.append("accountant")
+    experiment.verdicts.measured["implied epsilon"] = implied
+    experiment.verdicts.tested.append("accountant")
     if implied > 1.03 * claim + 0.01:
-        experiment.findings.append(explain("claim", claim=claim, implied=implied, delta=delta))
+        experiment.verdicts.findings.append(
+            explain("claim", claim=claim, implied=implied, delta=delta)
+        )
 
 
 # --- the findings ---
@@ -343,8 +352,8 @@ def _compare_claim(
 
 def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
     """One record adds more to a step, to all steps, or to a tensor than the noise allows for."""
-    found, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
-    reach, scale = float(found.largest[step]), float(noise.scales[step])
+    contribution, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
+    reach, scale = float(contribution.largest[step]), float(noise.scales[step])
     sigma, state = float(case.sigma[step]), base.steps[step]
     effective = scale / reach
     numbers: dict[str, float | int | str] = {
@@ -365,11 +374,13 @@ def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
     if kind not in ("step", "all steps"):
         numbers["tensor"] = kind
         index = base.names.index(kind)
-        own, sd = float(found.by_tensor[step, index]), float(noise.scales_by_tensor[step, index])
+        of_tensor = float(contribution.by_tensor[step, index])
+        sd = float(noise.scales_by_tensor[step, index])
+        shown_ratio = sd / of_tensor if of_tensor else math.inf
         message = (
-            f"{where}: one record changes the gradient of `{kind}` by {own:.3g} and its noise has "
-            f"standard deviation {sd:.3g}: an effective noise multiplier of "
-            f"{sd / own if own else math.inf:.3g}, where the accountant assumes {sigma:.3g}."
+            f"{where}: one record changes the gradient of `{kind}` by {of_tensor:.3g} and its "
+            f"noise has standard deviation {sd:.3g}: an effective noise multiplier of "
+            f"{shown_ratio:.3g}, where the accountant assumes {sigma:.3g}."
         )
     elif in_thresholds > 1.002:
         message = (
@@ -437,10 +448,12 @@ def _without_clipping(case: _Case) -> _Cause | None:
 
 def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
     """Each tensor is clipped to C: each contributes C, for which the noise of one suffices."""
-    found = case.canaries.found
-    reach, own = float(found.largest[step]), found.by_tensor[step]
-    largest = max(own)
-    alike = [n for n, v in zip(case.experiment.base.names, own, strict=True) if v > 0.98 * largest]
+    contribution = case.canaries.found
+    reach, by_tensor = float(contribution.largest[step]), contribution.by_tensor[step]
+    largest = max(by_tensor)
+    alike = [
+        n for n, v in zip(case.experiment.base.names, by_tensor, strict=True) if v > 0.98 * largest
+    ]
     explains = reach > 1.2 * largest > 0 and abs(ratio * largest / reach - 1) < 0.1
     if len(alike) < 2 or not explains:
         return None
@@ -456,15 +469,15 @@ def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
 def _carried_on(case: _Case, step: int, ratio: float) -> _Cause | None:
     """A state adds a record to every step after the first one whose batch holds it."""
     largest = case.canaries.found.largest
-    first = int(np.argmax(case.usable))
+    first_usable = int(np.argmax(case.usable))
     included = case.equal.batches.included
     carried = np.array_equal(np.maximum.accumulate(included, axis=1), included)
-    grown = step > first and carried and not case.equal.varying
-    if not grown or float(largest[step]) <= 1.3 * largest[first] or ratio <= 1.2:
+    grown = step > first_usable and carried and not case.equal.varying
+    if not grown or float(largest[step]) <= 1.3 * largest[first_usable] or ratio <= 1.2:
         return None
     return (
         "contribution",
-        f"The first step with the record shows {largest[first]:.3g}: a state that "
+        f"The first step with the record shows {largest[first_usable]:.3g}: a state that "
         "carries gradients without noise (momentum, an average, error feedback) adds the "
         "record to later steps, or a threshold or factor of the first step is reused.",
         "Compute such states from released, noisy gradients only, and clip in each step.",

@@ -27,9 +27,11 @@ def two_sample_p_value(ours: Sequence[float], theirs: Sequence[float]) -> float:
     n = min(len(ours), len(theirs))
     if n == 0:
         return 1.0
-    first, second = (np.sort(np.asarray(values[:n], dtype=float)) for values in (ours, theirs))
-    both = np.concatenate([first, second])
-    above = np.searchsorted(first, both, side="right")
-    below = np.searchsorted(second, both, side="right")
+    our_values, their_values = (
+        np.sort(np.asarray(values[:n], dtype=float)) for values in (ours, theirs)
+    )
+    all_values = np.concatenate([our_values, their_values])
+    above = np.searchsorted(our_values, all_values, side="right")
+    below = np.searchsorted(their_values, all_values, side="right")
     h = int(np.abs(above - below).max())
     return min(1.0, 2 * math.comb(2 * n, n + h) / math.comb(2 * n, n))

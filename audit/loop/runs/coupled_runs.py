@@ -413,7 +413,7 @@ class RecordingWatch(Watch):
     def _weights(self) -> list[Any]:
         """All parameters, also those that another optimizer updates."""
         every = [*self._parameters(), *(() if self._model is None else self._model.parameters())]
-        return list({id(each): each for each in every}.values())
+        return list({id(tensor): tensor for tensor in every}.values())
 
     def _record_and_force(self) -> None:
         import torch
@@ -430,8 +430,8 @@ class RecordingWatch(Watch):
             trace.has_equal_steps = number == 0
             self._describe_parameters()
         with torch.no_grad():
-            parts = [_flat_gradient(p) for p in parameters]
-            gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
+            flat_gradients = [_flat_gradient(p) for p in parameters]
+            gradient = torch.cat(flat_gradients).cpu().numpy() if flat_gradients else np.zeros(0)
             adaptive = self._threshold.is_adaptive
             noise = getattr(optimizer, "noise_multiplier", None)
             trace.steps.append(
@@ -477,8 +477,8 @@ class RecordingWatch(Watch):
         if self._model is not None and self._model is not result:
             numbers |= {f"model.{k}": v for k, v in numbers_of(self._model).items()}
         elif self._optimizer is not None and not numbers and not self.recorded.of_arrays:
-            parts = zip(self.recorded.names, self._parameters(), strict=True)
-            numbers = {name: p.detach().double().cpu().numpy() for name, p in parts}
+            named_parameters = zip(self.recorded.names, self._parameters(), strict=True)
+            numbers = {name: p.detach().double().cpu().numpy() for name, p in named_parameters}
         return numbers
 
     def keep_model(self) -> None:
@@ -543,7 +543,7 @@ def _divisor(optimizer: Any) -> float | None:
 
 def _digest(tensors: Sequence[Any]) -> bytes:
     state = hashlib.blake2b(digest_size=16)
-    for each in tensors:
-        values = as_numbers(each)
+    for tensor in tensors:
+        values = as_numbers(tensor)
         state.update(b"" if values is None else values.tobytes())
     return state.digest()

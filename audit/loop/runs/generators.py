@@ -34,16 +34,16 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
     """
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(hash(random.getstate())).encode())
-    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002
-    state.update(np.asarray(keys).tobytes() + repr((place, rest)).encode())
+    _, keys, place, *further = np.random.get_state()  # noqa: NPY002
+    state.update(np.asarray(keys).tobytes() + repr((place, further)).encode())
     torch = sys.modules["torch"]
     state.update(torch.get_rng_state().numpy().tobytes())
     if torch.cuda.is_initialized():
-        for each in torch.cuda.get_rng_state_all():
-            state.update(each.numpy().tobytes())
-    own = getattr(optimizer, "generator", None)
-    if own is not None:
-        state.update(own.get_state().cpu().numpy().tobytes())
+        for device_state in torch.cuda.get_rng_state_all():
+            state.update(device_state.numpy().tobytes())
+    generator = getattr(optimizer, "generator", None)
+    if generator is not None:
+        state.update(generator.get_state().cpu().numpy().tobytes())
     if last is not None:
         for part in _local_states(last):
             state.update(part)

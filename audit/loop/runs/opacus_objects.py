@@ -36,9 +36,9 @@ def is_of_opacus(optimizer: Any) -> bool:
 
 def thresholds_of(optimizer: Any) -> list[float] | float | None:
     """C, or a list of one per tensor for per-layer clipping; None for other optimizers."""
-    each = getattr(optimizer, "max_grad_norms", None)
-    if each is not None:
-        return [float(clip) for clip in each]
+    thresholds = getattr(optimizer, "max_grad_norms", None)
+    if thresholds is not None:
+        return [float(clip) for clip in thresholds]
     clip = getattr(optimizer, "max_grad_norm", None)
     return None if clip is None else float(clip)
 
@@ -46,13 +46,13 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
 @cache
 def _remembering(calibrate: Callable[..., float]) -> Callable[..., float]:
     """The same function, which computes each answer once."""
-    found: dict[str, float] = {}
+    calibrated: dict[str, float] = {}
 
     def remembering(**arguments: Any) -> float:
         key = repr(sorted(arguments.items()))  # an argument may be a list
-        if key not in found:
-            found[key] = calibrate(**arguments)
-        return found[key]
+        if key not in calibrated:
+            calibrated[key] = calibrate(**arguments)
+        return calibrated[key]
 
     return remembering
 

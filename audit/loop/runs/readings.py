@@ -87,11 +87,11 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         )
     held = held_by_function(result)
     if held is not None:
-        parts = []
-        for each in held.values():
+        readings = []
+        for item in held.values():
             with contextlib.suppress(InvalidInput):
-                parts.append(model_and_numbers(each))
-        return _joined(parts)
+                readings.append(model_and_numbers(item))
+        return _joined(readings)
     if not isinstance(result, Mapping | list | tuple):
         raise InvalidInput(
             "train must return a torch module, an estimator, a function, numbers, a dictionary of "
@@ -99,7 +99,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         )
     values = result.values() if isinstance(result, Mapping) else result
     return _joined(
-        [model_and_numbers(each) for each in values if not isinstance(each, str | bytes)]
+        [model_and_numbers(value) for value in values if not isinstance(value, str | bytes)]
     )
 
 
@@ -121,8 +121,8 @@ def _joined(parts: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
 
 def details(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
     """Mean and standard deviation of a trained model's scores of other records, [2]."""
-    others = records.first(_OTHERS)
-    scores = record_scores(result, others, loss) if len(others) else np.zeros(1)
+    few_records = records.first_records(_OTHERS)
+    scores = record_scores(result, few_records, loss) if len(few_records) else np.zeros(1)
     return np.array([scores.mean(), scores.std()])
 
 
@@ -168,9 +168,9 @@ def _margins(logits: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
         return np.where(labels > 0, logits[:, 0], -logits[:, 0])
     known = labels >= 0
     rows, place = np.arange(len(labels)), np.where(known, labels, 0)
-    own = logits[rows, place]
-    rest = logits.copy()
-    rest[rows, place] = -np.inf
+    of_label = logits[rows, place]
+    other_logits = logits.copy()
+    other_logits[rows, place] = -np.inf
     with np.errstate(invalid="ignore"):
-        margin = own - np.logaddexp.reduce(rest, axis=1)
+        margin = of_label - np.logaddexp.reduce(other_logits, axis=1)
     return np.where(known, margin, -np.inf)

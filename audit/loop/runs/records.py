@@ -70,9 +70,9 @@ class TrainingSet:
                     f"{name} must be a pair (features, labels) of arrays of numbers, got "
                     f"{_kind_and_keys(records)}"
                 ) from None
-        parts = _array(name, "features", features), _array(name, "labels", labels)
-        _check_shapes(name, *parts)
-        return _real_numbers(name, cls(*parts))
+        arrays = _array(name, "features", features), _array(name, "labels", labels)
+        _check_shapes(name, *arrays)
+        return _real_numbers(name, cls(*arrays))
 
     def __len__(self) -> int:
         """Number of records."""
@@ -80,9 +80,9 @@ class TrainingSet:
 
     def without_last(self) -> "TrainingSet":
         """All records but the last, if there is any."""
-        return self.first(max(len(self) - 1, 0))
+        return self.first_records(max(len(self) - 1, 0))
 
-    def first(self, count: int) -> "TrainingSet":
+    def first_records(self, count: int) -> "TrainingSet":
         """The first `count` records, or all if there are fewer."""
         return TrainingSet(self.features[:count], self.labels[:count])
 

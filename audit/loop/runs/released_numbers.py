@@ -41,10 +41,10 @@ def numbers_of(value: Any) -> Mapping[str, Any]:
         >>> numbers_of({"loss": 0.5, "curve": [1.0, 2.0]})
         {'loss': array(0.5), 'curve': array([1., 2.])}
     """
-    found: dict[str, Any] = {}
-    for name, each in _walk(value, "", 0, set()):
-        found[name or "returned"] = each
-    return found
+    numbers: dict[str, Any] = {}
+    for name, number in _walk(value, "", 0, set()):
+        numbers[name or "returned"] = number
+    return numbers
 
 
 def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
@@ -59,14 +59,14 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
     seen = seen | {id(value)}
     value = state_of_generator(value)
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _walk(each, _joined(path, str(key)), depth + 1, seen)
+        for key, item in value.items():
+            yield from _walk(item, _joined(path, str(key)), depth + 1, seen)
     elif isinstance(value, _CONTAINERS):
-        for i, each in enumerate(value):
-            yield from _walk(each, f"{path}[{i}]", depth + 1, seen)
+        for i, item in enumerate(value):
+            yield from _walk(item, f"{path}[{i}]", depth + 1, seen)
     elif hasattr(value, "state_dict") and hasattr(value, "named_parameters"):
-        for key, each in value.state_dict().items():
-            yield from _walk(each, _joined(path, key.removeprefix("_module.")), depth + 1, seen)
+        for key, item in value.state_dict().items():
+            yield from _walk(item, _joined(path, key.removeprefix("_module.")), depth + 1, seen)
         yield from _module_attributes(value, path, depth, seen)
     elif hasattr(value, "state_dict"):  # an optimizer, a scheduler
         yield from _walk(value.state_dict(), path, depth + 1, seen)
@@ -79,11 +79,13 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
         yield from _walk(state, path, depth + 1, seen)
     else:
         slots = [np.atleast_1d(vars(kind).get("__slots__", [])) for kind in type(value).__mro__]
-        names = [str(key) for each in slots for key in each if key not in _NOT_HELD]
+        names = [
+            str(key) for slots_of_class in slots for key in slots_of_class if key not in _NOT_HELD
+        ]
         held = {key: getattr(value, key) for key in names if hasattr(value, key)}
-        for key, each in {**held, **getattr(value, "__dict__", {})}.items():
-            if not callable(each) or hasattr(each, "__dict__"):
-                yield from _walk(each, _joined(path, key), depth + 1, seen)
+        for key, item in {**held, **getattr(value, "__dict__", {})}.items():
+            if not callable(item) or hasattr(item, "__dict__"):
+                yield from _walk(item, _joined(path, key), depth + 1, seen)
 
 
 def held_by_function(value: Any) -> dict[str, Any] | None:
@@ -110,11 +112,11 @@ def _module_attributes(module: Any, path: str, depth: int, seen: set[int]) -> _N
     from torch import nn
 
     internal = _BOOKKEEPING | vars(nn.Module()).keys()
-    for name, part in module.named_modules():
-        if type(part).__module__.startswith("opacus."):
+    for name, submodule in module.named_modules():
+        if type(submodule).__module__.startswith("opacus."):
             continue
-        held = {key: value for key, value in vars(part).items() if key not in internal}
-        held |= {key: part._buffers[key] for key in part._non_persistent_buffers_set}
+        held = {key: value for key, value in vars(submodule).items() if key not in internal}
+        held |= {key: submodule._buffers[key] for key in submodule._non_persistent_buffers_set}
         prefix = _joined(path, name.removeprefix("_module."))
         for key, value in held.items():
             if _as_array(value) is not None or isinstance(value, _CONTAINERS):
@@ -154,20 +156,20 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
         By name; infinity where shapes, types or texts differ, or only one run has the number.
         Values that are not a number in both runs agree.
     """
-    found: dict[str, float] = {}
+    gaps: dict[str, float] = {}
     for name in [*first, *(key for key in second if key not in first)]:
         if name not in first or name not in second:
-            found[name] = np.inf
+            gaps[name] = np.inf
             continue
         a, b = np.asarray(first[name]), np.asarray(second[name])
         if a.shape != b.shape or (a.dtype.kind in "SU") != (b.dtype.kind in "SU"):
-            found[name] = np.inf
+            gaps[name] = np.inf
         elif a.dtype.kind in "SU":
             if not np.array_equal(a, b):
-                found[name] = np.inf
+                gaps[name] = np.inf
         elif not np.array_equal(a, b, equal_nan=True):
             with np.errstate(invalid="ignore", over="ignore"):
                 gap = np.abs(a.astype(np.complex128) - b.astype(np.complex128))
             finite = gap[np.isfinite(gap)]
-            found[name] = float(finite.max()) if finite.size and finite.max() > 0 else np.inf
-    return found
+            gaps[name] = float(finite.max()) if finite.size and finite.max() > 0 else np.inf
+    return gaps

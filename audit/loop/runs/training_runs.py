@@ -124,8 +124,8 @@ def run_seed(seed: int, trial: int, run: int = 0) -> int:
     share their noise accidentally.
     """
     word = seed * 0x9E3779B1 + trial
-    for other in (0, run * 0x85EBCA77):
-        word = (word ^ other) & _MASK
+    for mixed_in in (0, run * 0x85EBCA77):
+        word = (word ^ mixed_in) & _MASK
         word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _MASK
         word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _MASK
         word ^= word >> 16
@@ -180,17 +180,17 @@ def run_once(
     nothing = np.empty(0)
     model, numbers = readings.model_and_numbers(result)
     try:
-        score, rest = _read(task, model, numbers, len(included))
+        score, further = _read(task, model, numbers, len(included))
     except Exception as error:  # of the user's model or loss
         if task.validation is not None:
             raise InvalidInput(readings.reason_of(error)) from error
-        score, rest, unread = nothing, _evenly_spaced(numbers), readings.reason_of(error)
+        score, further, unread = nothing, _evenly_spaced(numbers), readings.reason_of(error)
     return Run(
         score=score,
         lambda_a=nothing if trace is None else trace.lambda_a,
         lambda_c=nothing if trace is None else trace.lambda_c,
         choice=_choice(task, model, score),
-        details=rest if trace is None else np.concatenate([rest, trace.details]),
+        details=further if trace is None else np.concatenate([further, trace.details]),
         claim=claim_of(watch, task.delta),
         history=history_of(watch.accountant),
         unread=unread,
@@ -209,8 +209,8 @@ def _read(
         score = readings.record_scores(model, task.canaries, task.loss)
         if canaries > 1:
             return score, numbers
-    rest = readings.details(model, task.records, task.loss)
-    return score, np.concatenate([score, rest, _evenly_spaced(numbers)])
+    further = readings.details(model, task.records, task.loss)
+    return score, np.concatenate([score, further, _evenly_spaced(numbers)])
 
 
 def _evenly_spaced(numbers: FloatArray) -> FloatArray:

@@ -77,24 +77,24 @@ class Watch:
         Raises:
             InvalidInput: an argument is something else, or a second optimizer.
         """
-        for each in watched:
-            if hasattr(each, "param_groups"):
-                if self._optimizer is not None and each is not self._optimizer:
+        for argument in watched:
+            if hasattr(argument, "param_groups"):
+                if self._optimizer is not None and argument is not self._optimizer:
                     raise InvalidInput(
                         "watch must be given one optimizer, got a second: give all parameters "
                         "that learn from the records to one, as parameter groups"
                     )
-                self._optimizer = each
-            elif hasattr(each, "accountant"):
-                self._accountant = each.accountant
-            elif hasattr(each, "history") and hasattr(each, "get_epsilon"):
-                self._accountant = each
-            elif hasattr(each, "parameters") and callable(each):
-                self._model = each
+                self._optimizer = argument
+            elif hasattr(argument, "accountant"):
+                self._accountant = argument.accountant
+            elif hasattr(argument, "history") and hasattr(argument, "get_epsilon"):
+                self._accountant = argument
+            elif hasattr(argument, "parameters") and callable(argument):
+                self._model = argument
             else:
                 raise InvalidInput(
                     "watch must be given an optimizer, a model, a PrivacyEngine or an accountant, "
-                    f"got {type(each).__name__}"
+                    f"got {type(argument).__name__}"
                 )
         if self._recorder is not None:
             self._recorder(*watched)
@@ -131,8 +131,8 @@ class Watch:
             state |= {f"optimizer {i} {k}": v for k, v in held.items() if hasattr(v, "copy_")}
         if self._model is not None:
             held = {id(p) for p in state.values()}
-            both = [*self._model.named_parameters(), *self._model.named_buffers()]
-            state |= {name: value for name, value in both if id(value) not in held}
+            tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
+            state |= {name: value for name, value in tensors if id(value) not in held}
         return {name: value for name, value in state.items() if name not in self._restored}
 
     def _restore(self, initial: Mapping[str, Any] | None) -> None:
@@ -349,13 +349,15 @@ class Watch:
         hook = getattr(self._optimizer, "step_hook", None)
         # Opacus's hook is a closure over the accountant that it steps.
         inside = {} if hook is None else inspect.getclosurevars(hook).nonlocals
-        return next((each for each in inside.values() if hasattr(each, "get_epsilon")), None)
+        return next(
+            (candidate for candidate in inside.values() if hasattr(candidate, "get_epsilon")), None
+        )
 
     def close(self) -> None:
         """Removes all hooks."""
-        for each in (self._white_box, self._recorder):
-            if each is not None:
-                each.close()
+        for observer in (self._white_box, self._recorder):
+            if observer is not None:
+                observer.close()
 
     @property
     def failure(self) -> str:

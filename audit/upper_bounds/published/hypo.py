@@ -51,8 +51,8 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     constant = shape * (best_alpha(penalty)[1] + log_ratio)
 
     def curve(alpha: FloatArray) -> FloatArray:
-        rest = alpha - 1.0
-        return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / rest
+        order_less_one = alpha - 1.0
+        return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / order_less_one
 
     return curve
 

@@ -45,8 +45,8 @@ def subset_divergences(
     q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
     most = checks.integer("orders", float(np.max(orders)), 2)
     if q in (0.0, 1.0):  # only one of the runs reads the record; the other may be infinite
-        one = np.asarray((tuned if q == 1.0 else final)(orders))
-        return one, one
+        divergences = np.asarray((tuned if q == 1.0 else final)(orders))
+        return divergences, divergences
     every = np.arange(2.0, most + 1.0)
     # Log moments (k-1) D_k for k = 0, 1, 2, ...; those of 0 and 1 are 0.
     moments = [
@@ -88,6 +88,6 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
         raise NotApplicable("the final run must use the rest of the records")
     orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
     tuned = lemma_7_curve(base, protocol.repetitions)
-    both = subset_divergences(tuned, base.renyi, protocol.sampling_rate, orders)
+    either_order = subset_divergences(tuned, base.renyi, protocol.sampling_rate, orders)
     added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
-    return BoundValue(float(np.max(np.min(both + added, axis=1), initial=0.0)))
+    return BoundValue(float(np.max(np.min(either_order + added, axis=1), initial=0.0)))

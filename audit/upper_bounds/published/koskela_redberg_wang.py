@@ -146,12 +146,12 @@ def noisy_max(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
     distance = 1.0 if protocol.monotone else 2.0
     mu = base.gaussian_mu
     if mu is not None:
-        one: Mechanism = GaussianMechanism(distance * mu)
+        round_cost: Mechanism = GaussianMechanism(distance * mu)
     elif isinstance(base, LaplaceMechanism):
-        one = LaplaceMechanism(base.scale / distance)
+        round_cost = LaplaceMechanism(base.scale / distance)
     else:
         raise NotApplicable("the noise must be Gaussian or Laplace")
-    together = Composition((one,) * protocol.rounds) if protocol.rounds > 1 else one
+    together = Composition((round_cost,) * protocol.rounds) if protocol.rounds > 1 else round_cost
     log_factor = protocol.rounds * math.log(protocol.candidates)
 
     def reached(epsilon: float) -> float:

@@ -129,9 +129,9 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     log_mean = math.log(repetitions.mean)
 
     def curve(alpha: FloatArray) -> FloatArray:
-        rest = alpha - 1.0
-        log_sum = rest * (base.renyi(alpha) + penalty(alpha)) + log_mean
-        return np.logaddexp(log_none, log_sum) / rest
+        order_less_one = alpha - 1.0
+        log_sum = order_less_one * (base.renyi(alpha) + penalty(alpha)) + log_mean
+        return np.logaddexp(log_none, log_sum) / order_less_one
 
     return _monotone(curve)
 
@@ -179,15 +179,18 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
     logs = []
     for pair in base.pairs:
         a, log_b = region_curve(pair, repetitions, points).vertices
-        kept = a > 1e-200 * a[-1]
-        log_b = np.maximum(log_b[kept], repetitions.log_phi_prime_at(-np.inf))
-        logs.append((np.log(a[kept]), log_b))
+        usable = a > 1e-200 * a[-1]
+        log_b = np.maximum(log_b[usable], repetitions.log_phi_prime_at(-np.inf))
+        logs.append((np.log(a[usable]), log_b))
     log_none = _log_none(repetitions)
 
     def curve(alpha: FloatArray) -> FloatArray:
-        rest = alpha - 1.0
-        gain = np.max([_largest(rest, log_a, log_b) for log_a, log_b in logs], axis=0)
-        return np.maximum(np.logaddexp(log_none, rest * base.renyi(alpha) + gain), 0.0) / rest
+        order_less_one = alpha - 1.0
+        gain = np.max([_largest(order_less_one, log_a, log_b) for log_a, log_b in logs], axis=0)
+        return (
+            np.maximum(np.logaddexp(log_none, order_less_one * base.renyi(alpha) + gain), 0.0)
+            / order_less_one
+        )
 
     return _monotone(curve)
 
@@ -196,11 +199,13 @@ def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArr
     """Largest a (a/b)^rest [n] over the vertices; infinite if it may be at a dropped vertex."""
     # a / b decreases along the hull, so a larger power selects an earlier vertex.
     log_ratio = log_a - log_b
-    first, last = (int(np.argmax(log_a + end * log_ratio)) for end in (rest.max(), rest.min()))
-    some = slice(min(first, last), max(first, last) + 1)
-    heights = log_a[some] + np.outer(rest, log_ratio[some])
+    low_end, high_end = (
+        int(np.argmax(log_a + end * log_ratio)) for end in (rest.max(), rest.min())
+    )
+    between = slice(min(low_end, high_end), max(low_end, high_end) + 1)
+    heights = log_a[between] + np.outer(rest, log_ratio[between])
     best = np.argmax(heights, axis=1)
-    cut = (best + some.start == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
+    cut = (best + between.start == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
     return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
 
 
@@ -265,8 +270,8 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     best = math.sqrt(log_mean / rho)
 
     def curve(alpha: FloatArray) -> FloatArray:
-        rest = np.maximum(alpha - 1.0, best)
-        return rho * rest + log_mean / rest + constant
+        order_less_one = np.maximum(alpha - 1.0, best)
+        return rho * order_less_one + log_mean / order_less_one + constant
 
     return curve
 
@@ -294,8 +299,8 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
         except DeltaUnreachable:
             continue
         clean = repetitions.given_no_failure(delta_0)
-        rest = (1.0 - share) * delta
-        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, clean), rest))
+        delta_left = (1.0 - share) * delta
+        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, clean), delta_left))
     if math.isinf(best):
         raise NotApplicable(FAILURE_TOO_LIKELY)
     return BoundValue(best)
@@ -376,8 +381,8 @@ def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
             v: np.maximum(alpha + v - 2.0, 0.0) * base.renyi(order) for v, order in orders.items()
         }
         for u, v, w in triples:
-            first = (alpha - u - w) * base.renyi((alpha - u) / w)
-            best = np.minimum(best, first + second[v] + (w + 1.0) * cost)
+            of_base = (alpha - u - w) * base.renyi((alpha - u) / w)
+            best = np.minimum(best, of_base + second[v] + (w + 1.0) * cost)
         return best / (alpha - 1.0)
 
     return curve

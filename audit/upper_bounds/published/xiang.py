@@ -68,9 +68,9 @@ class ReducedGameRenyi:
             sign: 1 for D(without || with the canary), -1 for the reverse.
         """
         edges = self._cells(float(np.max(alpha)))
-        best, other = (self._log_integral(alpha, sign, edges, rule) for rule in _RULES)
+        best, coarse = (self._log_integral(alpha, sign, edges, rule) for rule in _RULES)
         with np.errstate(over="ignore"):
-            log_integral = best + np.log1p(np.abs(np.expm1(other - best)))
+            log_integral = best + np.log1p(np.abs(np.expm1(coarse - best)))
         return self._divergence(alpha, log_integral)
 
     def _rough_renyi(self, alpha: FloatArray, sign: float) -> FloatArray:
@@ -179,9 +179,9 @@ class ReducedGameRenyi:
 
         def g(x: FloatArray) -> tuple[FloatArray, FloatArray]:
             log_x = special.log_ndtr(x)
-            found = self.repetitions.log_phi_prime_at(log_x)
+            log_slope = self.repetitions.log_phi_prime_at(log_x)
             # The second value is the log of the slope of log Phi, up to a constant.
-            return np.maximum(found, -1e300), -0.5 * x * x - log_x
+            return np.maximum(log_slope, -1e300), -0.5 * x * x - log_x
 
         start, end = edges[:-1], edges[1:]
         step = end - start
@@ -242,12 +242,12 @@ class ReducedGameRenyi:
             p, q = q, p
         log_weight += p
         gain = p - q
-        found = []
+        log_sums = []
         for order in alpha.tolist():
             terms = log_weight + (order - 1.0) * gain
             top = float(terms.max())
-            found.append(top + math.log(float(np.exp(terms - top).sum())))
-        return np.array(found)
+            log_sums.append(top + math.log(float(np.exp(terms - top).sum())))
+        return np.array(log_sums)
 
 
 @bound("reduced-renyi", 70, _RENYI_SOURCE, needs=_MONOTONE, about=("Gaussian base",))

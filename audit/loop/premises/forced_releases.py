@@ -1,0 +1,187 @@
+"""Whether anything else is released: complete runs whose noisy outputs are forced to be equal."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from audit.loop.explanations import explain, listed, released_outside
+from audit.loop.premises.canary_runs import CanaryRuns
+from audit.loop.premises.equal_records import copies
+from audit.loop.premises.experiment import Experiment, draw_alike, replace_one
+from audit.loop.premises.noise import TestResult
+from audit.loop.premises.two_samples import two_sample_p_value
+from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.generators import returned_states
+from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.released_numbers import differences
+
+# Seeds for which random released numbers are compared between n and n / 2 records.
+_SEEDS_OF_DISTRIBUTIONS = 20
+# Kinds of findings that explain released numbers which depend on a record.
+_WEIGHTS_FINDINGS = ("weights", "first weights")
+
+
+@dataclass(frozen=True)
+class _Released:
+    """What neighbouring data sets show about the numbers of complete runs with forced outputs.
+
+    Attributes:
+        differing: by name, the largest difference that a record explains.
+        shifted: names of random numbers that differ where fewer records are drawn from.
+        compared: number of neighbours that were compared.
+    """
+
+    differing: dict[str, float]
+    shifted: set[str]
+    compared: int
+
+
+def compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
+    """Compares every released number of complete runs with forced outputs."""
+    base = experiment.base
+    if not base.complete:
+        return
+    released = _differences_of_neighbours(experiment, canaries)
+    if released is None or not released.compared:
+        return
+    experiment.verdicts.tested.append("released numbers")
+    _report_returned_states(experiment)
+    if released.shifted:
+        _compare_distributions(experiment, released.shifted)
+    if not released.differing:
+        return
+    accounted = experiment.accounted
+    if accounted is not None and accounted.has_further_releases(len(base.steps)):
+        experiment.verdicts.notes.append(
+            f"{listed(released.differing)} depend on the record; the accountant records further "
+            "releases with other parameters, which may cover them: not tested"
+        )
+    elif not any(finding.kind in _WEIGHTS_FINDINGS for finding in experiment.verdicts.findings):
+        experiment.verdicts.findings.append(released_outside(released.differing))
+
+
+def _report_returned_states(experiment: Experiment) -> None:
+    """Reports returned states of generators, from which earlier random numbers follow.
+
+    The states of Mersenne Twisters and of PCG64 can be computed backwards. If no generator of
+    another library moved, the noise and the batches were drawn from that of this library.
+    """
+    base = experiment.base
+    states = returned_states(base.released)
+    only = [name for name, library in states.items() if base.moved_generators <= {library}]
+    if only:
+        experiment.verdicts.findings.append(explain("generator state", names=listed(only, "hold")))
+    elif states:
+        experiment.verdicts.notes.append(
+            f"{listed(states, 'hold')} the state of a random generator: anyone who knows it can "
+            "compute the numbers that were drawn before, such as noise or batches"
+        )
+
+
+def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:
+    seed = experiment.base_seed if seed is None else seed
+    return experiment.runs.run(records, seed, like=experiment.base)
+
+
+def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> _Released | None:
+    """Compares runs on neighbouring data sets; None if a finding ends the comparison."""
+    base = experiment.base
+    reference = experiment.with_canary(experiment.pool[0])
+    repeated = _complete_run(experiment, reference)
+    unstable = differences(base.released, repeated.released)
+    # Numbers that depend on the seed although all outputs are forced: random, or of the batches.
+    other_seed = _complete_run(experiment, reference, experiment.seed_of(1400))
+    random = differences(repeated.released, other_seed.released)
+    released = _Released({}, set(), 0)
+    for neighbour in _neighbours(experiment, canaries, reference):
+        trace = _complete_run(experiment, neighbour)
+        if trace.shapes and trace.shapes != base.shapes:
+            shapes = zip(base.names, base.shapes, strict=True)
+            changed = [name for name, shape in shapes if shape not in trace.shapes]
+            finding = explain("inferred classes", names=listed(changed or base.names))
+            experiment.verdicts.findings.append(finding)
+            experiment.verdicts.tested.append("released numbers")
+            return None
+        if trace.error or not trace.complete:
+            continue
+        fewer = len(neighbour) < len(reference)
+        if fewer and len(trace.steps) != len(repeated.steps):
+            continue  # `compare_numbers_of_records` reports what depends on the number of records.
+        released = replace(released, compared=released.compared + 1)
+        if len(trace.steps) != len(repeated.steps):
+            if draw_alike(trace, repeated):
+                experiment.verdicts.report_steps(len(repeated.steps), len(trace.steps))
+                return None
+            continue  # a random number of steps; `run_canaries` compares its distributions
+        # Fewer records may shift the random stream, so that later draws differ. This is no leak.
+        shifted = fewer or not draw_alike(trace, repeated)
+        for name, gap in differences(repeated.released, trace.released).items():
+            if name in unstable:
+                continue
+            if shifted and name in random:
+                released.shifted.add(name)
+            else:
+                released.differing[name] = max(released.differing.get(name, 0.0), gap)
+        if released.compared >= 3 and not experiment.work_left():
+            break
+    released.shifted.difference_update(released.differing)
+    return released
+
+
+def _neighbours(
+    experiment: Experiment, canaries: CanaryRuns, reference: TrainingSet
+) -> list[TrainingSet]:
+    """Data sets whose complete runs are compared with that on the reference."""
+    of_data = [record for record in canaries.pool if record.family == "own"]
+    exchanged = [*canaries.pair, *of_data[:2]]
+    neighbours = [experiment.with_canary(canary) for canary in exchanged]
+    # A function may treat places differently: it may hold out the first records.
+    neighbours += [replace_one(reference, canary, 0) for canary in exchanged]
+    # A chain of neighbours leads to any other data set, so a difference there proves one between
+    # neighbours.
+    reordered = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
+    one_class = min([*canaries.pair, *of_data], key=lambda record: float(record.label))
+    neighbours[2:2] = [reordered, copies(reference, one_class, len(reference))]
+    if experiment.relation == "add-remove" and len(reference) > 1:
+        # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
+        neighbours[1:1] = [reference.without_last(), reference.first_records(len(reference) // 2)]
+    return neighbours
+
+
+def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
+    """Tests whether random released numbers have another distribution with fewer records.
+
+    The generator of a GAN may draw from the same stream as the batches. With fewer records it
+    then draws other numbers of the same distribution. The sizes of the batches, or a count, have
+    another distribution. The exact test of Kolmogorov and Smirnov compares the means of a number.
+    """
+    reference = experiment.with_canary(experiment.pool[0])
+    values: list[list[Mapping[str, Any]]] = [[], []]
+    for number in range(_SEEDS_OF_DISTRIBUTIONS):
+        seed = experiment.seed_of(1500 + number)
+        for side, data in enumerate((reference, reference.first_records(len(reference) // 2))):
+            trace = _complete_run(experiment, data, seed)
+            if not trace.error and trace.complete:
+                values[side].append(trace.released)
+    for name in sorted(names):
+        ours, theirs = ([_mean_of(numbers, name) for numbers in side] for side in values)
+        if min(len(ours), len(theirs)) < 2:
+            continue
+        p_value = two_sample_p_value(ours, theirs)
+        n = len(reference)
+        numbers: dict[str, float | int | str] = {"name": name, "n": n, "less": n // 2}
+        experiment.verdicts.collect(
+            TestResult(min(1.0, p_value), "random released number", numbers)
+        )
+
+
+def _mean_of(released: Mapping[str, Any], name: str) -> float:
+    """The mean of a released number; minus infinity where it is missing or no number."""
+    value = np.asarray(released.get(name, np.nan))
+    if value.dtype.kind not in "fiub" or not value.size:
+        return -math.inf
+    mean = float(value.mean())
+    return mean if math.isfinite(mean) else -math.inf
