@@ -36,8 +36,8 @@ from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.two_densities import EndLines, TwoDensities
 
 # Numbers of events (s, s') and of lattice points per standard deviation of the loss, and the
-# largest number of values (cell, point, run) for which they are used. With more than `_MOST_VALUES`, fewer
-# runs are considered.
+# largest number of values (cell, point, run) for which they are used. With more than
+# `_MOST_VALUES`, fewer runs are considered.
 _RESOLUTIONS = (
     (48, 8, 2e6),
     (48, 5, 1.2e7),
