@@ -45,6 +45,7 @@ LISTS = (
     "mechanisms",
     "from_reports",
     "later_reports",
+    "public_threads",
 )
 
 

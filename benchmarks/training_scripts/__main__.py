@@ -117,6 +117,36 @@ REPLACEMENTS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 
+# The same, of November 2026, after public threads.
+REPLACEMENTS |= {
+    "rate lowered when the loss of a batch stalls": [
+        (
+            "# after make_private",
+            "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
+        ),
+        ("        # after step", "        plateau.step(loss.detach())"),
+    ],
+    "batches of fewer than four records are skipped": [
+        (
+            "        optimizer.zero_grad()",
+            "        if len(x) < 4:\n            continue\n        optimizer.zero_grad()",
+        )
+    ],
+    "weights of the best batch loss so far are restored": [
+        (
+            "# after make_private",
+            "import copy\nbest, weights = float('inf'), copy.deepcopy(model.state_dict())",
+        ),
+        (
+            "        # after step",
+            "        if loss.item() < best:\n"
+            "            best, weights = loss.item(), copy.deepcopy(model.state_dict())\n"
+            "        else:\n"
+            "            model.load_state_dict(weights)",
+        ),
+    ],
+}
+
 CORRECT_REPLACEMENTS: dict[str, list[tuple[str, str]]] = {
     "physical batches, average of weights, schedule": [
         ("from torch import nn", "from torch import nn\n"
@@ -130,6 +160,15 @@ CORRECT_REPLACEMENTS: dict[str, list[tuple[str, str]]] = {
         ("        # after step",
          "        if not optimizer._is_last_step_skipped:\n"
          "            schedule.step()\n            average.update_parameters(model._module)"),
+    ],
+    "clip_grad_norm_ of a trainer, rate by a public loss": [
+        ("# after make_private",
+         "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)"),
+        ("        optimizer.step()",
+         "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()"),
+        ("    print(epoch",
+         "    x, y = next(iter(test_loader))\n"
+         "    plateau.step(float(criterion(model(x), y)))\n    print(epoch"),
     ],
 }  # fmt: skip
 

@@ -7,15 +7,16 @@ arrays = pytest.importorskip(
     "benchmarks.training_loops.arrays", reason="JAX, optax or jax_privacy is not installed"
 )
 later = pytest.importorskip("benchmarks.training_loops.later_reports")
+threads = pytest.importorskip("benchmarks.training_loops.public_threads")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Secure RNG turned off", "ignore:Full backward hook"),
 ]
 
-MISTAKES = arrays.ARRAYS | later.LATER_REPORTS
-CORRECT = arrays.ARRAYS_CORRECT | later.LATER_REPORTS_CORRECT
-MISSED = {"JAX, key of the noise returned"}
+MISTAKES = arrays.ARRAYS | later.LATER_REPORTS | threads.PUBLIC_THREADS
+CORRECT = arrays.ARRAYS_CORRECT | later.LATER_REPORTS_CORRECT | threads.PUBLIC_THREADS_CORRECT
+MISSED = {"incomplete microbatch joins the next step", "gradients of the mean loss clipped"}
 """Mistakes that docs/controls.md states as missed."""
 
 

@@ -136,7 +136,7 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_verdict_names_what_it_does_not_cover() -> None:
-    facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True}
+    facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True, "failure": ""}
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
     for words in ("before make_private", "printed numbers", "attack: none was run", "(mask)"):

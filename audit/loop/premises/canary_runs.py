@@ -25,6 +25,7 @@ from audit.loop.premises.contributions import Contributions, contributions
 from audit.loop.premises.experiment import (
     SEEDS_FOR_INCLUSION,
     Experiment,
+    copies,
     draw_alike,
     replace_one,
 )
@@ -401,21 +402,38 @@ def weights_without_noise(experiment: Experiment, pool: Sequence[PoolRecord]) ->
     Returns:
         The step; None if the weights may have noise, or do not depend on the records.
     """
+    of_data = [record for record in pool if record.family == "own"]
+    # Large records may saturate the model, so that they move no weights.
+    for record, *others in filter(None, (pool, of_data)):
+        last = others[-1] if others else record
+        compared = next((r for r in others if r.label != record.label), last)
+        step, depends = _step_of_weights(experiment, record, compared)
+        if depends:
+            return step
+    return None
+
+
+def _step_of_weights(
+    experiment: Experiment, record: PoolRecord, compared: PoolRecord
+) -> tuple[int | None, bool]:
+    """The step before which weights depend on copies of a record, and whether there is one.
+
+    The step is None if the weights of all seeds differ, as they do with noise.
+    """
     seeds = [experiment.seed_of(1100 + i) for i in range(_SEEDS_OF_WEIGHTS)]
-    by_record: list[list[Trace]] = []
-    for record in (pool[0], next((r for r in pool if r.label != pool[0].label), pool[-1])):
-        data = experiment.records
-        for place in range(len(data)):
-            data = replace_one(data, record, place)
-        by_record.append([experiment.coupled(data, seed) for seed in seeds])
+    n = len(experiment.records)
+    by_record = [
+        [experiment.coupled(copies(experiment.records, copied, n), seed) for seed in seeds]
+        for copied in (record, compared)
+    ]
     runs = [run for record_runs in by_record for run in record_runs]
     for step in range(1, min(len(run.steps) for run in runs)):
         ours, theirs = ([run.steps[step].weights for run in side] for side in by_record)
         if ours == theirs:
             continue
         agree = len(set(ours)) < len(ours) and len(set(theirs)) < len(theirs)
-        return step if agree else None
-    return None
+        return (step if agree else None), True
+    return None, False
 
 
 def first_weights_depend(experiment: Experiment, pool: Sequence[PoolRecord]) -> bool:

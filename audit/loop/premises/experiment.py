@@ -324,6 +324,13 @@ def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> Tr
     return TrainingSet(features, labels)
 
 
+def copies(records: TrainingSet, canary: PoolRecord, n: int) -> TrainingSet:
+    """n copies of a record."""
+    features = np.repeat(np.asarray(canary.features)[None], n, axis=0)
+    labels = np.full(n, canary.label, dtype=records.labels.dtype)
+    return TrainingSet(features.astype(records.features.dtype), labels)
+
+
 def draw_alike(run: Trace, compared: Trace, steps: int | None = None) -> bool:
     """Whether two runs drew as many random numbers in each of their first steps."""
     pairs = list(zip(run.steps, compared.steps, strict=False))[:steps]

@@ -9,12 +9,12 @@ import numpy as np
 
 from audit.loop.explanations import explain, listed, released_outside
 from audit.loop.premises.canary_runs import CanaryRuns
-from audit.loop.premises.equal_records import copies
-from audit.loop.premises.experiment import Experiment, draw_alike, replace_one
+from audit.loop.premises.experiment import Experiment, copies, draw_alike, replace_one
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import returned_states
+from audit.loop.runs.jax_keys import BATCHES, NOISE, keys_in, recorded_keys
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 
@@ -49,6 +49,7 @@ def compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
         return
     experiment.verdicts.tested.append("released numbers")
     _report_returned_states(experiment)
+    _report_returned_keys(experiment)
     if released.shifted:
         _compare_distributions(experiment, released.shifted)
     if not released.differing:
@@ -79,6 +80,24 @@ def _report_returned_states(experiment: Experiment) -> None:
             f"{listed(states, 'hold')} the state of a random generator: anyone who knows it can "
             "compute the numbers that were drawn before, such as noise or batches"
         )
+
+
+def _report_returned_keys(experiment: Experiment) -> None:
+    """Reports returned random keys of JAX from which all noise, or all batches, follow."""
+    returned = {name: keys_in(value) for name, value in experiment.base.released.items()}
+    if not any(returned.values()):
+        return
+    with recorded_keys() as uses:
+        trace = _complete_run(experiment, experiment.with_canary(experiment.pool[0]))
+    purposes = {NOISE, BATCHES} if experiment.sampled else {NOISE}
+    revealing = [
+        name
+        for name, keys in returned.items()
+        if any(purposes & uses.revealed_by(key, len(trace.steps)) for key in keys)
+    ]
+    if revealing:
+        names = listed(revealing, "hold")
+        experiment.verdicts.findings.append(explain("generator state", names=names))
 
 
 def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:

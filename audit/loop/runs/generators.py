@@ -92,15 +92,15 @@ def _local_states(last: types.CodeType) -> Iterator[bytes]:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(("audit.loop.", "torch.", "opacus.", "jax.")):
             for value in frame.f_locals.values():
-                yield from _states(value, 0, seen)
+                kind: Any = type(value)
+                if _readers(kind) != _NO_READERS:
+                    yield from _states(value, 0, seen)
         frame = frame.f_back  # type: ignore[assignment]
 
 
 def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     kind: Any = type(value)
     read, split = _readers(kind)
-    if read is None and split is None:
-        return
     if depth > _MAX_DEPTH or id(value) in seen or len(seen) > _MAX_VISITED:
         return
     seen.add(id(value))
@@ -109,11 +109,15 @@ def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
         yield state
     elif split is not None:
         for part in split(value):
-            yield from _states(part, depth + 1, seen)
+            # Most values hold no generator, and this happens in each step of each run.
+            kind = type(part)
+            if _readers(kind) != _NO_READERS:
+                yield from _states(part, depth + 1, seen)
 
 
 _Read = Callable[[Any], bytes | None]
 _Split = Callable[[Any], Iterable[Any]]
+_NO_READERS = (None, None)
 
 
 @functools.cache

@@ -1,21 +1,26 @@
 """`audit.script`: the differential test of an unmodified script that uses Opacus."""
 
+import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from audit import checks
 from audit.errors import InvalidInput, PrivacyLeak
 from audit.loop.findings import PremiseReport
 from audit.loop.runs.work import CPU_SECONDS
+from audit.loop.sources.idle import IDLE_SECONDS
 
 MODES = ("auto", "rerun", "fork")
 RECORDS, STEPS = 24, 8
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -92,20 +97,22 @@ class ScriptResult:
     @property
     def not_tested(self) -> list[str]:
         """Parts of the script that no verdict covers."""
+        facts = self.facts
         parts = [
             "everything before make_private: scaling, vocabulary, class weights, subsets, initial "
             "weights",
             "printed numbers, logs and files",
-            f"steps after the first {self.report.steps}, and the number of epochs",
+            f"steps after the first {self.report.steps}, and the number of epochs"
+            + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
             "epsilon by an attack: none was run (audit.check runs one on a function)",
         ]
-        if self.facts["loaders"]:
-            shown = ", ".join(self.facts["loaders"][:4])
+        if facts["loaders"]:
+            shown = ", ".join(facts["loaders"][:4])
             parts.append(f"other loaders, taken as public ({shown})")
-        if self.facts["unchanged"]:
-            shown = ", ".join(self.facts["unchanged"][:4])
+        if facts["unchanged"]:
+            shown = ", ".join(facts["unchanged"][:4])
             parts.append(f"parts of a record that were not exchanged ({shown})")
-        if self.facts["more_engines"]:
+        if facts["more_engines"]:
             parts.append("everything after the second call of make_private")
         return parts
 
@@ -215,6 +222,7 @@ def script(
         "cpu_seconds": checks.interval("cpu_seconds", cpu_seconds, 0.0),
         "seed": checks.integer("seed", seed, 0),
         "parent": os.getpid(),
+        "idle_seconds": IDLE_SECONDS,
     }
     protection = "allow" if checks.flag("allow_writes", allow_writes) else "protect"
     answer = _answer_of(options, protection)
@@ -241,16 +249,42 @@ def _answer_of(options: Mapping[str, Any], protection: str) -> dict[str, Any]:
     }
     start = Path(__file__).with_name("namespace.py")
     command = [sys.executable, "-P", str(start), protection, str(write), json.dumps(options)]
-    with subprocess.Popen(command, env=environment, pass_fds=(write,)) as process:
-        os.close(write)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        pass_fds=(write,),
+        stdin=subprocess.DEVNULL,  # a script that reads answers would wait forever
+        start_new_session=True,
+    )
+    os.close(write)
+    try:
         with os.fdopen(read) as pipe:
-            text = pipe.read()
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.kill()
-            raise
+            text = _line_of(process, pipe)
+        code = process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # processes that the script started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if not text:
-        return {"error": f"the script must not end the process, which ended with exit code {code}"}
+        name = Path(options["path"]).name
+        return {
+            "error": f"{name} must end by an exception or at its last line, got a process that "
+            f"ended with {_end_of(code)}: leave out os._exit, and give it enough memory"
+        }
     answer: dict[str, Any] = json.loads(text)
     return answer
+
+
+def _line_of(process: subprocess.Popen[bytes], pipe: IO[str]) -> str:
+    """The answer of the process, a line; empty if it ended without one.
+
+    A process that the script started may hold the other end of the pipe open.
+    """
+    while not select.select([pipe], [], [], _POLL_SECONDS)[0]:
+        if process.poll() is not None and not select.select([pipe], [], [], 0)[0]:
+            return ""
+    return pipe.readline()
+
+
+def _end_of(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

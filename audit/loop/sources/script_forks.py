@@ -5,7 +5,6 @@ continues with other records. A slow preamble is paid for once, and a script tha
 exception cannot keep the copy alive.
 """
 
-import math
 import os
 import pickle
 import resource
@@ -20,10 +19,13 @@ from typing import Any, NoReturn
 from audit.loop.runs.coupled_runs import RecordingWatch, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CouldNotFinish
-from audit.loop.sources.script_run import ScriptTrain, execute_copy
+from audit.loop.sources.idle import WAITING, end_when_idle
+from audit.loop.sources.script_run import ScriptTrain, empty_output, execute_copy
 
 _MAX_CPU_SECONDS = 300
 """CPU time of one run of a few steps, after which the test could not finish."""
+# Exit code of a copy that waits for something.
+_EXIT_IDLE = 97
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ class ForkedTrain:
             trace, facts, seconds = _receive(self._connection)
         except (EOFError, OSError) as error:
             return Trace(error=f"the waiting process ended ({type(error).__name__})"), 0.0
-        if seconds == math.inf:
-            raise CouldNotFinish(f"a run of the script used more than {_MAX_CPU_SECONDS} CPU s")
+        if isinstance(seconds, str):
+            raise CouldNotFinish(seconds)
         if trace is None:
             return Trace(error="the process of the run ended without an answer"), 0.0
         if facts is not None and self._facts is not None:
@@ -103,6 +105,15 @@ def _receive(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())  # of our own process
 
 
+def _why_unfinished(status: int) -> str:
+    """The reason why a copy did not finish; empty if it ended in another way."""
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return f"a run of the script used more than {_MAX_CPU_SECONDS} CPU s"
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_IDLE:
+        return f"a run must go on, got {WAITING}"
+    return ""
+
+
 def _wait_at_hook(train: ScriptTrain, connection: Connection) -> NoReturn:
     """Runs the script up to `make_private`, and copies the process for each request."""
 
@@ -114,17 +125,18 @@ def _wait_at_hook(train: ScriptTrain, connection: Connection) -> NoReturn:
                 os._exit(0)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            empty_output()
             child = os.fork()
             if child == 0:
                 # The kernel ends a copy that uses far more CPU time than any run of a few steps.
                 limits = _MAX_CPU_SECONDS, _MAX_CPU_SECONDS + 10
                 resource.setrlimit(resource.RLIMIT_CPU, limits)
+                end_when_idle(lambda: os._exit(_EXIT_IDLE), train.idle_seconds).__enter__()
                 watch = RecordingWatch(request.like, request.stop_after, request.digests)
                 return request.records, request.seed, watch
             _, status = os.waitpid(child, 0)
             if status:
-                is_too_long = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
-                _send(connection, (None, None, math.inf if is_too_long else 0.0))
+                _send(connection, (None, None, _why_unfinished(status) or 0.0))
 
     def send(trace: Trace, facts: Any) -> NoReturn:
         trace.model, trace.parameters, trace.accountant = None, [], None

@@ -1,21 +1,25 @@
 """The process in which a script is tested: it writes its answer to a descriptor."""
 
+import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
 import sys
-import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from audit.errors import InvalidInput
 from audit.loop.findings import Finding, PremiseReport
 from audit.loop.premises.check_premises import check_premises
-from audit.loop.runs.work import CpuLimit
+from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.work import CouldNotFinish, CpuLimit
+from audit.loop.sources.idle import WAITING, end_when_idle
 from audit.processes import end_with_parent
 from threat_models.user_code import format_error
 
@@ -25,6 +29,9 @@ MAX_RUNS = 200
 
 SLOW_PREAMBLE = 0.2
 """CPU seconds up to `make_private` above which runs are forked and not repeated."""
+
+SHARE_OF_FIRST_STEP = 1 / 6
+"""Share of the CPU time within which a script must take its first step, twice."""
 
 
 def cut_network() -> None:
@@ -40,37 +47,49 @@ def cut_network() -> None:
     socket.getaddrinfo = refuse
 
 
-def test_script(options: dict[str, Any]) -> dict[str, Any]:
-    """Tests a script; see `audit.loop.sources.script.script`."""
+def test_script(options: dict[str, Any], give_up: Callable[[str], NoReturn]) -> dict[str, Any]:
+    """Tests a script; see `audit.loop.sources.script.script`.
+
+    Args:
+        options: the options of the test.
+        give_up: answers with an error and ends the process.
+    """
     from audit.loop.sources.script_forks import ForkedTrain
     from audit.loop.sources.script_run import ScriptTrain
 
     path = Path(options["path"])
     train: Any = ScriptTrain(path, options["arguments"], options["records"], options["steps"])
-    train.on_hook = cut_network
-    used = time.process_time()
-    records = train.learn()
-    seconds = time.process_time() - used
-    start = time.process_time()
-    train.learn()  # without the imports of the first run
-    seconds = min(seconds, time.process_time() - start)
-    mode = options["mode"]
+    cpu = CpuLimit(options["cpu_seconds"])
+    preamble = _Preamble(cpu)
+    train.on_hook = preamble.end
+    train.give_up = give_up
+    train.idle_seconds = options["idle_seconds"]
+
+    def must_go_on() -> contextlib.AbstractContextManager[None]:
+        waits = f"{path.name} must go on, got {WAITING}"
+        return end_when_idle(lambda: give_up(waits), options["idle_seconds"])
+
+    with must_go_on():
+        records = _learn(train, cpu, preamble)
+    mode, seconds = options["mode"], preamble.seconds
     if mode == "auto":
         mode = "fork" if seconds > SLOW_PREAMBLE and hasattr(os, "fork") else "rerun"
-    facts = train.facts
+    facts, steps = train.facts, train.steps
     if mode == "fork":
         train = ForkedTrain(train)
     try:
-        report = check_premises(
-            train,
-            records,
-            relation="zero-out",
-            delta=options["delta"],
-            seed=options["seed"],
-            # A run of a script takes far longer than one of a function.
-            max_work=MAX_RUNS * options["steps"],
-            cpu=CpuLimit(options["cpu_seconds"]),
-        ).report
+        # A process whose copies run waits for them, and the copies watch themselves.
+        with contextlib.nullcontext() if mode == "fork" else must_go_on():
+            report = check_premises(
+                train,
+                records,
+                relation="zero-out",
+                delta=options["delta"],
+                seed=options["seed"],
+                # A run of a script takes far longer than one of a function.
+                max_work=MAX_RUNS * steps,
+                cpu=cpu,
+            ).report
     finally:
         if mode == "fork":
             train.close()
@@ -91,6 +110,38 @@ def test_script(options: dict[str, Any]) -> dict[str, Any]:
         },
         "mode": mode,
     }
+
+
+class _Preamble:
+    """CPU seconds that a script takes up to `make_private`, where the network is cut."""
+
+    def __init__(self, cpu: CpuLimit) -> None:
+        self._cpu = cpu
+        self.seconds = math.inf
+        self.start()
+
+    def start(self) -> None:
+        self._start = self._cpu.used
+
+    def end(self) -> None:
+        self.seconds = min(self.seconds, self._cpu.used - self._start)
+        cut_network()
+
+
+def _learn(train: Any, cpu: CpuLimit, preamble: _Preamble) -> TrainingSet:
+    """The records of a script, which runs twice: the second time without imports."""
+    try:
+        with cpu.enforced(SHARE_OF_FIRST_STEP):
+            records: TrainingSet = train.learn()
+            preamble.start()
+            train.limit_steps()
+    except CouldNotFinish:
+        limit = SHARE_OF_FIRST_STEP * cpu.seconds
+        raise InvalidInput(
+            f"{train.path.name} must take its first private step within {limit:.3g} CPU seconds, "
+            "got none: let it prepare less data, or raise cpu_seconds (--cpu-seconds)"
+        ) from None
+    return records
 
 
 def _batch_size(facts: Any, count: int) -> int:
@@ -127,6 +178,11 @@ def main() -> None:
     end_with_parent(options["parent"])
     warnings.simplefilter("ignore")
     unprotected = os.environ.pop("AUDIT_SCRIPT_UNPROTECTED", "")
+
+    def give_up(message: str) -> NoReturn:
+        _write_answer(descriptor, {"error": message})
+        os._exit(0)
+
     answer: dict[str, Any]
     try:
         if unprotected:
@@ -134,14 +190,18 @@ def main() -> None:
                 f"allow_writes must be True (--allow-writes) where files cannot be protected "
                 f"({unprotected}): the script then writes to its files in every run"
             )
-        answer = test_script(options)
+        answer = test_script(options, give_up)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BaseException as error:  # of the script or ours
         own = isinstance(error, InvalidInput)
         answer = {"error": " ".join(str(error).split()) if own else format_error(error)}
+    _write_answer(descriptor, answer)
+
+
+def _write_answer(descriptor: int, answer: dict[str, Any]) -> None:
     with os.fdopen(descriptor, "w") as pipe:
-        json.dump(answer, pipe, default=float)
+        pipe.write(json.dumps(answer, default=float) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ run ends after a few steps.
 """
 
 import contextlib
+import errno
+import inspect
+import mmap
 import os
 import random
 import runpy
@@ -13,8 +16,9 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -28,6 +32,8 @@ from audit.loop.runs.coupled_runs import EndOfRun
 from audit.loop.runs.opacus_objects import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import seed_everything
+from audit.loop.runs.work import CouldNotFinish
+from audit.loop.sources.idle import IDLE_SECONDS
 from audit.loop.sources.script_items import ItemForm
 from threat_models.user_code import format_error
 
@@ -35,6 +41,9 @@ _PREAMBLE_SEED = 0
 # A script that catches the exception which ends it is ended this many times.
 _MAX_ENDS = 50
 _BATCHES_PER_EPOCH = 4
+_PROCESSES = "processes that it starts: run the same loop in one process"
+# Words in the errors of a script that was not started by a launcher of distributed processes.
+_DISTRIBUTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "init_process_group", "process group")
 
 
 class EndOfScript(BaseException):
@@ -57,6 +66,7 @@ class ScriptFacts:
         overridden: settings that were changed for the test.
         unchanged: parts of an item that are never exchanged.
         more_engines: whether `make_private` was called again.
+        failure: the error that the script raises after the tested steps; empty if none.
     """
 
     n: int = 0
@@ -70,6 +80,7 @@ class ScriptFacts:
     overridden: set[str] = field(default_factory=set)
     unchanged: list[str] = field(default_factory=list)
     more_engines: bool = False
+    failure: str = ""
 
     def merge(self, other: "ScriptFacts") -> None:
         """Adds what a further run showed."""
@@ -118,6 +129,8 @@ class ScriptTrain:
         self.facts: ScriptFacts | None = None
         self.form: ItemForm | None = None
         self.on_hook: Callable[[], None] = lambda: None
+        self.give_up: Callable[[str], None] = _raise_refusal
+        self.idle_seconds = IDLE_SECONDS
         self._ours = set(sys.modules)
 
     def learn(self) -> TrainingSet:
@@ -129,6 +142,8 @@ class ScriptTrain:
         run = _Run(self, None, _PREAMBLE_SEED, None)
         run.steps = 1
         run.execute()
+        if run.refusal:
+            raise InvalidInput(run.refusal)
         if self.form is None:
             raise InvalidInput(run.reason_without_engine())
         if run.error:
@@ -139,6 +154,18 @@ class ScriptTrain:
             )
         self.facts = run.facts
         return self.form.records()
+
+    def limit_steps(self) -> None:
+        """Runs all steps with the script's own records, and tests only those before an error.
+
+        A loop that calls the wrong optimizer may fail when it computes its epsilon.
+        """
+        run = _Run(self, None, _PREAMBLE_SEED, None)
+        run.execute()
+        assert self.facts is not None
+        self.facts.merge(run.facts)
+        if run.error and run.taken:
+            self.steps, self.facts.failure = run.taken, run.error
 
     def __call__(self, records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
         run = _Run(self, records, seed, watch)
@@ -168,7 +195,8 @@ class _Run:
         self.steps = train.steps
         self.facts = ScriptFacts()
         self.module: Any = None
-        self.error = ""
+        self.error = self.refusal = ""
+        self.ended_itself = self.started_processes = False
         self.taken = self.ends = 0
         self.hooked = self.by_hand = self.with_epsilon = False
         self.dataset: Any = None
@@ -176,6 +204,8 @@ class _Run:
         self.size = 0
         self._hooks: list[Any] = []
         self._seeding = False
+        # Shared with processes that the script starts by copying this one.
+        self._process, self._called_elsewhere = os.getpid(), mmap.mmap(-1, 1)
         self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
         self.at_end: Callable[[], None] = lambda: None
 
@@ -194,19 +224,18 @@ class _Run:
                     runpy.run_path(script, run_name="__main__")
                 except EndOfScript:
                     pass
-                except EndOfRun:
+                except (EndOfRun, KeyboardInterrupt, CouldNotFinish):
                     raise
                 except SystemExit as error:
+                    self.ended_itself = True
                     if error.code not in (None, 0) and not self.taken:
-                        self.error = f"an exit with code {error.code}: {output.last_line()}"
-                except KeyboardInterrupt:
-                    raise
+                        self.error = _exit_in_words(error.code, output.last_line())
                 except BaseException as error:  # of any class
                     # A `finally` block may raise an error of its own at the end of the run.
-                    ends = [each for each in _causes(error) if isinstance(each, EndOfRun)]
-                    if ends:
-                        raise ends[0] from None
-                    if not any(isinstance(each, EndOfScript) for each in _causes(error)):
+                    for cause in _causes(error):
+                        if isinstance(cause, EndOfRun | CouldNotFinish):
+                            raise cause from None
+                    if not any(isinstance(cause, EndOfScript) for cause in _causes(error)):
                         self.error = _with_advice(error)
         finally:
             sys.argv, sys.path[:] = before[0], before[1]
@@ -223,19 +252,36 @@ class _Run:
                 f"{name} must call PrivacyEngine.make_private, got a DPOptimizer that is built by "
                 "hand: put the loop into a function and pass it to audit.check"
             )
+        if self._called_elsewhere[0]:
+            return f"{name} must call make_private in its first process, got {_PROCESSES}"
         if self.error:
             return f"{name} must run up to make_private, got {self.error}"
+        if self.started_processes:
+            return (
+                f"{name} must call PrivacyEngine.make_private of Opacus in its first process, got "
+                f"none, and {_PROCESSES}"
+            )
+        early = " before its end by sys.exit" if self.ended_itself else ""
         return (
-            f"{name} must call PrivacyEngine.make_private of Opacus, got none: put the loop into "
-            "a function and pass it to audit.check"
+            f"{name} must call PrivacyEngine.make_private of Opacus, got none{early}: put the loop "
+            "into a function and pass it to audit.check"
         )
 
     def _end(self) -> None:
         self.at_end()
         self.ends += 1
         if self.ends > _MAX_ENDS:
-            os.write(2, b"the script catches every exception\n")
+            self.train.give_up(
+                f"{self.train.path.name} must let exceptions end it, got a script that catches "
+                "all of them: write except Exception in place of except (or BaseException), or "
+                "take --mode fork"
+            )
         raise EndOfScript
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Ends a script that cannot be tested."""
+        self.refusal = f"{self.train.path.name} must {message}"
+        raise InvalidInput(self.refusal)
 
     @contextlib.contextmanager
     def _patched(self) -> Iterator[None]:
@@ -277,12 +323,24 @@ class _Run:
             run.by_hand = run.by_hand or not run.hooked
             optimizer_init(optimizer, *args, **kwargs)
 
+        start_process = BaseProcess.start
+
+        def hooked_start(process: Any) -> None:
+            run.started_processes = True
+            start_process(process)
+
+        def refuse_processes(*_: Any, **__: Any) -> None:
+            run._refuse(f"train in one process, got {_PROCESSES}")
+
         patches: list[tuple[Any, str, Any]] = [
             (PrivacyEngine, "make_private", hooked_make_private),
             (PrivacyEngine, "make_private_with_epsilon", hooked_with_epsilon),
             (DataLoader, "__init__", hooked_loader),
             (DataLoader, "__iter__", hooked_iter),
             (DPOptimizer, "__init__", hooked_optimizer),
+            (BaseProcess, "start", hooked_start),
+            (torch.multiprocessing, "spawn", refuse_processes),
+            (torch.multiprocessing, "start_processes", refuse_processes),
             *self._seed_patches(),
         ]
         old = [(place, name, getattr(place, name)) for place, name, _ in patches]
@@ -318,9 +376,19 @@ class _Run:
     # --- make_private ---
 
     def _on_make_private(self, original: Any, engine: Any, args: Any, kwargs: Any) -> Any:
+        if os.getpid() != self._process:
+            self._called_elsewhere[0] = 1
+            os._exit(0)
         if self.hooked:
+            if not self.taken:
+                self._refuse(
+                    "take a step after each call of make_private, got a second call before the "
+                    "first step: leave one of them out, or put the loop into a function and pass "
+                    "it to audit.check"
+                )
             self.facts.more_engines = True
             self._end()
+        inspect.signature(original).bind(engine, *args, **kwargs)  # raises what the call would
         names = ("module", "optimizer", "criterion", "data_loader", "noise_multiplier")
         kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         loader, module = kwargs.get("data_loader"), kwargs.get("module")
@@ -353,7 +421,6 @@ class _Run:
         return result
 
     def _refuse_unfit(self, loader: Any, module: Any) -> None:
-        name = self.train.path.name
         reason = ""
         kinds = " ".join(kind.__name__ for kind in type(module).__mro__)
         if any(word in kinds for word in ("DistributedDataParallel", "FSDP", "DPDDP")):
@@ -367,9 +434,7 @@ class _Run:
         elif len(loader.dataset) < 8:
             reason = f"a data set of {len(loader.dataset)} records: at least 8 are needed"
         if reason:
-            raise InvalidInput(
-                f"{name} must be a script of one process with a loader, got {reason}"
-            )
+            self._refuse(f"be a script of one process with a loader, got {reason}")
 
     def _read(self, loader: Any, kwargs: Any) -> None:
         """Reads the script's own numbers, and the records of its data set."""
@@ -484,16 +549,36 @@ def _first_batch(iterator: Any) -> Iterator[Any]:
         return
 
 
+def _raise_refusal(message: str) -> NoReturn:
+    raise InvalidInput(message)
+
+
+def _exit_in_words(code: object, last_line: str) -> str:
+    """The end of a script by `sys.exit`, which prints a code that is no number."""
+    if isinstance(code, int):
+        return f"an exit with code {code}: {last_line}"
+    return f"an exit with the message {checks.one_line(' '.join(str(code).split()))}"
+
+
 def _with_advice(error: BaseException) -> str:
     """An error of the script, and what to do about common ones."""
     if isinstance(error, InvalidInput):
         return str(error)
     text = format_error(error)
+    advice = ""
     if "NVIDIA" in text or "CUDA" in text:
-        return f"{text} (this machine has no CUDA: let the script use the CPU)"
-    if isinstance(error, socket.gaierror | ConnectionError) or "resolve" in text:
-        return f"{text} (the network is cut behind make_private)"
-    return text
+        advice = "this machine has no CUDA: let the script use the CPU"
+    elif any(name in text for name in _DISTRIBUTED):
+        advice = "a distributed script: run the same loop in one process"
+    elif isinstance(error, socket.gaierror | ConnectionError) or "resolve" in text:
+        advice = "the network is cut behind make_private"
+    elif isinstance(error, FileNotFoundError):
+        advice = f"the script runs in the folder {os.getcwd()}"
+    elif isinstance(error, EOFError):
+        advice = "input() gets no answer: let the script take it as an argument"
+    elif isinstance(error, OSError) and error.errno == errno.EROFS:
+        advice = "this folder is protected: let the script write elsewhere"
+    return f"{text} ({advice})" if advice else text
 
 
 class _Output:
@@ -506,6 +591,13 @@ class _Output:
         text = os.pread(self.descriptor, 4000, max(size - 4000, 0)).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return checks.printable(lines[-1]) if lines else "no output"
+
+
+def empty_output() -> None:
+    """Forgets what was printed, so that the output of many copies does not fill the memory."""
+    with contextlib.suppress(OSError):  # of the null device
+        os.ftruncate(1, 0)
+        os.lseek(1, 0, os.SEEK_SET)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,114 @@
+"""Which numbers of a run follow from a random key of JAX.
+
+A key is no state that moves: whoever knows it can draw the same numbers again, and derive the same
+further keys. So a returned key reveals the noise if the key of each draw was derived from it. A key
+that was split before it was returned, and a key that is still unused, are told apart by recording
+the calls of `jax.random` during a run. Calls within compiled functions are not seen.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from audit.loop.sources.trees import as_numbers, is_traced
+
+NOISE, BATCHES = "noise", "batches"
+_PURPOSES = {
+    NOISE: ("normal", "multivariate_normal", "laplace"),
+    BATCHES: ("bernoulli", "uniform", "choice", "permutation", "binomial", "randint"),
+}
+_DERIVATIONS = ("split", "fold_in", "clone")
+
+
+@dataclass
+class KeyUses:
+    """The calls of `jax.random` in a run.
+
+    Attributes:
+        parents: the key from which each further key was derived.
+        draws: name of the function and key of each draw.
+
+    Example:
+        >>> uses = KeyUses({b"child": b"key"}, [("normal", b"child"), ("uniform", b"other")])
+        >>> uses.revealed_by(b"key", 1), uses.revealed_by(b"child", 2)
+        ({'noise'}, set())
+    """
+
+    parents: dict[bytes, bytes] = field(default_factory=dict)
+    draws: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def revealed_by(self, key: bytes, least: int) -> set[str]:
+        """Purposes whose draws, at least this number, all follow from a key."""
+        revealed = set()
+        for purpose, functions in _PURPOSES.items():
+            drawn = [own for function, own in self.draws if function in functions]
+            if len(drawn) >= least and all(self._follows(own, key) for own in drawn):
+                revealed.add(purpose)
+        return revealed
+
+    def _follows(self, key: bytes, ancestor: bytes) -> bool:
+        seen: set[bytes] = set()
+        while key != ancestor:
+            if key in seen or key not in self.parents:
+                return False
+            seen.add(key)
+            key = self.parents[key]
+        return True
+
+
+def keys_in(value: Any) -> list[bytes]:
+    """The keys in an array of keys, or of the numbers that they hold.
+
+    Example:
+        >>> len(keys_in(np.zeros((3, 2), np.uint32))), keys_in(np.zeros(2))
+        (3, [])
+    """
+    numbers = as_numbers(value)
+    if numbers is None or numbers.dtype != np.uint32 or numbers.ndim == 0:
+        return []
+    return [row.tobytes() for row in numbers.reshape(-1, numbers.shape[-1])]
+
+
+@contextlib.contextmanager
+def recorded_keys() -> Iterator[KeyUses]:
+    """Records the calls of `jax.random` whose key is known, if JAX is loaded."""
+    uses = KeyUses()
+    jax = sys.modules.get("jax")
+    if jax is None:
+        yield uses
+        return
+    drawing = [name for functions in _PURPOSES.values() for name in functions]
+    before = {
+        name: getattr(jax.random, name)
+        for name in (*_DERIVATIONS, *drawing)
+        if hasattr(jax.random, name)
+    }
+    for name, function in before.items():
+        setattr(jax.random, name, _recorded(uses, name, function))
+    try:
+        yield uses
+    finally:
+        for name, function in before.items():
+            setattr(jax.random, name, function)
+
+
+def _recorded(uses: KeyUses, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        key = args[0] if args else kwargs.get("key")
+        if is_traced((key, result)):
+            return result
+        for own in keys_in(key):
+            if name in _DERIVATIONS:
+                uses.parents |= dict.fromkeys((k for k in keys_in(result) if k != own), own)
+            else:
+                uses.draws.append((name, own))
+        return result
+
+    return recorded

@@ -1,0 +1,54 @@
+"""Returned random keys of JAX: those that reveal the noise are reported, and no others."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import audit
+
+jax = pytest.importorskip("jax")
+SIGMA, STEPS = 1.0, 4
+
+
+def data() -> Any:
+    random = np.random.default_rng(0)
+    return random.normal(size=(12, 3)).astype(np.float32), np.arange(12) % 2
+
+
+def train(records: Any, candidate: Any, seed: int, watch: Any, returned: str, chain: bool) -> Any:
+    """Noisy sums of clipped rows, whose noise is drawn by a chain of keys or by one key."""
+    first = key = jax.random.key(seed)
+    x = jax.numpy.asarray(records.features)
+    rows = x / jax.numpy.maximum(jax.numpy.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    weights = jax.numpy.zeros(3)
+    watch.account(noise_multiplier=SIGMA, sampling_rate=1.0, steps=STEPS)
+    for step in range(STEPS):
+        if chain:
+            key, own = jax.random.split(key)
+        else:
+            own = jax.random.fold_in(key, step)
+        noisy = rows.sum(0) + SIGMA * jax.random.normal(own, (3,))
+        weights = weights - 0.1 * watch.step(noisy, weights)
+    keys = {"first": first, "last": key, "fresh": jax.random.key(7)}
+    return {"weights": weights, "key": jax.random.key_data(keys[returned])}
+
+
+@pytest.mark.parametrize(
+    ("returned", "chain", "reported"),
+    [
+        ("first", True, True),
+        ("last", True, False),  # the noise cannot be computed from a key that was split off later
+        ("last", False, True),
+        ("fresh", True, False),
+    ],
+)
+def test_a_key_is_reported_if_the_noise_follows_from_it(
+    returned: str, chain: bool, reported: bool
+) -> None:
+    loop = partial(train, returned=returned, chain=chain)
+    result = audit.check(loop, data(), attack=False)
+    assert result.premises is not None
+    found = [f.kind for f in result.premises.findings]
+    assert found == (["generator state"] if reported else []), str(result)
