@@ -400,7 +400,7 @@ def test_the_paper_names_its_title_and_its_authors(
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
     assert "The page" not in source
-    assert "three labels attains 2.300 where the bound is 2.406." in " ".join(source.split())
+    assert "three labels attains 2.300 where the bound is 2.386." in " ".join(source.split())
     assert "square.stroked.tiny" not in source
     paper = (tmp_path / "theory.pdf").read_bytes()
     assert b"/Title(The privacy cost of tuning: bounds and attacks)" in paper

@@ -42,7 +42,7 @@ _FIELDS: dict[str, tuple[Any, str]] = {
                 }
             ),
         },
-        "Epsilon at delta of a group of so many records; null if none follows from the profile.",
+        "Epsilon at delta of a group of records; null if none follows from the profile.",
     ),
     "setting": (Setting, "What the claim is about."),
     "study": (StudyFacts, "What the study states about itself."),
