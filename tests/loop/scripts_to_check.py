@@ -60,6 +60,10 @@ MISTAKES = {
         "# after step",
         "optimizer.param_groups[0]['lr'] = 0.1 * min(float(loss.detach()), 1.0)",
     ),
+    "batches with large features skipped": (
+        "        loss.backward()",
+        "        if x.abs().max() > 50:\n            continue\n        loss.backward()",
+    ),
     "accountant records another noise": (
         "# after make_private",
         "optimizer.attach_step_hook(\n"
