@@ -61,8 +61,9 @@ MISTAKES = {
         "optimizer.param_groups[0]['lr'] = 0.1 * min(float(loss.detach()), 1.0)",
     ),
     "batches with large features skipped": (
-        "        loss.backward()",
-        "        if x.abs().max() > 50:\n            continue\n        loss.backward()",
+        "        optimizer.zero_grad()",
+        "        if len(x) and x.abs().max() > 50:\n            continue\n"
+        "        optimizer.zero_grad()",
     ),
     "accountant records another noise": (
         "# after make_private",
