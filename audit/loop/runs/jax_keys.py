@@ -1,9 +1,9 @@
 """Which numbers of a run follow from a random key of JAX.
 
-A key is no state that moves: whoever knows it can draw the same numbers again, and derive the same
-further keys. So a returned key reveals the noise if the key of each draw was derived from it. A key
-that was split before it was returned, and a key that is still unused, are told apart by recording
-the calls of `jax.random` during a run. Calls within compiled functions are not seen.
+A key is no state that moves: anyone who knows it can draw the same numbers again, and derive the
+same further keys. So a returned key reveals the noise if the key of each draw was derived from it.
+A key that is still unused reveals nothing. The calls of `jax.random` during a run show which keys
+were used; calls within compiled functions are not seen.
 """
 
 import contextlib
