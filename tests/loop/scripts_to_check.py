@@ -60,6 +60,11 @@ MISTAKES = {
         "# after step",
         "optimizer.param_groups[0]['lr'] = 0.1 * min(float(loss.detach()), 1.0)",
     ),
+    "batches with large features skipped": (
+        "        optimizer.zero_grad()",
+        "        if len(x) and x.abs().max() > 50:\n            continue\n"
+        "        optimizer.zero_grad()",
+    ),
     "accountant records another noise": (
         "# after make_private",
         "optimizer.attach_step_hook(\n"

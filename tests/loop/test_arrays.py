@@ -96,6 +96,23 @@ def test_tensorflow_arrays_are_read_by_their_methods(monkeypatch: pytest.MonkeyP
     assert numbers_of({"w": Tensor(np.ones(2))})["w"].tolist() == [1.0, 1.0]
 
 
+def test_tensors_and_variables_of_tensorflow() -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    half = tensorflow.fill([2], tensorflow.cast(1.5, tensorflow.bfloat16))
+    variable = tensorflow.Variable([[0.5, 1.0]])
+    numbers = numbers_of({"w": tensorflow.ones(2), "half": half, "v": variable})
+    assert {name: value.tolist() for name, value in numbers.items()} == {
+        "w": [1.0, 1.0],
+        "half": [1.5, 1.5],
+        "v": [[0.5, 1.0]],
+    }
+    tree = Tree.of({"w": tensorflow.ones(2), "half": half})
+    new = tree.with_values([leaf.values + 1 for leaf in tree.leaves])
+    assert all(isinstance(value, tensorflow.Tensor) for value in new.values())
+    assert new["half"].dtype == tensorflow.bfloat16
+    assert new["half"].numpy().tolist() == [2.5, 2.5]
+
+
 def test_jax_arrays_and_keys_are_released_numbers() -> None:
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     numbers = numbers_of(

@@ -72,9 +72,9 @@ from audit.loop.runs.records import TrainingSet
 
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
 _MIN_BATCHES = 400
-# Relative error of the size of all noise at which runs suffice: noise that is 3 % too small
-# differs from the accounted one by more than seven standard errors.
-_RELATIVE_ERROR = 0.004
+# Relative error of the size of all noise at which runs suffice. At 0.004, the test no longer found
+# noise that is truncated at three standard deviations.
+_RELATIVE_ERROR = 0.0028
 _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12

@@ -2,8 +2,8 @@
 
 A key is no state that moves: anyone who knows it can draw the same numbers again, and derive the
 same further keys. So a returned key reveals the noise if the key of each draw was derived from it.
-The calls of `jax.random` during a run are recorded. They show whether a key was split before it was
-returned or is still unused. Calls within compiled functions are not seen.
+A key that is still unused reveals nothing. The calls of `jax.random` during a run show which keys
+were used; calls within compiled functions are not seen.
 """
 
 import contextlib

@@ -8,6 +8,7 @@ run ends after a few steps.
 import contextlib
 import errno
 import inspect
+import math
 import mmap
 import os
 import random
@@ -131,6 +132,7 @@ class ScriptTrain:
         self.on_hook: Callable[[], None] = lambda: None
         self.give_up: Callable[[str], None] = _raise_refusal
         self.idle_seconds = IDLE_SECONDS
+        self.max_batches = math.inf
         self._ours = set(sys.modules)
 
     def learn(self) -> TrainingSet:
@@ -166,6 +168,10 @@ class ScriptTrain:
         self.facts.merge(run.facts)
         if run.error and run.taken:
             self.steps, self.facts.failure = run.taken, run.error
+        # Physical batches and accumulated ones have other numbers for other seeds.
+        drawn = run.drawn_before_steps
+        if len(drawn) > 1 and set(np.diff(drawn)) == {1}:
+            self.max_batches = drawn[-1]
 
     def __call__(self, records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
         run = _Run(self, records, seed, watch)
@@ -197,7 +203,8 @@ class _Run:
         self.module: Any = None
         self.error = self.refusal = ""
         self.ended_itself = self.started_processes = False
-        self.taken = self.ends = 0
+        self.taken = self.ends = self.drawn = 0
+        self.drawn_before_steps: list[int] = []
         self.hooked = self.by_hand = self.with_epsilon = False
         self.dataset: Any = None
         self.substitute: _Records | None = None
@@ -314,7 +321,7 @@ class _Run:
             if loader.dataset is run.dataset:
                 run._rebuild(loader)
             if loader.dataset is run.substitute:
-                return loader_iter(loader)
+                return run._counted(loader_iter(loader))
             with contextlib.suppress(TypeError):
                 run.facts.loaders.add(f"{len(loader.dataset):,} records")
             return _first_batch(loader_iter(loader))
@@ -493,8 +500,20 @@ class _Run:
         noise = float(getattr(optimizer, "noise_multiplier", float("inf")))
         self.facts.lowest_noise = min(self.facts.lowest_noise, noise)
 
+    def _counted(self, batches: Any) -> Iterator[Any]:
+        """The batches, up to the last one whose step is tested.
+
+        A script that skips a batch because of a record then takes fewer steps with this record.
+        """
+        for batch in batches:
+            self.drawn += 1
+            if self.drawn > self.train.max_batches:
+                self._end()
+            yield batch
+
     def _after_step(self) -> None:
         self.taken += 1
+        self.drawn_before_steps.append(self.drawn)
         if self.taken >= self.steps:
             self._end()
 
