@@ -426,7 +426,7 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         >>> from audit.protocols import Adaptive
         >>> protocol = Adaptive("tnb:0,0.1", low=0.5, high=2.0)
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
-        1.49
+        1.47
     """
     curves = _curves(base, protocol, delta)
     return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))

@@ -21,6 +21,7 @@ from audit.accounting import (
 from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds import grid_tight
+from audit.upper_bounds.grid_of_gaussians import _BINS as BINS
 from audit.upper_bounds.grid_of_gaussians import _bins, by_chance
 from audit.upper_bounds.grid_of_kinds import kinds_delta, kinds_epsilon
 from audit.upper_bounds.registry import find
@@ -189,7 +190,7 @@ def test_each_number_of_candidates_has_its_region_curve_once(
     ((pair,), protocol) = GaussianMechanism(0.3).pairs, Grid(3, 0.5)
     found = by_chance(pair, protocol, DELTA)
     assert math.isfinite(found)
-    assert len(made) == len(set(made)) == len(_bins(protocol, DELTA)[0])
+    assert len(made) == len(set(made)) == len(_bins(protocol, DELTA, BINS)[0])
 
 
 def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run() -> None:
@@ -205,7 +206,7 @@ def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run()
 @pytest.mark.parametrize(("count", "chance"), [(4, 0.6), (1000, 0.02), (200, 0.5), (10**6, 1e-3)])
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
 def test_bins_hold_all_chances_of_how_many_are_run(count: int, chance: float, delta: float) -> None:
-    runs, chances, beyond = _bins(Grid(count, chance), delta)
+    runs, chances, beyond = _bins(Grid(count, chance), delta, BINS)
     law = stats.binom(count, chance)
     assert sum(chances) + law.pmf(0) + beyond == pytest.approx(1.0, abs=1e-12)
     assert beyond == pytest.approx(law.sf(runs[-1]), rel=1e-9, abs=1e-300)
