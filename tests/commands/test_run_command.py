@@ -576,7 +576,8 @@ def test_an_error_that_cannot_be_written_has_its_exit_code() -> None:
         ("bytearray(1 << 60)", "error: memory must suffice for this command, but it ran out\n"),
         (
             "exec('raise ImportError(chr(120))')",
-            "error: packages must be complete and fit into memory, but one cannot be loaded:\n  x\n",
+            "error: packages must be complete and fit into memory, but one cannot be loaded:\n"
+            "  x\n",
         ),
         ("__import__('matplotlib') and 2", ""),  # with MPLBACKEND=nonsense, this raises
     ],
