@@ -41,13 +41,12 @@ _NULL = {"type": "null"}
 _KINDS: dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
-def schema_of(kind: Any, special: Mapping[Any, Schema] | None = None) -> Schema:
+def schema_of(kind: Any) -> Schema:
     """The JSON Schema of a type.
 
     Args:
         kind: a plain type, a dataclass, an enumeration, `Literal`, or a union, tuple, sequence or
             mapping of them; `Annotated` adds keywords.
-        special: the schemas of types that are not dataclasses of plain values.
 
     Returns:
         The schema. All fields of a dataclass are required, but those with the metadata `OPTIONAL`.
@@ -61,30 +60,28 @@ def schema_of(kind: Any, special: Mapping[Any, Schema] | None = None) -> Schema:
         >>> schema_of(Positive | None)
         {'type': ['number', 'null'], 'exclusiveMinimum': 0}
     """
-    if special and kind in special:
-        return dict(special[kind])
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        schema = schema_of(arguments[0], special)
+        schema = schema_of(arguments[0])
         for further in arguments[1:]:
             schema |= further.keywords
         return schema
     if origin in (Union, types.UnionType):
-        return _union([schema_of(argument, special) for argument in arguments])
+        return _union([schema_of(argument) for argument in arguments])
     if origin is Literal:
         return {"enum": list(arguments)}
     if kind is types.NoneType:
         return dict(_NULL)
     if origin is tuple and arguments[-1] is not ...:
-        return _pair(arguments, special)
+        return _pair(arguments)
     if origin in (tuple, list) or (origin is not None and issubclass(origin, Sequence)):
-        return {"type": "array", "items": schema_of(arguments[0], special)}
+        return {"type": "array", "items": schema_of(arguments[0])}
     if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(arguments[1], special)}
+        return {"type": "object", "additionalProperties": schema_of(arguments[1])}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
     if is_dataclass(kind):
-        return _of_dataclass(kind, special)
+        return _of_dataclass(kind)
     if kind in _KINDS:
         return {"type": _KINDS[kind]}
     raise TypeError(f"{kind} has no JSON Schema")
@@ -105,11 +102,11 @@ def closed_object(properties: Schema, optional: Sequence[str] = ()) -> Schema:
     }
 
 
-def _of_dataclass(kind: Any, special: Mapping[Any, Schema] | None) -> Schema:
+def _of_dataclass(kind: Any) -> Schema:
     hints = get_type_hints(kind, include_extras=True)
     said = attributes_in_words(kind)
     properties = {
-        field.name: _described(schema_of(hints[field.name], special), said.get(field.name))
+        field.name: _described(schema_of(hints[field.name]), said.get(field.name))
         for field in fields(kind)
     }
     optional = [field.name for field in fields(kind) if field.metadata.get("optional")]
@@ -141,8 +138,8 @@ def _described(schema: Schema, words: str | None) -> Schema:
     return schema if words is None else {"description": f"{words[:1].upper()}{words[1:]}"} | schema
 
 
-def _pair(kinds: Sequence[Any], special: Mapping[Any, Schema] | None) -> Schema:
-    items = [schema_of(kind, special) for kind in kinds]
+def _pair(kinds: Sequence[Any]) -> Schema:
+    items = [schema_of(kind) for kind in kinds]
     size = {"minItems": len(kinds), "maxItems": len(kinds)}
     if all(item == items[0] for item in items):
         return {"type": "array", "items": items[0], **size}
@@ -151,7 +148,7 @@ def _pair(kinds: Sequence[Any], special: Mapping[Any, Schema] | None) -> Schema:
 
 def _union(alternatives: list[Schema]) -> Schema:
     """One of several schemas; None is a further type of the only other one."""
-    others = [schema for schema in alternatives if schema != _NULL]
-    if len(others) == 1 and len(alternatives) == 2 and "type" in others[0]:
-        return others[0] | {"type": [others[0]["type"], "null"]}
+    without_null = [schema for schema in alternatives if schema != _NULL]
+    if len(without_null) == 1 and len(alternatives) == 2 and "type" in without_null[0]:
+        return without_null[0] | {"type": [without_null[0]["type"], "null"]}
     return {"anyOf": alternatives}

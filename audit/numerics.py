@@ -77,7 +77,7 @@ def shared_delta(delta: float) -> float:
         >>> shared_delta(0.3), shared_delta(1e-5), shared_delta(1e-20)
         (0.01, 1e-05, 1e-20)
     """
-    return max((one for one in _SHARED_DELTAS if one <= delta), default=delta)
+    return max((shared for shared in _SHARED_DELTAS if shared <= delta), default=delta)
 
 
 def safe_root(

@@ -146,7 +146,7 @@ def main() -> int:
     ]
     seconds = [verifying for _, verifying in rows]
     print(
-        f"{sum(one > GOAL for one in seconds)} of {len(rows)} certificates take more than "
+        f"{sum(spent > GOAL for spent in seconds)} of {len(rows)} certificates take more than "
         f"{GOAL:g} CPU s to verify; the slowest takes {max(seconds, default=0.0):.1f}"
     )
     return 0 if all(correct for correct, _ in rows) else 1

@@ -127,11 +127,11 @@ def test_the_numbers_of_the_controls_agree() -> None:
     reported = sum(bool(row["public_report"]) for row in mistakes)
     assert f"[All {len(mistakes)} mistakes](controls.csv)" in page
     assert f"for {reported} of them, the address" in page
-    found = [cpu for kind, several in times.items() if kind != "not found" for cpu in several]
-    count, total = len(found), len(mistakes)
+    seconds = [cpu for kind, several in times.items() if kind != "not found" for cpu in several]
+    count, total = len(seconds), len(mistakes)
     assert f"\n{count} of the {total} loops of the [last table](#every-mistake) are found" in page
-    assert f"in at most {math.ceil(max(found))} seconds" in page
-    assert f"(median\n{statistics.median(found) + 1e-9:.1f};" in page
+    assert f"in at most {math.ceil(max(seconds))} seconds" in page
+    assert f"(median\n{statistics.median(seconds) + 1e-9:.1f};" in page
     assert sum(int(row[-1].split(" of ")[0]) for row in apart[1:]) == 8
     assert "Of the eight correct loops that were accused" in page
     for _, checks, _, accused, limit in correct[1:]:

@@ -22,8 +22,9 @@ from audit.accounting import (
     group_size,
     relations,
 )
+from audit.certificate.declaration import DeclaredText
 from audit.errors import InvalidInput
-from audit.json_schema import Keywords, Positive, Text
+from audit.json_schema import OPTIONAL, Keywords, Positive, Sha256, Text
 from audit.numerics import format_exact
 from audit.protocols import Protocol
 
@@ -175,15 +176,13 @@ class StudyFacts:
     checked: _Names = ()
     seeded: bool = False
     key_kept: bool = False
-    settings: Annotated[str, Keywords(pattern="^[0-9a-f]{64}$")] = ""
+    settings: Sha256 = ""
     expected_batch_size: Positive | None = None
     tested: _Names = ()
     tested_on: Annotated[str, Keywords(enum=["", *TESTED_ON])] = ""
     tested_with: str = ""
     # Certificates of earlier versions do not state it.
-    tested_steps: Annotated[int, Keywords(minimum=0)] = field(
-        default=0, metadata={"optional": True}
-    )
+    tested_steps: Annotated[int, Keywords(minimum=0)] = field(default=0, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         checks.validate(self, "seeded", checks.flag)
@@ -217,7 +216,7 @@ class Setting:
     """
 
     trust_model: Text
-    unit: Annotated[str, Keywords(minLength=1, maxLength=1000)]
+    unit: DeclaredText
     relation: Annotated[str, Keywords(enum=[*NEIGHBOURS, AS_STATED])]
     neighbours: Text
     touched: Mapping[str, Text]

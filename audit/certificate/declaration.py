@@ -22,7 +22,7 @@ _MAX_TEXT = 1000
 _MAX_SPENDINGS = 1000
 _MAX_PER_PERSON = 10**6
 
-_Text = Annotated[str, Keywords(minLength=1, maxLength=_MAX_TEXT)]
+DeclaredText = Annotated[str, Keywords(minLength=1, maxLength=_MAX_TEXT)]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Spending:
         0.5
     """
 
-    release: _Text
+    release: DeclaredText
     epsilon: NonNegative
     delta: Annotated[float, Keywords(minimum=0, exclusiveMaximum=1)]
 
@@ -72,15 +72,15 @@ class Declaration:
         ('responsible', 'records_per_person')
     """
 
-    responsible: _Text | None = None
-    dataset: _Text | None = None
+    responsible: DeclaredText | None = None
+    dataset: DeclaredText | None = None
     records: Annotated[int, Keywords(minimum=1)] | Literal["private"] | None = None
-    unit: _Text = "one record"
+    unit: DeclaredText = "one record"
     records_per_person: Annotated[int, Keywords(minimum=1, maximum=_MAX_PER_PERSON)] | None = None
     max_grad_norm: Positive | None = None
-    normalizer: _Text | None = None
-    pretraining: _Text | None = None
-    preprocessing: _Text | None = None
+    normalizer: DeclaredText | None = None
+    pretraining: DeclaredText | None = None
+    preprocessing: DeclaredText | None = None
     earlier_spending: Annotated[Sequence[Spending], Keywords(maxItems=_MAX_SPENDINGS)] | None = None
 
     def __post_init__(self) -> None:

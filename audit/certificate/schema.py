@@ -14,6 +14,7 @@ from audit.json_schema import (
     NonNegative,
     Schema,
     Sha256,
+    Share,
     Text,
     closed_object,
     schema_of,
@@ -62,7 +63,7 @@ _FIELDS: dict[str, tuple[Any, str]] = {
             **closed_object(
                 {
                     "epsilon": schema_of(NonNegative),
-                    "delta": schema_of(Annotated[float, Keywords(minimum=0, maximum=1)]),
+                    "delta": schema_of(Share),
                 }
             ),
             "type": ["object", "null"],

@@ -98,9 +98,9 @@ def _as_cost_command(argv: Sequence[str]) -> list[str] | None:
         if option in words:
             place = words.index(option)
             source = words[place + 1 : place + 1 + count]
-            others = words[:place] + words[place + 1 + count :]
+            further_words = words[:place] + words[place + 1 + count :]
             study = ["--study", source[1]] if len(source) == 2 else []
-            return [*source[:1], *study, *others]
+            return [*source[:1], *study, *further_words]
     return None
 
 

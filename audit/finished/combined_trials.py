@@ -45,7 +45,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
     """The composition of runs; equal runs are counted, and many similar ones are merged."""
     steps: dict[tuple[str, int], dict[tuple[float, float], int]] = {}
     mus: dict[float, int] = {}
-    others: list[Mechanism] = []
+    of_other_kinds: list[Mechanism] = []
     rho = 0.0
     several_runs = kinds(list(runs))
     full_batches = sum(run.gaussian_mu is not None for run, _ in several_runs)
@@ -59,7 +59,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
         elif isinstance(run, ZeroConcentratedDp):
             rho += times * run.rho
         else:
-            others += [run] * times
+            of_other_kinds += [run] * times
     parts: list[Mechanism] = []
     for protected, phases in steps.items():
         for (noise, rate), count in joined(phases, _MAX_PHASES).items():
@@ -71,7 +71,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
         parts.append(GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items()))))
     if rho > 0.0:
         parts.append(ZeroConcentratedDp(rho))
-    parts += others
+    parts += of_other_kinds
     return parts[0] if len(parts) == 1 else Composition(tuple(parts))
 
 

@@ -29,6 +29,7 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds.best_runs import (
     best_at_other_delta,
     best_runs,
+    delta_of_both,
     fewer_runs,
     log_derivative,
     with_fewer_runs,
@@ -486,11 +487,7 @@ def _at_other_delta(
     base: Mechanism, protocol: BestRuns, delta: float, certified: float
 ) -> BoundValue:
     """The smaller value of the curves for another delta and of the bound by derivatives of phi."""
-    curves, fewer = _certified(base, protocol, certified), fewer_runs(base, protocol)
-
-    def reached(epsilon: float) -> float:
-        return fewer(epsilon) + max((curve.delta(epsilon) for curve in curves), default=0.0)
-
+    reached = delta_of_both(base, protocol, _certified(base, protocol, certified))
     by_derivatives = best_at_other_delta(base, protocol, delta, certified).epsilon
     try:
         return BoundValue(min(solve_epsilon(reached, delta), by_derivatives))

@@ -153,24 +153,29 @@ def with_fewer_runs(
     base: Mechanism, protocol: BestRuns, curves: Sequence[UpperAndLower], delta: float
 ) -> BoundValue:
     """Epsilon of both parts: at least m runs, with a curve for each direction, and fewer runs."""
+    upper = delta_of_both(base, protocol, curves)
+    return between(upper, delta_of_both(base, protocol, [curve.lower for curve in curves]), delta)
+
+
+class _Profile(Interface):
+    """A delta by epsilon."""
+
+    def delta(self, epsilon: float) -> float: ...
+
+
+def delta_of_both(
+    base: Mechanism, protocol: BestRuns, curves: Sequence[_Profile]
+) -> Callable[[float], float]:
+    """Delta by epsilon: at least m runs, by the curve of each direction, and fewer runs."""
     fewer = fewer_runs(base, protocol)
-
-    def reached(epsilon: float, rounded: bool) -> float:
-        more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
-        return fewer(epsilon) + max(more, default=0.0)
-
-    return between(
-        lambda epsilon: reached(epsilon, True), lambda epsilon: reached(epsilon, False), delta
+    return lambda epsilon: (
+        fewer(epsilon) + max((curve.delta(epsilon) for curve in curves), default=0.0)
     )
 
 
 def best_at_other_delta(base: Mechanism, protocol: BestRuns, delta: float, _: float) -> BoundValue:
     """The bound, without its error."""
-    curves, fewer = best_runs_curves(base, protocol), fewer_runs(base, protocol)
-
-    def reached(epsilon: float) -> float:
-        return fewer(epsilon) + max((curve.delta(epsilon) for curve in curves), default=0.0)
-
+    reached = delta_of_both(base, protocol, best_runs_curves(base, protocol))
     return BoundValue(solve_epsilon(reached, delta))
 
 
@@ -206,12 +211,14 @@ def _front_at_other_delta(
     base: Mechanism, protocol: ParetoFront, delta: float, _: float
 ) -> BoundValue:
     """The bound, without its error."""
-    directions = _directions(base, protocol)
+    return BoundValue(solve_epsilon(_delta_of_front(_directions(base, protocol)), delta))
 
-    def reached(epsilon: float) -> float:
-        return max(sum(curve.delta(epsilon) for curve in one) for one in directions)
 
-    return BoundValue(solve_epsilon(reached, delta))
+def _delta_of_front(directions: Sequence[Sequence[_Profile]]) -> Callable[[float], float]:
+    """Delta by epsilon: the sum over all numbers of runs on the front, in the worse direction."""
+    return lambda epsilon: max(
+        sum(curve.delta(epsilon) for curve in direction) for direction in directions
+    )
 
 
 @bound(
@@ -233,13 +240,5 @@ def pareto_front(base: Mechanism, protocol: ParetoFront, delta: float) -> BoundV
         2.464
     """
     directions = _directions(base, protocol)
-
-    def reached(epsilon: float) -> float:
-        return max(sum(curve.delta(epsilon) for curve in direction) for direction in directions)
-
-    def at_least(epsilon: float) -> float:
-        return max(
-            sum(curve.lower.delta(epsilon) for curve in direction) for direction in directions
-        )
-
-    return between(reached, at_least, delta)
+    lower = [[curve.lower for curve in direction] for direction in directions]
+    return between(_delta_of_front(directions), _delta_of_front(lower), delta)

@@ -245,26 +245,26 @@ def _preview(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 
     Every share and every number of points give a valid bound, because the curve is rounded up.
     """
-    inclusion = protocol.inclusion
-    if protocol.candidates * inclusion <= delta:
-        return BoundValue(0.0)
-    curves = [
-        GridCurve(*side, inclusion, _PREVIEW_SHARE * delta, FEW_POINTS)
-        for side in sides(base, protocol)
-    ]
-    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+    return _from_few_points(base, protocol, delta, delta)
 
 
 def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> BoundValue:
-    """The grid bound from fewer points of the curve, which several deltas share."""
+    """The same from curves that several deltas share."""
+    return _from_few_points(base, protocol, delta, shared_delta(delta))
+
+
+def _from_few_points(
+    base: Mechanism, protocol: Grid, delta: float, least_delta: float
+) -> BoundValue:
+    """The grid bound at delta, from curves for all deltas from `least_delta` on."""
     if protocol.candidates * protocol.inclusion <= delta:
         return BoundValue(0.0)
-    curves = _shared(base, protocol, shared_delta(delta))
+    curves = _curves_of_few_points(base, protocol, least_delta)
     return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
 
 
 @memoize(8)
-def _shared(base: Mechanism, protocol: Grid, delta: float) -> list[GridCurve]:
+def _curves_of_few_points(base: Mechanism, protocol: Grid, delta: float) -> list[GridCurve]:
     arranged, inclusion = sides(base, protocol), protocol.inclusion
     return [GridCurve(*side, inclusion, _PREVIEW_SHARE * delta, FEW_POINTS) for side in arranged]
 

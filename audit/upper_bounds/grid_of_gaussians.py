@@ -45,7 +45,7 @@ _LARGE_EPSILON = 1e6
 def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, certified: float) -> BoundValue:
     """The bound with few events, for candidates that all run with the same noise."""
     several = kinds_of_candidates(base, protocol)
-    worst = max((one for one, _ in several), key=_mu)
+    worst = max((member for member, _ in several), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates > 2:
         return BoundValue(by_chance_shared(_gaussian_pair(_mu(worst)), protocol, delta))
     if len(several) > 1 or protocol.inclusion < 1.0:

@@ -228,9 +228,8 @@ def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> 
 def _shared(base: Mechanism, protocol: Grid, delta: float) -> list[LossPair]:
     """A dominating pair with a log-concave loss for each direction."""
     kinds_of_candidates(base, protocol)
-    pairs = []
+    pairs, share = [], delta / protocol.mean_runs
     for pair in base.pairs:
-        share = delta / protocol.mean_runs
         smooth, tail = _smooth(pair, share)
         pairs.append(log_concave_pair(smooth, _SHARED_SHARE * share, tail))
     return pairs

@@ -172,9 +172,9 @@ class HistoryCurve:
         It is computed at some of the points. It is convex, and so below its chords between them.
         """
         _, cells, t, runs = self._plan
-        some = t[::_SKIPPED]
-        psi = self._largest(_Worse(self.run, some, cells), some, cells, runs)
-        return np.stack([np.interp(t, some, of_cell) for of_cell in psi])
+        few_points = t[::_SKIPPED]
+        psi = self._largest(_Worse(self.run, few_points, cells), few_points, cells, runs)
+        return np.stack([np.interp(t, few_points, of_cell) for of_cell in psi])
 
     def _smaller_psi(self, psi: FloatArray) -> FloatArray:
         """The same [k, n], with the cells that decide the bound computed by proposition 26.
@@ -203,13 +203,15 @@ class HistoryCurve:
             shares = np.arange(parts + 1) / parts
             limits = starts[chosen, None] + (ends - starts)[chosen, None] * shares
             limits[:, -1] = ends[chosen]
-            first, last = limits[:, :-1].ravel(), limits[:, 1:].ravel()
+            lower_ends, upper_ends = limits[:, :-1].ravel(), limits[:, 1:].ravel()
             smaller = np.repeat(psi[chosen], parts, axis=0)
             # The largest of all parts bounds the cell, and so does its old value.
-            np.minimum(smaller, self._of_parts(first, last, run, epsilon, level), out=smaller)
+            np.minimum(
+                smaller, self._of_parts(lower_ends, upper_ends, run, epsilon, level), out=smaller
+            )
             psi = np.concatenate([np.delete(psi, chosen, axis=0), smaller])
-            starts = np.concatenate([np.delete(starts, chosen), first])
-            ends = np.concatenate([np.delete(ends, chosen), last])
+            starts = np.concatenate([np.delete(starts, chosen), lower_ends])
+            ends = np.concatenate([np.delete(ends, chosen), upper_ends])
             order = np.argsort(np.where(np.isnan(starts), -np.inf, starts))
             psi, starts, ends = psi[order], starts[order], ends[order]
         return psi
@@ -297,12 +299,12 @@ class HistoryCurve:
         repetitions, k = self.adaptive.repetitions, np.arange(int(runs.max()) + 1)
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * len(k)
         slopes = np.exp(repetitions.log_phi_prime_at(numerics.safe_log(u)))
-        rest = np.maximum(self.adaptive.high * slopes * up - found / up, 0.0)
+        left = np.maximum(self.adaptive.high * slopes * up - found / up, 0.0)
         earlier = repetitions.pmf(k) * k * u_with[:, None] ** np.maximum(k - 1, 0)
         earlier_with = np.where(k <= runs[:, None], earlier, 0.0).sum(axis=1)
         slopes_with = np.exp(repetitions.log_phi_prime_at(numerics.safe_log(u_with)))
-        rest_with = np.maximum(slopes_with / up - earlier_with * up, 0.0) * self.adaptive.low
-        return np.asarray(rest[..., None] - rest_with[:, None, None] * t)
+        left_with = np.maximum(slopes_with / up - earlier_with * up, 0.0) * self.adaptive.low
+        return np.asarray(left[..., None] - left_with[:, None, None] * t)
 
     def _largest(
         self,
@@ -323,13 +325,13 @@ class HistoryCurve:
         for n in range(most, -1, -1):  # after n runs
             m = int(np.count_nonzero(runs >= n))
             after = value[0, :m].copy()
-            rounding = worse.rounding(value[:, :m], a[:, :m])
-            value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m], n)
+            rounding = worse.rounding(a[:, :m])
+            value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m])
             value[0, :m] += chances[n] * (1.0 - t) / (1.0 + t)
             value[1, :m] += np.maximum(high * after, low * after)
-            first = a[0, :m], b[0, :m]
-            a[:, :m] = u[:m] * a[:, :m] + np.stack([np.full(m, chances[n]), high * first[0]])
-            b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * first[1]])
+            a_after, b_after = a[0, :m], b[0, :m]
+            a[:, :m] = u[:m] * a[:, :m] + np.stack([np.full(m, chances[n]), high * a_after])
+            b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * b_after])
             lines = (a[:, :m, None] - b[:, :m, None] * t) / (1.0 + t)
             np.minimum(value[:, :m], lines, out=value[:, :m])
             # An operator never increases an earlier error: its masses sum to at most 1.
@@ -339,11 +341,11 @@ class HistoryCurve:
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * most
         worse_than_best = numerics.safe_log([u, u_with])
         slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
-        rest = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
-        rest_with = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
+        left = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
+        left_with = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
         total_error = error[1] + (up - 1.0) * a[1]
         psi = value[1] * (1.0 + t) + total_error[:, None] * (1.0 + t)
-        return np.asarray(psi + rest[:, None] - rest_with[:, None] * t)
+        return np.asarray(psi + left[:, None] - left_with[:, None] * t)
 
 
 class _Worse:
@@ -366,20 +368,17 @@ class _Worse:
         ratios = ratio ** np.arange(run.first, run.last + 1)
         # Transforms of the masses under P and P', up to the smaller limit and between the limits.
         self._small, self._between = (
-            np.conj(fft.rfft(np.stack([one, one * ratios]), self._size))
-            for one in (small, large - small)
+            np.conj(fft.rfft(np.stack([limit_masses, limit_masses * ratios]), self._size))
+            for limit_masses in (small, large - small)
         )
         self._never = np.minimum(run.never, cells.most)
 
-    def rounding(self, value: FloatArray, a: FloatArray) -> FloatArray:
-        """The error of one step [2, m], over 1 + t, of values over 1 + t."""
+    def rounding(self, a: FloatArray) -> FloatArray:
+        """The error of one step [2, m], over 1 + t, of values over 1 + t below lines a - b t."""
         return _TRANSFORM * a
 
-    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray, n: int) -> FloatArray:
-        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m].
-
-        `n`, the number of runs so far, makes no difference.
-        """
+    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
+        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m]."""
         (_, m, n), t = value.shape, self._t
         below, above = len(self._lower), len(self._upper)
         padded = np.zeros((2, m, self._size))
@@ -387,17 +386,17 @@ class _Worse:
         chord = (value[..., :1] * (1.0 + t[0]) - a[..., None]) * (self._lower / t[0])
         padded[..., :below] = (a[..., None] + chord) / (1.0 + self._lower)
         padded[..., below : below + n] = value
-        last = value[..., -1:] * (1.0 + t[-1])
-        line = np.minimum(last, a[..., None] - b[..., None] * self._upper)
+        last_value = value[..., -1:] * (1.0 + t[-1])
+        line = np.minimum(last_value, a[..., None] - b[..., None] * self._upper)
         padded[..., below + n : below + n + above] = line / (1.0 + self._upper)
-        whole = fft.rfft(padded)
+        transform = fft.rfft(padded)
         positive = fft.rfft(np.maximum(padded, 0.0, out=padded), overwrite_x=True)
-        found = (self._never[:m] * a)[..., None] / (1.0 + t)
+        integral = (self._never[:m] * a)[..., None] / (1.0 + t)
         for side, weight in enumerate((1.0 / (1.0 + t), t / (1.0 + t))):
-            spectrum = whole * self._small[side, :m]
+            spectrum = transform * self._small[side, :m]
             spectrum += positive * self._between[side, :m]
-            found += fft.irfft(spectrum, self._size, overwrite_x=True)[..., :n] * weight
-        return np.asarray(found)
+            integral += fft.irfft(spectrum, self._size, overwrite_x=True)[..., :n] * weight
+        return np.asarray(integral)
 
 
 def _at_other_delta(

@@ -98,15 +98,15 @@ class TwoDensities:
         high: float,
     ) -> None:
         ratio = t[1] / t[0]
-        first, last = int(places[0]), int(places[-1])
+        lowest, highest = int(places[0]), int(places[-1])
         self._low, self._high, self._ends = low, high, (high, low)
         self._share = (1.0 - low) / (high - low) if low < 1.0 < high else 1.0
         self._never, self._t, self._better = never, t, better
-        self._lower = t[0] * ratio ** np.arange(first, 0)
+        self._lower = t[0] * ratio ** np.arange(lowest, 0)
         # The last block may reach beyond the lattice.
         self._blocks = -(-len(t) // _BLOCK)
         spare = self._blocks * _BLOCK - len(t)
-        self._upper = t[-1] * ratio ** np.arange(1, last + 1 + spare)
+        self._upper = t[-1] * ratio ** np.arange(1, highest + 1 + spare)
         # Thresholds replace only outputs with large r, from the output `start` on.
         needed = _MARGIN * better.max() / min(self._share, 1.0 - self._share or 1.0)
         above = np.cumsum(masses[::-1])[::-1]
@@ -184,13 +184,13 @@ class TwoDensities:
 
     def _thresholds(self, padded: FloatArray) -> FloatArray:
         """Thresholds [2, 2 m, n], the same for both ends of a cell."""
-        n, both = len(self._t), _of_both(padded)
-        m = both.shape[1]
+        n, of_ends = len(self._t), _of_both(padded)
+        m = of_ends.shape[1]
         places = self._indices[:, :m] + np.arange(self._start, self._start + n)
-        picked = np.take_along_axis(both.mean(axis=2), places, axis=2)
+        picked = np.take_along_axis(of_ends.mean(axis=2), places, axis=2)
         threshold = picked * self._densities[:, :m]
         if self._start > 0:
-            before = both[..., self._start - 1 : self._start - 1 + n].min(axis=2)
+            before = of_ends[..., self._start - 1 : self._start - 1 + n].min(axis=2)
             np.minimum(threshold, self._low * before, out=threshold)
             np.minimum(threshold, self._high * before, out=threshold)
         return np.repeat(threshold, 2, axis=1)
@@ -203,9 +203,9 @@ class TwoDensities:
         better = self._better[: 2 * m].reshape(m, 2).mean(axis=1)
         for side, middle in enumerate(_of_both(padded).mean(axis=2)):
             values = _windows(middle[:, self._start :], len(tail), n)[..., ::-1]
-            both = np.concatenate([self._high * values, self._low * values], axis=-1)
+            of_densities = np.concatenate([self._high * values, self._low * values], axis=-1)
             # Both parts increase, so a sort that merges sorted parts is fast.
-            order = np.argsort(both, axis=-1, kind="stable")
+            order = np.argsort(of_densities, axis=-1, kind="stable")
             mass = np.cumsum(weights[order], axis=-1)
             at = np.minimum((mass < better[:, None, None]).sum(axis=-1), mass.shape[-1] - 1)
             place = np.take_along_axis(order, at[..., None], axis=-1)[..., 0]
@@ -233,11 +233,11 @@ class TwoDensities:
         for n in range(int(runs.max()), -1, -1):  # after n runs
             m = int(np.count_nonzero(runs >= n))
             rows = 2 * m
-            here = value[:, :rows]
-            after, rounding = here[0].copy(), self.rounding(here, a[:, :rows])
-            here[:] = self(here, a[:, :rows], lines.at_ends(b[:, :m], slope[:, :m]), n)
-            here[0] += chances[n] * (1.0 - t) / (1.0 + t)
-            here[1] += np.maximum(high * after, low * after)
+            counted = value[:, :rows]
+            after, rounding = counted[0].copy(), self.rounding(counted, a[:, :rows])
+            counted[:] = self(counted, a[:, :rows], lines.at_ends(b[:, :m], slope[:, :m]), n)
+            counted[0] += chances[n] * (1.0 - t) / (1.0 + t)
+            counted[1] += np.maximum(high * after, low * after)
             first_a, first_b, first_slope = a[0, :rows], b[0, :m], slope[0, :m]
             more = np.stack([np.full(rows, chances[n]), high * first_a])
             a[:, :rows] = lines.most[:rows] * a[:, :rows] + more
@@ -246,7 +246,7 @@ class TwoDensities:
             more = np.stack([np.full(m, chances[n]), low * first_b])
             b[:, :m] = lines.least[:m] * b[:, :m] + more
             above = a[:, :rows, None] - lines.at_ends(b[:, :m], slope[:, :m])[..., None] * t
-            here[:] = self.capped(here, above / (1.0 + t))
+            counted[:] = self.capped(counted, above / (1.0 + t))
             # An operator never increases an earlier error: its masses sum to at most 1.
             error[1, :rows] += high * error[0, :rows]
             error[:, :rows] += rounding

@@ -26,10 +26,10 @@ _MICROBATCH, _EXPECTED = 4, 6.0
 
 def left_over(state: Any, each: list[Any]) -> list[Any]:
     """Whole microbatches are summed; the incomplete one is added to the sum of the next step."""
-    whole = len(each[0]) // _MICROBATCH * _MICROBATCH
-    total = loops.clipped_sum(state, [g[:whole] for g in each])
+    complete = len(each[0]) // _MICROBATCH * _MICROBATCH
+    total = loops.clipped_sum(state, [g[:complete] for g in each])
     waiting = state.__dict__.get("waiting")
-    state.waiting = loops.clipped_sum(state, [g[whole:] for g in each])
+    state.waiting = loops.clipped_sum(state, [g[complete:] for g in each])
     return total if waiting is None else [a + b for a, b in zip(total, waiting, strict=True)]
 
 

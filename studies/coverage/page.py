@@ -58,13 +58,13 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
     sizes = sorted(study["trials"].unique())
     trials = sizes[len(sizes) // 2]
     part = study[study["trials"] == trials]
-    others = " and ".join(f"{size:,} + {size:,}" for size in sizes if size != trials)
+    other_sizes = " and ".join(f"{size:,} + {size:,}" for size in sizes if size != trials)
     lines += [
         "",
         f"The tables show {part['audits'].max()} audits with {trials:,} + {trials:,} trials.",
     ]
-    if others:
-        lines[-1] += f" [All numbers](coverage.csv) include\n{others} trials."
+    if other_sizes:
+        lines[-1] += f" [All numbers](coverage.csv) include\n{other_sizes} trials."
     for kind, rows in part.groupby(part["mechanism"].map(_kind), sort=False):
         lines += ["", f"### {kind}", "", *_table(rows, flagged)]
     return "\n".join(lines) + "\n"

@@ -26,10 +26,10 @@ def train(records: Any, candidate: Any, seed: int, watch: Any, returned: str, ch
     watch.account(noise_multiplier=SIGMA, sampling_rate=1.0, steps=STEPS)
     for step in range(STEPS):
         if chain:
-            key, own = jax.random.split(key)
+            key, used = jax.random.split(key)
         else:
-            own = jax.random.fold_in(key, step)
-        noisy = rows.sum(0) + SIGMA * jax.random.normal(own, (3,))
+            used = jax.random.fold_in(key, step)
+        noisy = rows.sum(0) + SIGMA * jax.random.normal(used, (3,))
         weights = weights - 0.1 * watch.step(noisy, weights)
     keys = {"first": first, "last": key, "fresh": jax.random.key(7)}
     return {"weights": weights, "key": jax.random.key_data(keys[returned])}
@@ -50,5 +50,5 @@ def test_a_key_is_reported_if_the_noise_follows_from_it(
     loop = partial(train, returned=returned, chain=chain)
     result = audit.check(loop, data(), attack=False)
     assert result.premises is not None
-    found = [f.kind for f in result.premises.findings]
-    assert found == (["generator state"] if reported else []), str(result)
+    kinds = [f.kind for f in result.premises.findings]
+    assert kinds == (["generator state"] if reported else []), str(result)

@@ -93,12 +93,12 @@ def test_the_number_of_trials_is_enough_for_a_perfect_attack_only(
     proved = {"perfect": 0, "one less": 0, "weaker": 0, "weaker, more trials": 0}
     for _ in range(audits):
         low, high = rng.random(4 * needed), 1.0 + rng.random(4 * needed)
-        both = np.where(rng.random((2, 4 * needed)) < reveals, [low, high], [high, low])
+        weaker = np.where(rng.random((2, 4 * needed)) < reveals, [low, high], [high, low])
         for name, trials, scores in (
             ("perfect", needed, (low, high)),
             ("one less", needed - 1, (low, high)),
-            ("weaker", needed, both),
-            ("weaker, more trials", 4 * needed, both),
+            ("weaker", needed, weaker),
+            ("weaker, more trials", 4 * needed, weaker),
         ):
             proved[name] += bound_of(*(side[:trials] for side in scores)).epsilon >= epsilon
     assert proved["perfect"] == audits

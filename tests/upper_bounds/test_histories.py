@@ -217,8 +217,8 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
         value = np.broadcast_to(convex(t) / (1.0 + t), (2, 2, len(t)))
         step = TwoDensities(places, masses, 0.01, t, np.array([s, s]), low, high)
         lines = np.full((2, 2), a), np.full((2, 2), 0.2)
-        found, *again = (step(value, *lines, n=1) * (1.0 + t)).reshape(4, -1)
-        assert all(np.array_equal(found, other) for other in again)
+        computed, *again = (step(value, *lines, n=1) * (1.0 + t)).reshape(4, -1)
+        assert all(np.array_equal(computed, other) for other in again)
         worse_first = np.append(0.0, 0.01 + np.append(0.0, np.cumsum(masses)))
         for at in range(28, 92, 4):
             gains = np.append(
@@ -234,8 +234,8 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
                 np.interp(1.0 - x, worse_first, sums) for x in (left_out, np.clip(other, 0.0, 1.0))
             )
             best = (high * share * g_high + low * (1.0 - share) * g_low)[inside].max()
-            assert best <= found[at] + 1e-9
-            assert found[at] <= best + 1e-4
+            assert best <= computed[at] + 1e-9
+            assert computed[at] <= best + 1e-4
 
 
 @pytest.mark.thin(2)
@@ -298,8 +298,8 @@ def test_the_bound_is_above_an_attack() -> None:
 def test_the_bound_is_close_to_an_attack_with_three_labels(
     mu: float, limits: str, most: float, attained: float
 ) -> None:
-    found, _ = both(GaussianMechanism(mu), f"adaptive:{limits}/tnb:0,0.01")
-    assert attained < found <= most
+    epsilon, _ = both(GaussianMechanism(mu), f"adaptive:{limits}/tnb:0,0.01")
+    assert attained < epsilon <= most
 
 
 @pytest.mark.parametrize("limits", [(0.5, 2.0), (0.8, 1.1)])
@@ -322,7 +322,7 @@ def test_both_ends_of_a_cell_bound_every_winner_between_them(limits: tuple[float
     for start, end in ((-2.0, -1.9), (-0.6, -0.5)):
         at_ends = psi(start, end)
         largest = at_ends.max(axis=0)
-        between = [psi(one, one + 1e-9).min(axis=0) for one in np.linspace(start, end, 5)]
+        between = [psi(s, s + 1e-9).min(axis=0) for s in np.linspace(start, end, 5)]
         for values in between:
             assert np.all(values <= largest + 1e-9 * (1.0 + t))
         # Neither end alone is enough, and the loss is small.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,15 +192,9 @@ def start(check: Check, first: Trace) -> Experiment:
     max_work = check.max_work * (1.0 if stop_after is None else 1 - _SHARE_OF_LATER_STEPS)
     check = replace(check, max_work=max_work)
     reference = _choose_reference(check, steps, stop_after)
-    base = check.runs.run(reference.with_canary(check.records), reference.seed)
+    base = reference.run(check, None, reference.pool[0], reference.seed)
     return Experiment(
-        runs=check.runs,
-        records=check.records,
-        pool=reference.pool,
-        relation=check.relation,
-        seed=check.seed,
-        max_work=max_work,
-        verdicts=check.verdicts,
+        **vars(replace(check, pool=reference.pool)),
         place=reference.place,
         forced=base,
         base=base,
@@ -237,9 +232,17 @@ class _Reference:
     seed: int
     hits: int
 
-    def with_canary(self, records: TrainingSet, canary: PoolRecord | None = None) -> TrainingSet:
-        """The records with a canary, by default the first one, in the exchanged place."""
-        return replace_one(records, canary or self.pool[0], self.place)
+    def run(
+        self,
+        check: Check,
+        stop_after: int | None,
+        canary: PoolRecord,
+        seed: int,
+        like: Trace | None = None,
+    ) -> Trace:
+        """A run with a canary in the exchanged place."""
+        data = replace_one(check.records, canary, self.place)
+        return check.runs.run(data, seed, like=like, stop_after=stop_after)
 
 
 def _choose_reference(check: Check, steps: int, stop_after: int | None) -> _Reference:
@@ -271,11 +274,7 @@ def _at_place(
     `own` puts records of the data first if the first canary cannot be used.
     """
     best = _Reference(place, pool, check.seed_of(0), -1)
-
-    def run(canary: PoolRecord, seed: int, like: Trace | None = None) -> Trace:
-        data = best.with_canary(check.records, canary)
-        return check.runs.run(data, seed, like=like, stop_after=stop_after)
-
+    run = partial(best.run, check, stop_after)
     for trial in range(SEEDS_FOR_INCLUSION):
         seed = check.seed_of(trial)
         base = run(pool[0], seed)
@@ -303,14 +302,10 @@ def _used_record_first(
     check: Check, reference: _Reference, stop_after: int | None
 ) -> tuple[PoolRecord, ...] | None:
     """The pool with a usable record first that the function does not leave out, or None."""
-
-    def run(canary: PoolRecord, like: Trace | None = None) -> Trace:
-        data = reference.with_canary(check.records, canary)
-        return check.runs.run(data, reference.seed, like=like, stop_after=stop_after)
-
+    run = partial(reference.run, check, stop_after, seed=reference.seed)
     base = run(reference.pool[0])
     for index, canary in enumerate(reference.pool[:_MAX_REFERENCES]):
-        trace = run(canary, base)
+        trace = run(canary, like=base)
         usable = trace.error is None and trace.steps and np.isfinite(trace.gradients).all()
         if usable and not draw_alike(base, trace):
             return canary, *reference.pool[:index], *reference.pool[index + 1 :]

@@ -46,8 +46,8 @@ class KeyUses:
         """Purposes whose draws, at least this number, all follow from a key."""
         revealed = set()
         for purpose, functions in _PURPOSES.items():
-            drawn = [own for function, own in self.draws if function in functions]
-            if len(drawn) >= least and all(self._follows(own, key) for own in drawn):
+            drawn = [used for function, used in self.draws if function in functions]
+            if len(drawn) >= least and all(self._follows(used, key) for used in drawn):
                 revealed.add(purpose)
         return revealed
 
@@ -104,11 +104,11 @@ def _recorded(uses: KeyUses, name: str, function: Callable[..., Any]) -> Callabl
         key = args[0] if args else kwargs.get("key")
         if is_traced((key, result)):
             return result
-        for own in keys_in(key):
+        for used in keys_in(key):
             if name in _DERIVATIONS:
-                uses.parents |= dict.fromkeys((k for k in keys_in(result) if k != own), own)
+                uses.parents |= dict.fromkeys((k for k in keys_in(result) if k != used), used)
             else:
-                uses.draws.append((name, own))
+                uses.draws.append((name, used))
         return result
 
     return recorded
