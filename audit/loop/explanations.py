@@ -8,7 +8,6 @@ from typing import Any
 from audit.loop.finding_kinds import ALL_STEPS, CARRIED, KINDS, OTHERS_CHANGE
 from audit.loop.findings import Finding
 from audit.loop.premises.noise import TestResult
-from audit.loop.runs.coupled_runs import Trace
 
 _MAX_NAMES = 4
 # Relative rounding of a contribution that is a whole multiple of another.
@@ -86,23 +85,6 @@ def divided_by_batch(spread: float, others_change: bool) -> Finding:
         several = "A record is in a batch several times (drawn with replacement, or copied)."
         cause = f"{several} Otherwise: {cause}"
     return replace(finding, cause=cause)
-
-
-def books(trace: Trace) -> list[Finding]:
-    """Findings about an accountant whose history does not match the steps of the optimizer."""
-    history = trace.history or ()
-    recorded, seen = sum(steps for _, _, steps in history), len(trace.steps)
-    if recorded < seen:
-        return [explain("too few steps", recorded=recorded, steps=seen)]
-    if recorded == seen and trace.opacus:
-        expanded = [sigma for sigma, _, steps in history for _ in range(steps)]
-        for number, (step, sigma) in enumerate(zip(trace.steps, expanded, strict=True), 1):
-            of_optimizer = step.noise_multiplier
-            if of_optimizer is not None and sigma > of_optimizer * (1 + 1e-6):
-                return [
-                    explain("noise multiplier", step=number, recorded=sigma, optimizer=of_optimizer)
-                ]
-    return []
 
 
 def weights_outside(step: int, settings: bool, within: bool) -> Finding:

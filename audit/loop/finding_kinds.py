@@ -637,7 +637,7 @@ _ALL = (
         "optimizer, or steps were added after it was set.",
         "Attach it: optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(rate)), or call "
         "accountant.step at every step of the optimizer.",
-        test="check_premises.check_premises",
+        test="accountant.compare_accountant",
     ),
     FindingKind(
         "noise multiplier",
@@ -646,7 +646,7 @@ _ALL = (
         "{optimizer:.4g}.",
         "The optimizer's noise was changed, or the accountant recorded another number.",
         "Record the noise multiplier that the optimizer uses.",
-        test="check_premises.check_premises",
+        test="accountant.compare_accountant",
     ),
     FindingKind(
         "claim",
@@ -666,7 +666,7 @@ _ALL = (
         "this training has.",
         "Calibrate the noise for the steps and the rate of this training, or claim what its "
         "accountant reports at this delta.",
-        test="claims.compare_claim_with_accountant",
+        test="accountant.compare_claim_with_accountant",
     ),
     FindingKind(
         "weights",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.loop.runs.opacus_objects import StepThreshold, hooks_of_steps
+from audit.loop.runs.opacus_objects import StepThreshold, divisor_of, hooks_of_steps
 from audit.loop.runs.readings import reason_of
 from audit.loop.runs.records import TrainingSet
 
@@ -212,19 +212,17 @@ class WhiteBox:
         if self.failure:
             return
         optimizer = self._optimizer
-        scale = 1.0
-        if getattr(optimizer, "loss_reduction", "sum") == "mean":
-            scale = float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
+        divisor = divisor_of(optimizer)
         parameters = self._parameters()
         released = []
         for parameter in parameters:
             if parameter.grad is None:
                 raise InvalidInput("optimizer must have a gradient for every parameter, got none")
-            released.append(parameter.grad * scale)
+            released.append(parameter.grad * divisor)
         flat = self._threshold.norm
         unit = 1.0 if flat is None else flat * flat
         if self._canaries is None:
-            products, squares = self._dirac_products(scale, unit)
+            products, squares = self._dirac_products(divisor, unit)
             by_tensor = np.zeros(0)
         else:
             try:
@@ -246,9 +244,9 @@ class WhiteBox:
         self._noises.append((noise, self._sampling_rate()))
         self._threshold.start_step()
 
-    def _dirac_products(self, scale: float, unit: float) -> tuple[FloatArray, FloatArray]:
+    def _dirac_products(self, divisor: float, unit: float) -> tuple[FloatArray, FloatArray]:
         every = np.arange(len(self._included))
-        terms = [(float(p) * scale * c, c * c) for p, c in self._coordinates(every, "grad")]
+        terms = [(float(p) * divisor * c, c * c) for p, c in self._coordinates(every, "grad")]
         products, squares = np.array(terms).T / unit
         return products, squares
 

@@ -17,14 +17,18 @@ from typing import Any
 import numpy as np
 
 from audit.errors import AuditError, InvalidInput
-from audit.loop.explanations import books, weights_outside
+from audit.loop.explanations import weights_outside
 from audit.loop.findings import PREMISES, PremiseReport
 from audit.loop.premises import canary_runs
+from audit.loop.premises.accountant import (
+    compare_accountant,
+    compare_all_accountants,
+    compare_claim_with_accountant,
+)
 from audit.loop.premises.array_steps import refuse_unused_steps
 from audit.loop.premises.black_box import compare_released_numbers
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import CanaryRuns, PoolRuns
-from audit.loop.premises.claims import compare_claim_with_accountant
 from audit.loop.premises.equal_records import EqualRecords, run_equal_records
 from audit.loop.premises.experiment import (
     MAX_WORK,
@@ -168,7 +172,7 @@ def _outcome(
         outcome = _Outcome(*compare_declared(check, first, claim, delta))
     else:
         outcome = _of_black_box(check, first, claim, delta)
-    _compare_all_accountants(check)
+    compare_all_accountants(check)
     compare_claim_with_accountant(check, first, claim, delta)
     check.verdicts.judge()
     _excuse_further_releases(check, first)
@@ -232,7 +236,7 @@ def _of_watched(
     coupled = _coupled_canaries(check, first)
     if isinstance(coupled, str):
         check.verdicts.cannot_test(coupled)
-        _compare_accountant(check, first, claim)
+        compare_accountant(check, first, claim)
         return _Outcome()
     experiment, runs = coupled
     comparable = canary_runs.compare_weights(experiment, runs.traces)
@@ -242,7 +246,7 @@ def _of_watched(
     equal = run_equal_records(experiment, canaries)
     if equal is None:
         canary_runs.compare_random_numbers_of_steps(experiment)
-    _compare_accountant(check, first, claim)
+    compare_accountant(check, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
     _note_cost_of_replacement(check, first, delta)
     if equal is not None and experiment.work_left() and equal.others_change():
@@ -362,35 +366,6 @@ def _coupled(first: Trace, again: Trace) -> bool:
         if gap > 1e-4 * np.linalg.norm(np.nan_to_num(a.gradient)):
             return False
     return True
-
-
-def _compare_accountant(check: Check, first: Trace, claim: float | None) -> None:
-    """Compares the accountant's history with the steps of the optimizer."""
-    verdicts = check.verdicts
-    if first.history is None:
-        if first.claimed is None and claim is None:
-            verdicts.cannot_test("no accountant and no claim was given", ("accountant",))
-        return
-    verdicts.tested.append("accountant")
-    verdicts.findings += books(first)
-    recorded = sum(steps for _, _, steps in first.history)
-    if recorded > len(first.steps):
-        verdicts.notes.append(
-            f"the accountant recorded {recorded} steps and the optimizer took {len(first.steps)}: "
-            "the claim is larger than necessary, or covers further releases, which were not "
-            "tested"
-        )
-
-
-def _compare_all_accountants(check: Check) -> None:
-    """Reports steps that the accountant of some complete run did not record."""
-    run, verdicts = check.runs.least_recorded, check.verdicts
-    if run is None or run.unrecorded <= 0 or "accountant" not in verdicts.tested:
-        return
-    if not any(finding.premise == "accountant" for finding in verdicts.findings):
-        (finding,) = books(run)
-        cause = "Whether a step is recorded depends on the records or on the seed."
-        verdicts.findings.append(replace(finding, cause=f"{cause} Otherwise: {finding.cause}"))
 
 
 def _excuse_further_releases(check: Check, first: Trace) -> None:

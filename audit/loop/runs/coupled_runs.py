@@ -26,6 +26,8 @@ from audit.loop.runs.generators import digest_of_generators, global_states, retu
 from audit.loop.runs.opacus_objects import (
     History,
     StepThreshold,
+    divides_as_opacus,
+    divisor_of,
     history_of,
     hooks_of_steps,
     is_of_opacus,
@@ -336,7 +338,7 @@ class RecordingWatch(Watch):
         if not self._hooks:
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
-            self.recorded.opacus = _scales_as_opacus(optimizer)
+            self.recorded.opacus = divides_as_opacus(optimizer)
             self.recorded.by_opacus = is_of_opacus(optimizer)
             self.recorded.expected_batch_size = getattr(optimizer, "expected_batch_size", None)
             self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
@@ -439,7 +441,7 @@ class RecordingWatch(Watch):
                     gradient,
                     self._threshold.norm,
                     None if noise is None else float(noise),
-                    _divisor(optimizer),
+                    divisor_of(optimizer) if divides_as_opacus(optimizer) else None,
                     *self._state_digests(),
                 )
             )
@@ -525,20 +527,6 @@ def _flat_gradient(parameter: Any) -> Any:
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     return gradient.reshape(-1).double()
-
-
-def _scales_as_opacus(optimizer: Any) -> bool:
-    """Whether the optimizer's own division by the batch size is Opacus's, not a subclass's."""
-    method = getattr(type(optimizer), "scale_grad", None)
-    return method is not None and method.__module__.startswith("opacus.")
-
-
-def _divisor(optimizer: Any) -> float | None:
-    if not _scales_as_opacus(optimizer):
-        return None
-    if getattr(optimizer, "loss_reduction", "sum") != "mean":
-        return 1.0
-    return float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
 
 
 def _digest(tensors: Sequence[Any]) -> bytes:

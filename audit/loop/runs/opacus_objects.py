@@ -43,6 +43,19 @@ def thresholds_of(optimizer: Any) -> list[float] | float | None:
     return None if clip is None else float(clip)
 
 
+def divisor_of(optimizer: Any) -> float:
+    """By which an optimizer of Opacus divides the sum of clipped gradients and noise."""
+    if getattr(optimizer, "loss_reduction", "sum") != "mean":
+        return 1.0
+    return float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
+
+
+def divides_as_opacus(optimizer: Any) -> bool:
+    """Whether the optimizer divides by the batch size as Opacus does, and not by its own method."""
+    method = getattr(type(optimizer), "scale_grad", None)
+    return method is not None and method.__module__.startswith("opacus.")
+
+
 @cache
 def _remembering(calibrate: Callable[..., float]) -> Callable[..., float]:
     """The same function, which computes each answer once."""
