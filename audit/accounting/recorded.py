@@ -11,6 +11,7 @@ from audit.accounting.combinations import Composition
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.errors import InvalidInput
+from audit.opacus_objects import accountant_of
 
 
 def from_opacus(
@@ -50,7 +51,7 @@ def from_opacus(
         >>> from_opacus(Recorded()).description
         'DP-SGD, noise multiplier 1, 500 steps, rate 0.01, zero-out neighbours'
     """
-    history = getattr(getattr(accountant, "accountant", accountant), "history", None)
+    history = getattr(accountant_of(accountant), "history", None)
     if history is None:
         kind = checks.kind_of(accountant)
         if isinstance(accountant, list | tuple):

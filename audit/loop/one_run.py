@@ -17,7 +17,6 @@ from audit import checks, lower_bounds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.result import ATTACK_ERROR, CheckResult
-from audit.loop.runs.opacus_objects import has_full_batches
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import (
     AuditTask,
@@ -28,6 +27,7 @@ from audit.loop.runs.training_runs import (
     undisturbed_generators,
 )
 from audit.lower_bounds import LowerBound
+from audit.opacus_objects import has_full_batches
 from canaries import crafted
 
 # The numbers of guesses are from a short list, corrected for multiple tests by Bonferroni.

@@ -1,6 +1,5 @@
 """A trial, its outcome, and the result of a study."""
 
-import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from audit import checks
 from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
 from audit.errors import InvalidInput, ProtocolViolation
+from audit.opacus_objects import batch_sampler_of, divisor_at_rest, step_counter_of
 from audit.tuning import snapshots
 from audit.tuning.checkpoints import Checkpoints
 from audit.tuning.secret_draws import Draws
@@ -391,28 +391,18 @@ class Trial:
 
     def _check_divisor(self, optimizer: Any, rate: float) -> None:
         """Refuses a divisor of the noisy sums other than the study's constant."""
-        counting = getattr(optimizer, "step_hook", None)
-        # Opacus's hook is a closure over the accountant that counts its steps.
-        inside = inspect.getclosurevars(counting).nonlocals if inspect.isfunction(counting) else {}
-        for optimizer_inside in inside.values():
-            if (
-                hasattr(optimizer_inside, "history")
-                and id(optimizer_inside) not in self._accountants
-            ):
-                raise ProtocolViolation(
-                    "optimizer must be the one whose steps the accountant counts"
-                )
+        accountant = step_counter_of(optimizer).accountant
+        if accountant is not None and id(accountant) not in self._accountants:
+            raise ProtocolViolation("optimizer must be the one whose steps the accountant counts")
+        divisor = divisor_at_rest(optimizer)
         if getattr(optimizer, "loss_reduction", None) == "sum":
             self.checked.add("divisor")
             return
-        divisor = getattr(optimizer, "expected_batch_size", None)
         if divisor is None:
             raise ProtocolViolation(
                 f"optimizer must be Opacus's, got {checks.kind_of(optimizer)} without "
                 "expected_batch_size"
             )
-        # Each of several workers divides by its share.
-        divisor = divisor * getattr(optimizer, "world_size", 1)
         constant = self.expected_batch_size
         if constant is not None and _same(divisor, constant):
             self.checked.add("divisor")
@@ -440,9 +430,7 @@ class Trial:
                 )
             self.checked.add("count_of_records")
         if allowed < 1.0:
-            sampler: Any = getattr(data_loader, "batch_sampler", None)
-            if type(sampler).__name__ == "BatchSplittingSampler":  # of Opacus' BatchMemoryManager
-                sampler = sampler.sampler
+            sampler = batch_sampler_of(data_loader)
             kind = type(sampler).__name__
             if "UniformWithReplacementSampler" not in kind:
                 raise ProtocolViolation(

@@ -17,6 +17,7 @@ import numpy as np
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.opacus_objects import accountant_of
 from audit.tuning import new_noise
 from audit.tuning.torch_members import tensors_of
 
@@ -162,7 +163,7 @@ def recorded_steps(objects: Mapping[str, Any]) -> int | None:
     accountants = {
         id(accountant): accountant
         for value in objects.values()
-        if hasattr(accountant := getattr(value, "accountant", value), "history")
+        if hasattr(accountant := accountant_of(value), "history")
         and hasattr(accountant, "get_epsilon")
     }
     if not accountants:

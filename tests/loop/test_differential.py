@@ -56,7 +56,7 @@ from audit.loop.premises.noise import (
 )
 from audit.loop.premises.verdicts import SHORTFALL, Verdicts, detectable_scale, significant
 from audit.loop.runs.coupled_runs import CoupledRuns
-from audit.loop.runs.opacus_objects import hooks_of_steps
+from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.released_numbers import differences, numbers_of
 from audit.loop.runs.work import CpuLimit
 from benchmarks.training_loops import broken, loops

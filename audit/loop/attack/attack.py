@@ -15,7 +15,7 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput, imports_of_game
 from audit.loop.attack.discriminant import discriminant
 from audit.loop.attack.residuals import RUNS_PER_TRIAL, Residuals
-from audit.loop.runs.opacus_objects import History, has_full_batches, run_of
+from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.training_runs import (
     AuditTask,
     Run,
@@ -25,6 +25,7 @@ from audit.loop.runs.training_runs import (
     undisturbed_generators,
 )
 from audit.loop.runs.work import CpuLimit
+from audit.opacus_objects import History, has_full_batches
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
 

@@ -6,7 +6,6 @@ clipped as the optimizer clips, and the released gradient p_i, and accumulates t
 (Dirac), it inserts it too.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.loop.runs.opacus_objects import StepThreshold, divisor_of, hooks_of_steps
+from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.readings import reason_of
 from audit.loop.runs.records import TrainingSet
+from audit.opacus_objects import divisor_of, history_of, step_counter_of
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -161,8 +161,8 @@ class WhiteBox:
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
     def _sampling_rate(self) -> float:
-        history = getattr(self.accountant, "history", None)
-        return float(history[-1][1]) if history else 1.0
+        history = history_of(self.accountant)
+        return history[-1][1] if history else 1.0
 
     def _insert_gradients(self) -> None:
         """Adds Dirac canaries to the sum of clipped gradients, before the noise."""
@@ -186,12 +186,8 @@ class WhiteBox:
 
     def _rate_of_hook(self) -> float:
         """The sampling rate before the first step was accounted for."""
-        hook = getattr(self._optimizer, "step_hook", None)
-        if hook is not None:
-            rate = inspect.getclosurevars(hook).nonlocals.get("sample_rate")
-            if rate is not None:
-                return float(rate)
-        return self._sampling_rate()
+        rate = step_counter_of(self._optimizer).sampling_rate
+        return self._sampling_rate() if rate is None else rate
 
     def _coordinates(self, which: NDArray[np.int64], of: str) -> Iterator[tuple[Tensor, float]]:
         """The coordinates of Dirac canaries in the flat parameters, and their C."""

@@ -9,7 +9,7 @@ from audit.loop.explanations import explain
 from audit.loop.findings import Finding
 from audit.loop.premises.experiment import Check
 from audit.loop.runs.coupled_runs import Trace
-from audit.loop.runs.opacus_objects import run_of
+from audit.loop.runs.optimizer_hooks import run_of
 
 # A claim is rounded to a few digits, and another accountant has another numerical error.
 _RELATIVE_SLACK, _SLACK = 0.01, 0.01

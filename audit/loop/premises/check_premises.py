@@ -44,7 +44,7 @@ from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
-from audit.loop.runs.opacus_objects import run_of
+from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import Train, run_seed, without_log_lines
 from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of

@@ -23,15 +23,7 @@ from numpy.typing import NDArray
 from audit.errors import InvalidInput
 from audit.loop.runs.callers import line_of_user
 from audit.loop.runs.generators import digest_of_generators, global_states, returned_states
-from audit.loop.runs.opacus_objects import (
-    History,
-    StepThreshold,
-    divides_as_opacus,
-    divisor_of,
-    history_of,
-    hooks_of_steps,
-    is_of_opacus,
-)
+from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.training_runs import Train, many_runs, seed_everything
@@ -40,6 +32,13 @@ from audit.loop.runs.work import SHARE_OF_RUN, CouldNotFinish, CpuLimit, work_of
 from audit.loop.sources.arrays import Gradient, record_gradient
 from audit.loop.sources.current import current_watch
 from audit.loop.sources.trees import Tree, as_numbers
+from audit.opacus_objects import (
+    History,
+    divides_as_opacus,
+    divisor_of,
+    history_of,
+    is_of_opacus,
+)
 from threat_models.user_code import format_error
 
 Vector = NDArray[Any]

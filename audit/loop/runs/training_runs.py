@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.runs import readings
-from audit.loop.runs.opacus_objects import History, history_of, remembered_calibration
+from audit.loop.runs.optimizer_hooks import remembered_calibration
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.current import current_watch
+from audit.opacus_objects import History, history_of
 from threat_models.user_code import call_user_code
 
 _MASK = 0xFFFFFFFF

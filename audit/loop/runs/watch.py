@@ -1,6 +1,5 @@
 """The object by which a training function shows its optimizer and states its claim."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from audit.loop.runs.records import TrainingSet
 from audit.loop.sources.accounts import StatedAccountant
 from audit.loop.sources.arrays import ArraySteps, Gradient, record_gradient
 from audit.loop.sources.trees import Tree, Values
+from audit.opacus_objects import step_counter_of
 
 if TYPE_CHECKING:
     from audit.loop.attack.white_box import WhiteBox, WhiteBoxTrace
@@ -346,12 +346,7 @@ class Watch:
         """The function's own accountant, or None."""
         if self._accountant is not None:
             return self._accountant
-        hook = getattr(self._optimizer, "step_hook", None)
-        # Opacus's hook is a closure over the accountant that it steps.
-        inside = {} if hook is None else inspect.getclosurevars(hook).nonlocals
-        return next(
-            (candidate for candidate in inside.values() if hasattr(candidate, "get_epsilon")), None
-        )
+        return step_counter_of(self._optimizer).accountant
 
     def close(self) -> None:
         """Removes all hooks."""

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from audit import checks
 from audit.errors import InvalidInput
 from audit.loop.runs.coupled_runs import EndOfRun
-from audit.loop.runs.opacus_objects import hooks_of_steps
+from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import seed_everything
 from audit.loop.runs.work import CouldNotFinish

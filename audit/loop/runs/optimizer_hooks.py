@@ -1,4 +1,4 @@
-"""Reads accountants and optimizers: history, clipping thresholds and released gradients."""
+"""Reads optimizers while they train: clipping thresholds and released gradients."""
 
 import math
 import sys
@@ -9,51 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from audit.accounting import Mechanism, from_opacus
-
-History = tuple[tuple[float, float, int], ...]
-
-
-def history_of(accountant: Any) -> History | None:
-    """The phases (noise multiplier, sampling rate, steps) of an accountant; None without one."""
-    history = getattr(accountant, "history", None)
-    return None if history is None else tuple((float(s), float(q), int(n)) for s, q, n in history)
+from audit.opacus_objects import History, thresholds_of
 
 
 def run_of(history: History, neighbours: str = "zero-out") -> Mechanism:
     """The mechanism of a run with this history."""
     return from_opacus(SimpleNamespace(history=history), neighbours)
-
-
-def has_full_batches(history: History | None) -> bool:
-    """Whether an accountant recorded steps, all of them with every record."""
-    return bool(history) and all(rate == 1.0 for _, rate, _ in history or ())
-
-
-def is_of_opacus(optimizer: Any) -> bool:
-    """Whether an optimizer is of a class of Opacus, or of a subclass."""
-    return any(base.__module__.startswith("opacus.") for base in type(optimizer).__mro__)
-
-
-def thresholds_of(optimizer: Any) -> list[float] | float | None:
-    """C, or a list of one per tensor for per-layer clipping; None for other optimizers."""
-    thresholds = getattr(optimizer, "max_grad_norms", None)
-    if thresholds is not None:
-        return [float(clip) for clip in thresholds]
-    clip = getattr(optimizer, "max_grad_norm", None)
-    return None if clip is None else float(clip)
-
-
-def divisor_of(optimizer: Any) -> float:
-    """By which an optimizer of Opacus divides the sum of clipped gradients and noise."""
-    if getattr(optimizer, "loss_reduction", "sum") != "mean":
-        return 1.0
-    return float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
-
-
-def divides_as_opacus(optimizer: Any) -> bool:
-    """Whether the optimizer divides by the batch size as Opacus does, and not by its own method."""
-    method = getattr(type(optimizer), "scale_grad", None)
-    return method is not None and method.__module__.startswith("opacus.")
 
 
 @cache

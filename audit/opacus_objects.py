@@ -1,0 +1,93 @@
+"""Reads the objects of Opacus without importing it: accountants, optimizers and loaders."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+History = tuple[tuple[float, float, int], ...]
+"""Phases (noise multiplier, sampling rate, steps) of an accountant."""
+
+
+def accountant_of(engine: Any) -> Any:
+    """The accountant of a `PrivacyEngine`; an accountant itself is returned as it is."""
+    return getattr(engine, "accountant", engine)
+
+
+def history_of(accountant: Any) -> History | None:
+    """The phases of an accountant; None without one."""
+    history = getattr(accountant, "history", None)
+    return None if history is None else tuple((float(s), float(q), int(n)) for s, q, n in history)
+
+
+def has_full_batches(history: History | None) -> bool:
+    """Whether an accountant recorded steps, all of them with every record."""
+    return bool(history) and all(rate == 1.0 for _, rate, _ in history or ())
+
+
+def is_of_opacus(optimizer: Any) -> bool:
+    """Whether an optimizer is of a class of Opacus, or of a subclass."""
+    return any(base.__module__.startswith("opacus.") for base in type(optimizer).__mro__)
+
+
+@dataclass(frozen=True)
+class StepCounter:
+    """What counts the steps of an optimizer.
+
+    Attributes:
+        accountant: the accountant that each step is recorded with; None without one.
+        sampling_rate: the rate that is recorded; None without an accountant.
+    """
+
+    accountant: Any = None
+    sampling_rate: float | None = None
+
+
+def step_counter_of(optimizer: Any) -> StepCounter:
+    """The accountant that an optimizer calls, which only the closure of its hook holds."""
+    hook = getattr(optimizer, "step_hook", None)
+    if not (inspect.isfunction(hook) or inspect.ismethod(hook)):
+        return StepCounter()
+    inside = inspect.getclosurevars(hook).nonlocals
+    accountants = (v for v in inside.values() if hasattr(v, "get_epsilon") or hasattr(v, "history"))
+    rate = inside.get("sample_rate")
+    return StepCounter(next(accountants, None), None if rate is None else float(rate))
+
+
+def thresholds_of(optimizer: Any) -> list[float] | float | None:
+    """C, or a list of one per tensor for per-layer clipping; None for other optimizers."""
+    thresholds = getattr(optimizer, "max_grad_norms", None)
+    if thresholds is not None:
+        return [float(clip) for clip in thresholds]
+    clip = getattr(optimizer, "max_grad_norm", None)
+    return None if clip is None else float(clip)
+
+
+def divisor_at_rest(optimizer: Any) -> float | None:
+    """By which a step of one batch divides the noisy sum; None if that is not stated.
+
+    Each of several workers divides by its share.
+    """
+    if getattr(optimizer, "loss_reduction", None) == "sum":
+        return 1.0
+    size = getattr(optimizer, "expected_batch_size", None)
+    return None if size is None else float(size) * getattr(optimizer, "world_size", 1)
+
+
+def divisor_of(optimizer: Any) -> float:
+    """By which the step at hand divides the sum of clipped gradients and noise."""
+    divisor = divisor_at_rest(optimizer)
+    if divisor is None or getattr(optimizer, "loss_reduction", "sum") == "sum":
+        return 1.0
+    return divisor * float(optimizer.accumulated_iterations)
+
+
+def divides_as_opacus(optimizer: Any) -> bool:
+    """Whether the optimizer divides by the batch size as Opacus does, and not by its own method."""
+    method = getattr(type(optimizer), "scale_grad", None)
+    return method is not None and method.__module__.startswith("opacus.")
+
+
+def batch_sampler_of(data_loader: Any) -> Any:
+    """The sampler of logical batches, which a `BatchMemoryManager` splits into physical ones."""
+    sampler: Any = getattr(data_loader, "batch_sampler", None)
+    return sampler.sampler if type(sampler).__name__ == "BatchSplittingSampler" else sampler
