@@ -124,6 +124,7 @@ def test_nothing_in_the_first_example_depends_on_the_number_of_records(
     assert seen == [[(240.0, 3.0)] * 2] * 2
 
 
+@pytest.mark.slow
 def test_examples_of_extensions_pass_their_tests() -> None:
     # A separate process, because examples register bounds that other tests must not see.
     files = sorted((EXAMPLES / "extending").glob("my_*.py"))
@@ -146,6 +147,7 @@ def correlated() -> Any:
     return runpy.run_path(str(EXAMPLES / "tune_with_correlated_noise.py"))
 
 
+@pytest.mark.slow
 def test_tuning_with_correlated_noise(
     correlated: Any,
     tmp_path: Path,

@@ -386,6 +386,7 @@ def test_a_record_that_overflows_is_named_and_an_error_is_noted() -> None:
     assert any("raised an error" in note and "at most 100" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_released_numbers_are_compared_on_wholly_different_records() -> None:
     def rounded(records: Any, *others: Any) -> Any:
         mean = round(float((records.labels == 1).mean()), 1)
@@ -498,6 +499,7 @@ def test_a_batch_drawn_by_a_hash_is_named() -> None:
     assert "a hash of the record" in drawn.cause
 
 
+@pytest.mark.slow
 def test_outputs_counted_in_the_private_labels_are_named() -> None:
     def counted(records: Any, *others: Any) -> Any:
         classes = int(records.labels.max()) + 1
@@ -542,6 +544,7 @@ def _mean_without_clipping(state: Any, each: Any) -> Any:
     return [8 * g.mean(0) if len(g) else g.sum(0) for g in each]
 
 
+@pytest.mark.slow
 def test_a_mean_gradient_without_clipping_is_named_as_a_cause() -> None:
     # Ghost clipping without the criterion of make_private: backward() leaves this mean in p.grad.
     found = report(Loop(total=_mean_without_clipping, sampling_rate=0.4, steps=6)).findings
@@ -549,6 +552,7 @@ def test_a_mean_gradient_without_clipping_is_named_as_a_cause() -> None:
     assert "used without clipping (with ghost clipping: the loss is not the crit" in varies.cause
 
 
+@pytest.mark.slow
 def test_labels_that_the_function_maps_to_others_are_no_error() -> None:
     # The loss of the gradient ascent raises IndexError for labels that the model does not have.
     data = TrainingSet(DATA.features, DATA.labels + 1)
@@ -688,6 +692,7 @@ def test_gradients_that_are_not_clipped_are_the_first_finding(total: Any, dropou
     assert all(each.cause.startswith("An earlier finding may explain") for each in found[1:])
 
 
+@pytest.mark.slow
 def test_the_first_record_is_exchanged_too() -> None:
     def with_hold_out(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         held_out = float(np.asarray(records.features[:4], dtype=float).mean())
@@ -854,6 +859,7 @@ def test_records_that_contribute_alike_do_not_hide_the_batch_sizes() -> None:
     assert "noise" in found.tested
 
 
+@pytest.mark.slow
 def test_a_divisor_that_is_rounded_is_compared_when_little_work_is_allowed() -> None:
     # 24 and 23 records have the same divisor, and 12 another one.
     found = report(Loop(divide=lambda state, taken: len(taken) // 5), max_work=1000.0)
@@ -870,7 +876,8 @@ def test_few_steps_that_use_the_record_are_tested(seed: int) -> None:
     assert not found.broken, str(found)
 
 
-@pytest.mark.parametrize("share", [0.95, 1.0])
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("share", [1.0, 0.95])
 def test_five_percent_of_the_noise_are_not_too_little_to_miss(share: float) -> None:
     def noise(state: Any, total: Any) -> Any:
         return [g + share * state.clip * torch.randn_like(g) for g in total]
@@ -1016,6 +1023,7 @@ def test_contributions_that_change_a_little_with_every_record_are_named() -> Non
     assert finding.cause.startswith("The record changes what other records contribute")
 
 
+@pytest.mark.slow
 def test_an_average_that_leaves_small_batches_out_is_found() -> None:
     def average(state: Any) -> None:
         if state.step == 0 or len(state.taken) >= 8:
@@ -1067,6 +1075,7 @@ def test_randomness_that_no_seed_controls_is_not_testable() -> None:
     assert str(found).count("cannot be coupled") == 1
 
 
+@pytest.mark.slow
 def test_log_lines_of_the_function_are_not_repeated_in_every_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -1386,6 +1395,7 @@ def test_the_error_over_all_tests_is_small() -> None:
     assert FAMILY_ERROR <= 1e-4
 
 
+@pytest.mark.slow
 def test_steps_that_the_accountant_records_for_some_records_only_are_found() -> None:
     def unless_records_are_large(loop: Any, state: Any) -> Any:
         return [(1.0, 1.0, loop.steps - int(state.x.abs().max() > 50))]

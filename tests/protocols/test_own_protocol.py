@@ -98,6 +98,7 @@ def test_its_certificate_is_verified_only_with_its_module(answers: Any, folder: 
     assert "void" in verified  # a seed was given, so the study is not private
 
 
+@pytest.mark.slow
 def test_an_audit_plays_it(folder: Path) -> None:
     options = ["--imports", "my_protocol", "--protocol", "shortlist:4,2", "--trials", "300"]
     options += ["--repeats", "1", "--epsilon", "4", "--out", "audited", "--json"]
