@@ -52,3 +52,38 @@ def test_a_key_is_reported_if_the_noise_follows_from_it(
     assert result.premises is not None
     kinds = [f.kind for f in result.premises.findings]
     assert kinds == (["generator state"] if reported else []), str(result)
+
+
+def in_compiled_code(noises: Any, step: int, shape: tuple[int, ...]) -> Any:
+    return jax.random.normal(jax.random.fold_in(noises, step), shape)
+
+
+def beside_compiled_noise(
+    records: Any, candidate: Any, seed: int, watch: Any, noise_of_key: bool
+) -> Any:
+    """Compiled code draws the noise; the returned key draws numbers for an augmentation."""
+    key, noises = jax.random.split(jax.random.key(seed))
+    x = jax.numpy.asarray(records.features)
+    compiled = jax.jit(in_compiled_code, static_argnums=2)
+    weights = jax.numpy.zeros(3)
+    watch.account(noise_multiplier=SIGMA, sampling_rate=1.0, steps=STEPS)
+    for step in range(STEPS):
+        drawn = jax.random.normal(jax.random.fold_in(key, step), (3,))
+        turned = x * jax.numpy.where(drawn > 0, 1.0, -1.0)
+        rows = turned / jax.numpy.maximum(jax.numpy.linalg.norm(turned, axis=1, keepdims=True), 1.0)
+        noise = compiled(noises, step, (3,))
+        if noise_of_key:
+            noise = jax.random.normal(jax.random.fold_in(key, STEPS + step), (3,))
+        weights = weights - 0.1 * watch.step(rows.sum(0) + SIGMA * noise, weights)
+    return {"weights": weights, "key": jax.random.key_data(key)}
+
+
+@pytest.mark.parametrize("noise_of_key", [False, True])
+def test_a_key_of_other_draws_is_noted_if_compiled_code_draws_the_noise(noise_of_key: bool) -> None:
+    result = audit.check(
+        partial(beside_compiled_noise, noise_of_key=noise_of_key), data(), attack=False
+    )
+    assert result.premises is not None
+    kinds = [f.kind for f in result.premises.findings]
+    assert ("generator state" in kinds) == noise_of_key, str(result)
+    assert any("a random key" in note for note in result.premises.notes) != noise_of_key

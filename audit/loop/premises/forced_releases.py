@@ -1,7 +1,7 @@
 """Whether anything else is released: complete runs whose noisy outputs are forced to be equal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from audit.loop.premises.noise import TestResult
 from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import returned_states
-from audit.loop.runs.jax_keys import BATCHES, NOISE, keys_in, recorded_keys
+from audit.loop.runs.jax_keys import BATCHES, NOISE, Draw, keys_in, recorded_keys
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 
 # Seeds for which random released numbers are compared between n and n / 2 records.
 _SEEDS_OF_DISTRIBUTIONS = 20
+# Draws of each step that are set to zero, one after another, and the relative difference of changes
+# that count as the same.
+_MAX_DRAWS_OF_STEP, _SAME = 16, 1e-4
 # Kinds of findings that explain released numbers which depend on a record.
 _WEIGHTS_FINDINGS = ("weights", "first weights")
 
@@ -89,15 +92,69 @@ def _report_returned_keys(experiment: Experiment) -> None:
         return
     with recorded_keys() as uses:
         trace = _complete_run(experiment, experiment.with_canary(experiment.pool[0]))
-    purposes = {NOISE, BATCHES} if experiment.sampled else {NOISE}
-    revealing = [
-        name
+    steps, purposes = len(trace.steps), set()
+    draws = len(uses.draws_for(NOISE))
+    if draws and _contain_the_noise(experiment, draws):
+        purposes.add(NOISE)
+    if experiment.sampled and _choose_records(experiment, uses.draws_for(BATCHES)):
+        purposes.add(BATCHES)
+    follows = {
+        name: set().union(*(uses.revealed_by(key, steps) for key in keys))
         for name, keys in returned.items()
-        if any(purposes & uses.revealed_by(key, len(trace.steps)) for key in keys)
-    ]
+    }
+    revealing = [name for name, revealed in follows.items() if revealed & purposes]
+    derived = [name for name, revealed in follows.items() if revealed and not revealed & purposes]
     if revealing:
         names = listed(revealing, "hold")
         experiment.verdicts.findings.append(explain("generator state", names=names))
+    if derived:
+        experiment.verdicts.notes.append(
+            f"{listed(derived, 'hold')} a random key: anyone who knows it can repeat all numbers "
+            "that were drawn from it outside of compiled functions; they are not the noise, and "
+            "draws within compiled functions are not seen"
+        )
+
+
+def _contain_the_noise(experiment: Experiment, draws: int) -> bool:
+    """Whether numbers that are drawn outside of compiled functions are added to the released sums.
+
+    They may be for something else, such as augmentation, while compiled code draws the noise. So
+    the draws in one place of each step return zeros: without noise, the run changes by the same
+    numbers whatever the records are. What other draws change depends on the records.
+
+    Args:
+        experiment: the function and its first run.
+        draws: number of draws, in a complete run, by functions that are used for noise.
+    """
+    steps, n = len(experiment.base.steps), len(experiment.records)
+    several = (
+        experiment.with_canary(experiment.pool[0]),
+        copies(experiment.records, experiment.pool[-1], n),
+    )
+    usual = [_complete_run(experiment, records).gradients for records in several]
+    per_step = max(draws // max(steps, 1), 1)
+    for place in range(min(per_step, _MAX_DRAWS_OF_STEP)):
+        silenced = []
+        for records in several:
+            # The draws of the steps come last, after those of initial weights.
+            with recorded_keys(range((draws + place) % per_step, draws, per_step)):
+                silenced.append(_complete_run(experiment, records).gradients)
+        if len({gradients.shape for gradients in (*usual, *silenced)}) > 1:
+            continue
+        change, other_change = (a - b for a, b in zip(usual, silenced, strict=True))
+        rounding = 64 * experiment.base.epsilon_of_type * np.abs([usual, silenced]).max()
+        size, difference = np.abs(change).max(), np.abs(change - other_change).max()
+        if size > rounding and difference <= _SAME * size + rounding:
+            return True
+    return False
+
+
+def _choose_records(experiment: Experiment, draws: Sequence[Draw]) -> bool:
+    """Whether each draw has a number for every record, or consists of indices of records."""
+    n = len(experiment.records)
+    return all(
+        draw.size == n or draw.function in ("choice", "permutation", "randint") for draw in draws
+    )
 
 
 def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:

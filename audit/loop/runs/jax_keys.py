@@ -9,7 +9,7 @@ were used; calls within compiled functions are not seen.
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,31 +25,51 @@ _PURPOSES = {
 _DERIVATIONS = ("split", "fold_in", "clone")
 
 
+@dataclass(frozen=True)
+class Draw:
+    """One call of a function that draws numbers.
+
+    Attributes:
+        function: its name in `jax.random`.
+        key: the key that it was given.
+        size: how many numbers it returned.
+    """
+
+    function: str
+    key: bytes
+    size: int
+
+
 @dataclass
 class KeyUses:
     """The calls of `jax.random` in a run.
 
     Attributes:
         parents: the key from which each further key was derived.
-        draws: name of the function and key of each draw.
+        draws: the draws, in their order.
 
     Example:
-        >>> uses = KeyUses({b"child": b"key"}, [("normal", b"child"), ("uniform", b"other")])
+        >>> draws = [Draw("normal", b"child", 3), Draw("uniform", b"other", 3)]
+        >>> uses = KeyUses({b"child": b"key"}, draws)
         >>> uses.revealed_by(b"key", 1), uses.revealed_by(b"child", 2)
         ({'noise'}, set())
     """
 
     parents: dict[bytes, bytes] = field(default_factory=dict)
-    draws: list[tuple[str, bytes]] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
 
     def revealed_by(self, key: bytes, least: int) -> set[str]:
         """Purposes whose draws, at least this number, all follow from a key."""
         revealed = set()
-        for purpose, functions in _PURPOSES.items():
-            drawn = [used for function, used in self.draws if function in functions]
-            if len(drawn) >= least and all(self._follows(used, key) for used in drawn):
+        for purpose in _PURPOSES:
+            draws = self.draws_for(purpose)
+            if len(draws) >= least and all(self._follows(draw.key, key) for draw in draws):
                 revealed.add(purpose)
         return revealed
+
+    def draws_for(self, purpose: str) -> list[Draw]:
+        """The draws by functions that are used for noise, or for batches."""
+        return [draw for draw in self.draws if draw.function in _PURPOSES[purpose]]
 
     def _follows(self, key: bytes, ancestor: bytes) -> bool:
         seen: set[bytes] = set()
@@ -75,8 +95,13 @@ def keys_in(value: Any) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def recorded_keys() -> Iterator[KeyUses]:
-    """Records the calls of `jax.random` whose key is known, if JAX is loaded."""
+def recorded_keys(silent: Container[int] = ()) -> Iterator[KeyUses]:
+    """Records the calls of `jax.random` whose key is known, if JAX is loaded.
+
+    Args:
+        silent: of the draws by functions that are used for noise, numbered from 0, those that
+            return zeros.
+    """
     uses = KeyUses()
     jax = sys.modules.get("jax")
     if jax is None:
@@ -89,7 +114,8 @@ def recorded_keys() -> Iterator[KeyUses]:
         if hasattr(jax.random, name)
     }
     for name, function in before.items():
-        setattr(jax.random, name, _recorded(uses, name, function))
+        of_noise: Container[int] = silent if name in _PURPOSES[NOISE] else ()
+        setattr(jax.random, name, _recorded(uses, name, function, of_noise))
     try:
         yield uses
     finally:
@@ -97,18 +123,21 @@ def recorded_keys() -> Iterator[KeyUses]:
             setattr(jax.random, name, function)
 
 
-def _recorded(uses: KeyUses, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded(
+    uses: KeyUses, name: str, function: Callable[..., Any], silent: Container[int]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         key = args[0] if args else kwargs.get("key")
         if is_traced((key, result)):
             return result
+        number = len(uses.draws_for(NOISE))
         for used in keys_in(key):
             if name in _DERIVATIONS:
                 uses.parents |= dict.fromkeys((k for k in keys_in(result) if k != used), used)
             else:
-                uses.draws.append((name, used))
-        return result
+                uses.draws.append(Draw(name, used, int(np.size(result))))
+        return 0 * result if number in silent else result
 
     return recorded
