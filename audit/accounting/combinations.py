@@ -190,13 +190,13 @@ class Composition(_Combination):
 
     @property
     def gaussian_mu(self) -> float | None:
-        with_times = [(part.gaussian_mu, times) for part, times in self._different]
-        known = [mu * math.sqrt(times) for mu, times in with_times if mu is not None]
-        return math.hypot(*known) if len(known) == len(with_times) else None
+        with_times = [(mechanism.gaussian_mu, times) for mechanism, times in self._different]
+        scaled_mus = [mu * math.sqrt(times) for mu, times in with_times if mu is not None]
+        return math.hypot(*scaled_mus) if len(scaled_mus) == len(with_times) else None
 
     @property
     def pure_epsilon(self) -> float:
-        return math.fsum(part.pure_epsilon for part in self.parts)
+        return math.fsum(mechanism.pure_epsilon for mechanism in self.parts)
 
     @property
     def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
@@ -207,18 +207,23 @@ class Composition(_Combination):
             return ((self.pairs[0], 1),)
         return tuple(
             (term, times * count)
-            for part, times in self._different
+            for mechanism, times in self._different
             for term, count in (
-                part.loss_terms if len(part.loss_terms) <= _MAX_TERMS else ((part.pairs[0], 1),)
+                mechanism.loss_terms
+                if len(mechanism.loss_terms) <= _MAX_TERMS
+                else ((mechanism.pairs[0], 1),)
             )
         )
 
     @cached_property
     def _in_all_directions(self) -> tuple[LossPair, ...]:
         """The composition in every arrangement of the directions of its parts."""
-        every = arrangements(self._different)
+        arrangements_of_terms = arrangements(self._different)
         # The second half are mirror images.
-        pairs = [compose(terms) for terms in every[: (len(every) + 1) // 2]]
+        pairs = [
+            compose(terms)
+            for terms in arrangements_of_terms[: (len(arrangements_of_terms) + 1) // 2]
+        ]
         return tuple(
             pair for pair_of_half in pairs for pair in (pair_of_half, pair_of_half.mirrored)
         )
@@ -232,13 +237,15 @@ class Composition(_Combination):
         )
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)
+        return np.sum(
+            [times * mechanism.renyi(alpha) for mechanism, times in self._different], axis=0
+        )
 
     @property
     def description(self) -> str:
         return "; then ".join(
-            part.description if times == 1 else f"{times} times ({part.description})"
-            for part, times in self._different
+            mechanism.description if times == 1 else f"{times} times ({mechanism.description})"
+            for mechanism, times in self._different
         )
 
 
@@ -343,8 +350,8 @@ class Candidates(WorstOf):
 
     @property
     def description(self) -> str:
-        several = Counter(candidate.description for candidate in self.candidates)
-        return "candidates: " + "; ".join(f"{n} x ({words})" for words, n in several.items())
+        counts = Counter(candidate.description for candidate in self.candidates)
+        return "candidates: " + "; ".join(f"{n} x ({words})" for words, n in counts.items())
 
 
 @dataclass(frozen=True)
@@ -464,7 +471,7 @@ class _Drawn(PrivacyLoss):
             loss.append(np.zeros(1))
             log_mass.append(np.log([self.idle]))
         p_only, q_only = (
-            sum(c * left for c, left in zip(self.chances, side, strict=True))
+            sum(c * mass for c, mass in zip(self.chances, side, strict=True))
             for side in ([pmf.p_only for pmf in pmfs], [pmf.q_only for pmf in pmfs])
         )
         return PrivacyLossPmf(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
@@ -517,8 +524,8 @@ def group_size(base: Mechanism) -> int:
 def _stated(base: Mechanism, name: str) -> frozenset[Any]:
     """The values of an attribute in the parts of a mechanism that have it."""
     if isinstance(base, WorstOf | _Combination):
-        parts = base.candidates if isinstance(base, WorstOf) else base._members
-        return frozenset().union(*(_stated(part, name) for part in parts))
+        members = base.candidates if isinstance(base, WorstOf) else base._members
+        return frozenset().union(*(_stated(member, name) for member in members))
     return frozenset({getattr(base, name)}) if hasattr(base, name) else frozenset()
 
 

@@ -78,20 +78,20 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
 
 
 @memoize(4)  # several bounds of one base compose the same parts
-def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
-    if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in parts):  # one run reveals everything
+def _composed(losses: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
+    if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in losses):  # one run reveals everything
         return LossPair(PrivacyLossPmf(np.array([0.0]), np.array([-np.inf]), 1.0, 1.0))
-    exact = _of_few_losses(parts)
+    exact = _of_few_losses(losses)
     if exact is None:
-        exact = _beside_narrow_losses(parts)
+        exact = _beside_narrow_losses(losses)
     if exact is not None:
         return exact
-    while len(parts) > _MANY:
-        groups = [parts[start : start + _GROUP] for start in range(0, len(parts), _GROUP)]
-        parts = tuple(
+    while len(losses) > _MANY:
+        groups = [losses[start : start + _GROUP] for start in range(0, len(losses), _GROUP)]
+        losses = tuple(
             (_on_one_grid(group, _GROUP_CELLS, _GROUP_TILTS, _GROUP_FEW), 1) for group in groups
         )
-    return _on_one_grid(parts, cells, _TILTS, _FEW)
+    return _on_one_grid(losses, cells, _TILTS, _FEW)
 
 
 def _on_one_grid(
@@ -141,7 +141,7 @@ def _on_one_grid(
     tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
     log_mass, p_outside, q_outside = _sum_of(grids, spacing, lowest, highest, size, tilts)
     p_only, q_only = (
-        -math.expm1(sum(count * math.log1p(-part) for part, count in side))
+        -math.expm1(sum(count * math.log1p(-mass) for mass, count in side))
         for side in (
             [(atoms.p_only, count) for atoms, count in on_grid],
             [(atoms.q_only, count) for atoms, count in on_grid],
@@ -198,7 +198,7 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
     masses = np.zeros(len(loss))
     np.add.at(masses, place, np.exp(log_mass - top[place]))
     p_only, q_only = (
-        -math.expm1(sum(count * math.log1p(-min(part, 1.0)) for part, count in side))
+        -math.expm1(sum(count * math.log1p(-min(mass, 1.0)) for mass, count in side))
         for side in (
             [(pmf.p_only, count) for pmf, count in discrete],
             [(pmf.q_only, count) for pmf, count in discrete],
@@ -252,9 +252,9 @@ def _powers(pmf: PrivacyLossPmf, count: int) -> tuple[FloatArray, FloatArray]:
     numbers = np.zeros((1, 0), dtype=np.int64)
     for _ in pmf.loss[1:]:
         # Every number of further equal losses that leaves at least none for the others.
-        left = count - numbers.sum(axis=1)
-        rows = np.repeat(np.arange(len(numbers)), left + 1)
-        more = np.concatenate([np.arange(n + 1) for n in left])
+        unassigned = count - numbers.sum(axis=1)
+        rows = np.repeat(np.arange(len(numbers)), unassigned + 1)
+        more = np.concatenate([np.arange(n + 1) for n in unassigned])
         numbers = np.column_stack([numbers[rows], more])
     numbers = np.column_stack([numbers, count - numbers.sum(axis=1)])
     ways = special.gammaln(count + 1) - special.gammaln(numbers + 1).sum(axis=1)
@@ -409,14 +409,14 @@ class _Cumulants:
         window are left out.
         """
         z = self._deviations
-        least, most = self.deviations_at(low, high)
+        lowest, highest = self.deviations_at(low, high)
         usable = (self._beyond(wrap_high, 1.0) < _WRAPPED) & (
             self._beyond(wrap_low, -1.0) < _WRAPPED
         )
         if usable.any():
-            least, most = max(least, z[usable].min()), min(most, z[usable].max())
-        count = max(count, math.ceil((most - least) / _TILT_WIDTH))
-        tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
+            lowest, highest = max(lowest, z[usable].min()), min(highest, z[usable].max())
+        count = max(count, math.ceil((highest - lowest) / _TILT_WIDTH))
+        tilts: list[float] = np.interp(np.linspace(lowest, highest, count), z, self.theta).tolist()
         place = 0
         while place + 1 < len(tilts):
             between = self._between(*tilts[place : place + 2])
@@ -455,9 +455,9 @@ class _Cumulants:
     def _beyond(self, loss: float, side: float) -> FloatArray:
         """Chernoff bounds [n] on the log mass beyond a loss, for each tilt theta."""
         height = self.value - self.theta * loss
-        further = side * self.theta
+        outward = side * self.theta
         # For each tilt, the smallest height among the tilts further out.
-        order = np.argsort(-further)
+        order = np.argsort(-outward)
         smallest = np.minimum.accumulate(height[order])
         log_tails = np.empty_like(height)
         log_tails[order] = smallest

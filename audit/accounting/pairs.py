@@ -269,9 +269,9 @@ class LossPair(DominatingPair):
             (self.pmf.q_only, self._log_q, 0.0),
         ):
             masses = np.concatenate([[first], np.exp(log_mass), [last]])
-            left = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+            above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
             below = np.append(0.0, np.cumsum(masses))
-            sides.append((below, left))
+            sides.append((below, above))
         return sides[0], sides[1]
 
     @cached_property
@@ -283,13 +283,13 @@ class LossPair(DominatingPair):
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         k = np.clip(t.astype(np.int64), 0, len(self.pmf.loss) + 1)
         share = np.clip(t - k, 0.0, 1.0)
-        (below, left), (below_with, left_with) = (
+        (below, above), (below_with, left_with) = (
             (a[k] + share * (a[k + 1] - a[k]), b[k] + share * (b[k + 1] - b[k]))
             for a, b in self._vertices
         )
         # If composition added mass, s is rounded down and s' up, so that both remain monotone.
         added, added_with = (max(float(b[0]) - 1.0, 0.0) for _, b in self._vertices)
-        p = log_complement(below * (1.0 - 2.0 * added), left)
+        p = log_complement(below * (1.0 - 2.0 * added), above)
         q = log_complement(below_with, left_with * (1.0 - 2.0 * added_with))
         # Probabilities under P' that underflow are interpolated in logarithms.
         tiny = q < _UNDERFLOW
@@ -305,7 +305,7 @@ class LossPair(DominatingPair):
             log P[worse] and log P'[worse] at the limits [n+3] of the outputs, from 0 to -inf.
             Outputs that occur only under P' are the worst.
         """
-        p, q = (log_complement(left, below)[::-1] for below, left in self._vertices)
+        p, q = (log_complement(above, below)[::-1] for below, above in self._vertices)
         return p, q
 
 

@@ -94,8 +94,8 @@ class _Ratio:
 
     def _grid_of_sum(self, other: "_Ratio") -> FloatArray:
         """Values for a sum: even in the middle, coarser beyond, and even in logarithms far away."""
-        (mean, variance), (more, further) = self._moments, other._moments
-        mean, deviation = mean + more, math.sqrt(variance + further)
+        (mean, variance), (other_mean, other_variance) = self._moments, other._moments
+        mean, deviation = mean + other_mean, math.sqrt(variance + other_variance)
         low, high = self.at[1] + other.at[1], self.at[-1] + other.at[-1]
         # Integrate 1 / spacing over a fine grid of both scales, then divide it evenly.
         middle = np.linspace(low, min(mean + 10.0 * deviation, high), 4096)
