@@ -302,8 +302,8 @@ class FoldCurve:
             open_squares, open_t, values = [], [], []
             u, v = squares.T
             ends = self._ends(*(np.append(x, x + 1) / 2.0**level for x in (u, v)))
-            for part, part_pairs in self._parts(squares, pairs):
-                squares_now, t_now, upper = self._squares(part, part_pairs, level, best, ends)
+            for block, block_pairs in self._parts(squares, pairs):
+                squares_now, t_now, upper = self._squares(block, block_pairs, level, best, ends)
                 open_squares.append(squares_now)
                 open_t.append(t_now)
                 values.append(upper)
@@ -340,12 +340,12 @@ class FoldCurve:
         if pairs is not None:
             pairs = pairs[:, np.argsort(pairs[0], kind="stable")]
         for start in range(0, len(squares), rows):
-            part = squares[start : start + rows]
+            block = squares[start : start + rows]
             if pairs is None:
-                yield part, None
+                yield block, None
                 continue
-            low, high = np.searchsorted(pairs[0], [start, start + len(part)])
-            yield part, pairs[:, low:high] - np.array([[start], [0]])
+            low, high = np.searchsorted(pairs[0], [start, start + len(block)])
+            yield block, pairs[:, low:high] - np.array([[start], [0]])
 
     def _squares(
         self,
@@ -367,7 +367,9 @@ class FoldCurve:
         folds = ends.folds(u, v)
         a, b = self._slopes(1.0 - s), self._slopes(1.0 - s_with)
         if pairs is None:
-            index, t_index = (part.ravel() for part in np.indices((len(squares), len(self._t))))
+            index, t_index = (
+                axis_index.ravel() for axis_index in np.indices((len(squares), len(self._t)))
+            )
         else:
             index, t_index = pairs
         # Values of folds at two corners, which are attained on the lattice.

@@ -110,10 +110,10 @@ class BestRunsCurve(RegionCurve):
 def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]:
     """One curve for each direction of the base; none if K is always below m."""
     repetitions, m = protocol.repetitions, protocol.released
-    most = float(log_derivative(repetitions, m, 0.0))
-    if most == -math.inf:
+    log_largest = float(log_derivative(repetitions, m, 0.0))
+    if log_largest == -math.inf:
         return []
-    if most > _LARGEST_LOG:
+    if log_largest > _LARGEST_LOG:
         raise NotApplicable(f"E[K (K-1) ... (K-{m - 1})] must be below e^{_LARGEST_LOG:g}")
     together = composed(base, m).pairs if m > 1 else base.pairs
     return [

@@ -143,10 +143,12 @@ class AllRuns:
     @cached_property
     def parts(self) -> list[tuple[float, Mechanism]]:
         """Probabilities and compositions; the largest number of runs represents its range."""
-        most, chances = self._chances
+        max_runs, chances = self._chances
         few = self.base.gaussian_mu is None
-        runs = np.unique(np.ceil(np.geomspace(1.0, most, _FEW if few else _MANY)).astype(np.int64))
-        places = np.searchsorted(runs, np.arange(1, most + 1))
+        runs = np.unique(
+            np.ceil(np.geomspace(1.0, max_runs, _FEW if few else _MANY)).astype(np.int64)
+        )
+        places = np.searchsorted(runs, np.arange(1, max_runs + 1))
         sums = np.bincount(places, chances[1:], len(runs))
         return [
             (float(chance), composed(self.base, int(k)))
@@ -157,13 +159,13 @@ class AllRuns:
     @cached_property
     def _chances(self) -> tuple[int, FloatArray]:
         """A largest number of runs, and the probabilities [K + 1] up to it."""
-        most = 1
-        while most <= _MAX_RUNS:
-            chances = self.repetitions.pmf(np.arange(most + 1))
-            if probability_of_more(self.repetitions, most) <= self.negligible:
-                most = int(np.flatnonzero(chances)[-1])
-                return most, chances[: most + 1]
-            most *= 2
+        max_runs = 1
+        while max_runs <= _MAX_RUNS:
+            chances = self.repetitions.pmf(np.arange(max_runs + 1))
+            if probability_of_more(self.repetitions, max_runs) <= self.negligible:
+                max_runs = int(np.flatnonzero(chances)[-1])
+                return max_runs, chances[: max_runs + 1]
+            max_runs *= 2
         raise NotApplicable(f"K must be at most {_MAX_RUNS} except with negligible probability")
 
     def delta(self, epsilon: float) -> float:
@@ -209,11 +211,17 @@ def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
         return one if protocol.inclusion == 1.0 else Mixture((one,), (protocol.inclusion,))
 
     _check_few(protocol.candidates)
-    several = kinds_of_candidates(base, protocol)
-    if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
+    candidate_kinds = kinds_of_candidates(base, protocol)
+    if (
+        len(candidate_kinds) == 1
+        and not candidate_kinds[0][0].is_directed
+        and not isinstance(base, Candidates)
+    ):
         # All runs of one mechanism have the same direction.
         return composed(by_chance(base), protocol.candidates)
-    return Composition(tuple(by_chance(part) for part, count in several for _ in range(count)))
+    return Composition(
+        tuple(by_chance(candidate) for candidate, count in candidate_kinds for _ in range(count))
+    )
 
 
 def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> bool:
@@ -223,8 +231,8 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
         return False
     pair = base.pairs[0]
     large, large_with = np.exp(pair.events(np.linspace(*pair.event_range, _EVENTS)))[..., None]
-    least = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
-    chance, chance_with = (special.bdtrc(least, runs, rate) for rate in (large, large_with))
+    thresholds = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
+    chance, chance_with = (special.bdtrc(thresholds, runs, rate) for rate in (large, large_with))
     scaled = scale(np.asarray(chance_with, np.float64), epsilon)
     gains = np.where(chance_with > 0.0, chance - scaled, 0.0)  # no underflow
     return bool(np.any(gains > delta))

@@ -287,14 +287,14 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
     This happens only at extreme parameters, at which the computation of a bound fails numerically.
     """
     attained = max((row.attains for row in rows), default=0.0)
-    least = attained * (1.0 - _COMPOSED_ACCURACY)
+    lower_limit = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (
         f"{FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
         "attack attains"
     )
     return [
         replace(row, epsilon=math.inf, reason=reason)
-        if row.claim.any_score and row.epsilon < least
+        if row.claim.any_score and row.epsilon < lower_limit
         else row
         for row in rows
     ]
@@ -330,9 +330,9 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
         >>> smallest(rows).name
         'region'
     """
-    known = [
+    valid = [
         (row.epsilon, place, row)
         for place, row in enumerate(rows)
         if row.applies and row.claim.any_score
     ]
-    return min(known)[2] if known else None
+    return min(valid)[2] if valid else None

@@ -167,9 +167,9 @@ class _KindOfCandidate:
             else (float(side[0]) for side in self.pair.events(np.array([level])))
         )
         # 1-x-f must be resolved on a logarithmic scale at every level, not only near f = 1.
-        left = np.geomspace(0.5 * self.cut, 1.0, _LAST_EVENTS) * -math.expm1(x)
+        remaining = np.geomspace(0.5 * self.cut, 1.0, _LAST_EVENTS) * -math.expm1(x)
         losses, table = self._table
-        near = np.interp(-np.log(math.exp(x) + left), losses, table)
+        near = np.interp(-np.log(math.exp(x) + remaining), losses, table)
         t = np.unique(np.concatenate([self.events, near, [] if math.isinf(level) else [level]]))
         t = t[_apart(-np.expm1(self.pair.events(t)[0]), t == level, -math.expm1(x))]
         points, before = np.stack(self.pair.events(t)), t <= level
@@ -201,13 +201,13 @@ class _KindOfCandidate:
 
     def touching(self, levels: FloatArray) -> FloatArray:
         """Points log X and log X' [2, n, slopes] of the curve that are nearest to the lines."""
-        found = []
+        points = []
         for level in levels:
             a, b = self._curve(float(level), corners=False)
             a, b = a[np.isfinite(b)], b[np.isfinite(b)]
             best = (np.multiply.outer(_SLOPES, a) - b).argmax(axis=1)
-            found.append(np.stack([a[best], b[best]]))
-        return np.stack(found, axis=1)
+            points.append(np.stack([a[best], b[best]]))
+        return np.stack(points, axis=1)
 
 
 def _apart(f: FloatArray, is_level: BoolArray, last: float) -> BoolArray:
@@ -249,11 +249,11 @@ def _rounded_rest(log_left: FloatArray, x: float, x_with: float) -> tuple[FloatA
     sides = []
     for side, log_level in zip(log_left, (x, x_with), strict=True):
         near = log_level > -math.inf
-        rest = log_subtract(side, np.full(len(side), log_level)) if near else side
+        difference = log_subtract(side, np.full(len(side), log_level)) if near else side
         # The logarithms are exact to a multiple of their size.
         with np.errstate(invalid="ignore"):
             error = side + math.log(_ROUNDING) + (np.log1p(-side) if near else 0.0)
-        sides.append((rest, np.where(side > -np.inf, error, -np.inf)))
+        sides.append((difference, np.where(side > -np.inf, error, -np.inf)))
     return np.minimum(np.logaddexp(*sides[0]), 0.0), log_subtract(*sides[1])
 
 
@@ -297,10 +297,10 @@ class _Winners:
     @cached_property
     def cuts(self) -> FloatArray:
         """The largest gain [n+1] of events that are left out, in each cell."""
-        others = max((float(one.at_zero.cuts[0]) for one in self.elsewhere), default=0.0)
-        own = self._others.cuts if self.kind.count > 1 else np.zeros(len(self.levels) + 1)
+        cut_elsewhere = max((float(kind.at_zero.cuts[0]) for kind in self.elsewhere), default=0.0)
+        cuts_of_kind = self._others.cuts if self.kind.count > 1 else np.zeros(len(self.levels) + 1)
         zero = float(self.kind.at_zero.cuts[0]) if self.kind.count > 1 else 0.0
-        return np.maximum(own, max(zero, others))
+        return np.maximum(cuts_of_kind, max(zero, cut_elsewhere))
 
     def _sums(self, n: int, at_level: FloatArray, at_zero: Sequence[FloatArray]) -> FloatArray:
         """n times a value at the level, and the value at zero for every other candidate."""
@@ -323,8 +323,8 @@ class _Winners:
     @cached_property
     def _caps(self) -> list[FloatArray]:
         """The largest log X of all others [n+1] for every bin: n candidates at the level."""
-        one = np.log1p(-self.kind.inclusion * self._cells[0])
-        return [n * one if n else np.zeros(len(one)) for n, _ in self.bins]
+        log_cap = np.log1p(-self.kind.inclusion * self._cells[0])
+        return [n * log_cap if n else np.zeros(len(log_cap)) for n, _ in self.bins]
 
     def heights(self, epsilon: float, near: "_Best | None" = None) -> tuple[FloatArray, "_Best"]:
         """The largest gain [n+1] in each cell, summed over n, and the slopes that were best."""
@@ -449,32 +449,40 @@ class LevelCurve:
             for pair, count in zip(self.pairs, self.counts, strict=True)
         ]
         return tuple(
-            _Winners(kind, tuple(one for one in kinds if one is not kind), kind.first_levels)
+            _Winners(
+                kind,
+                tuple(other_kind for other_kind in kinds if other_kind is not kind),
+                kind.first_levels,
+            )
             for kind in kinds
         )
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        total = self.inclusion * sum(one.delta(epsilon) for one in self._winners)
+        total = self.inclusion * sum(winners.delta(epsilon) for winners in self._winners)
         return min(total * (1.0 + PROFILE_ACCURACY), 1.0)
 
     def attained_delta(self, epsilon: float) -> float:
         """A lower bound on the exact value of the bound at epsilon."""
-        total = self.inclusion * sum(one.attained_delta(epsilon) for one in self._winners)
+        total = self.inclusion * sum(winners.attained_delta(epsilon) for winners in self._winners)
         return min(total * (1.0 - PROFILE_ACCURACY), 1.0)
 
     def refined(self, epsilon: float, points: int = _LEVELS) -> "LevelCurve":
         """The curve with levels that are dense where they matter at epsilon."""
-        winners = tuple(one.refined(epsilon, points) for one in self._winners)
+        winners = tuple(
+            winners_of_kind.refined(epsilon, points) for winners_of_kind in self._winners
+        )
         return LevelCurve(self.pairs, self.counts, self.inclusion, self.negligible, winners)
 
     def epsilon(self, delta: float, guess: float) -> float:
         """The smallest epsilon of the bound at delta, rounded up, by slopes that suit a guess."""
-        best = [one.heights(guess)[1] for one in self._winners]
+        best = [winners.heights(guess)[1] for winners in self._winners]
 
         def near(epsilon: float) -> float:
-            parts = zip(self._winners, best, strict=True)
-            total = self.inclusion * sum(one.delta(epsilon, columns) for one, columns in parts)
+            with_columns = zip(self._winners, best, strict=True)
+            total = self.inclusion * sum(
+                winners.delta(epsilon, columns) for winners, columns in with_columns
+            )
             return min(total * (1.0 + PROFILE_ACCURACY), 1.0)
 
         return solve_epsilon(near, delta, guess)
@@ -486,10 +494,12 @@ def _curves(base: Mechanism, protocol: Grid, negligible: float) -> list[LevelCur
     Raises:
         NotApplicable: another bound is never larger, or there are too many kinds of candidates.
     """
-    several = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol)
     if protocol.candidates <= 2:
         raise NotApplicable("for at most two candidates, other bounds are never larger")
-    if protocol.inclusion == 1.0 and all(one.gaussian_mu is not None for one, _ in several):
+    if protocol.inclusion == 1.0 and all(
+        candidate.gaussian_mu is not None for candidate, _ in candidate_kinds
+    ):
         raise NotApplicable("the base is Gaussian: grid-tight is simpler")
     arranged = sides(base, protocol)
     if sum(len(counts) for _, counts in arranged) > _MAX_TABLES:
@@ -536,11 +546,11 @@ def grid_levels(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     # Few levels only increase the bound, so a direction that is below the largest is left out.
     for curve in sorted(curves[share], key=lambda curve: -curve.delta(guess)):
         if curve.delta(epsilon) > delta * (1.0 - PROFILE_ACCURACY):
-            found = guess
+            refined_epsilon = guess
             for points in (_FIRST_LEVELS, _LEVELS):
-                curve = curve.refined(found, points)
-                found = curve.epsilon(delta, found)
-            epsilon = max(epsilon, found)
+                curve = curve.refined(refined_epsilon, points)
+                refined_epsilon = curve.epsilon(delta, refined_epsilon)
+            epsilon = max(epsilon, refined_epsilon)
     return BoundValue(epsilon)
 
 

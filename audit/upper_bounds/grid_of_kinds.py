@@ -90,7 +90,7 @@ class WinnersOfKind:
 
     mu: float
     count: int
-    others: tuple[OtherKind, ...]
+    other_kinds: tuple[OtherKind, ...]
 
     def delta(self, epsilon: float) -> float:
         """The contribution to delta at epsilon >= 0, rounded up."""
@@ -129,7 +129,7 @@ class WinnersOfKind:
             with np.errstate(invalid="ignore"):  # an infinite slope; any width is safe
                 ratio = np.log(sigma) + (self.count - 1) * (x_with - x) + slope_at_e
                 return np.asarray(
-                    ratio + sum(other.log_ratio(sigma) for other in self.others) <= 0.0
+                    ratio + sum(kind.log_ratio(sigma) for kind in self.other_kinds) <= 0.0
                 )
 
         low, high = (np.full(len(z), width) for width in _WIDTHS)
@@ -141,7 +141,7 @@ class WinnersOfKind:
         with np.errstate(all="ignore"):
             own_ratio = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
             constant = (self.count - 1) * own_ratio + sum(
-                other.constant(sigma) for other in self.others
+                kind.constant(sigma) for kind in self.other_kinds
             )
             price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
             log_height = np.log1p(-1.0 / sigma) - (price + np.log(sigma)) / (sigma - 1.0)
@@ -160,7 +160,7 @@ def _log_mass(low: FloatArray, high: FloatArray) -> FloatArray:
 def _winners(kinds: tuple[Kind, ...]) -> tuple[WinnersOfKind, ...]:
     all_kinds = [OtherKind(mu, count) for mu, count in kinds]
     return tuple(
-        WinnersOfKind(mu, count, tuple(other for j, other in enumerate(all_kinds) if j != k))
+        WinnersOfKind(mu, count, tuple(kind for j, kind in enumerate(all_kinds) if j != k))
         for k, (mu, count) in enumerate(kinds)
     )
 

@@ -306,11 +306,11 @@ def _smooth(pair: DominatingPair, share: float) -> tuple[LossPair, float]:
 
 def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:
     """The left tail whose cut loses the least mass of P', and that loss."""
-    least, best = math.inf, 0.0
+    smallest_loss, best = math.inf, 0.0
     for tail in _LEFT_TAILS:
         lost = log_concave_pair(pair, _SMALLEST_SHARE * share, tail).pmf.q_only
-        if lost < least:
-            least, best = lost, tail
-        elif lost > _TOO_MUCH * least:
+        if lost < smallest_loss:
+            smallest_loss, best = lost, tail
+        elif lost > _TOO_MUCH * smallest_loss:
             break
-    return best, least
+    return best, smallest_loss

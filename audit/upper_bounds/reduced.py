@@ -180,8 +180,8 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
         raise NotApplicable("the base must have known output distributions")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
         raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must be negligible at this delta")
-    (pair, count), *further = base.loss_terms
-    if isinstance(pair, LossPair) and count == 1 and not further:
+    (pair, count), *other_terms = base.loss_terms
+    if isinstance(pair, LossPair) and count == 1 and not other_terms:
         epsilon, error = _by_likelihood(pair, repetitions, delta), 0.0
     else:
         fine = base.pairs[0] if isinstance(base.pairs[0], LossPair) else compose(base.loss_terms)

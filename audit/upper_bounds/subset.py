@@ -74,9 +74,9 @@ class SubsetCurve:
             sure = q - np.exp(np.minimum(epsilon - loss, 0.0)) + np.exp(log_other - loss)
             gains = np.where(share > 0.0, gains, np.exp(log_mass + loss) * np.maximum(sure, 0.0))
             # e^eps (1-q) t.
-            left = np.maximum(1.0 - np.exp(np.minimum(epsilon + log_q + loss, 1.0)), 0.0)
-            losses = left * self.final_mirrored.profile(
-                epsilon + log_other - np.log(np.maximum(left, 1e-300))
+            scaled_t = np.maximum(1.0 - np.exp(np.minimum(epsilon + log_q + loss, 1.0)), 0.0)
+            losses = scaled_t * self.final_mirrored.profile(
+                epsilon + log_other - np.log(np.maximum(scaled_t, 1e-300))
             )
         return q * only + float(gains.sum()), float(np.exp(log_mass) @ losses)
 

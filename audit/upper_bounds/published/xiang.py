@@ -189,14 +189,16 @@ class ReducedGameRenyi:
         rounding = FLOAT_ROUNDING * (1.0 + np.maximum(np.abs(at), np.abs(before)))
         rounding = rounding[1:] + rounding[:-1]
         after, fall_after = g(end + step)
-        further, fall_further = g(start - self.mu - step)
-        most = (after - at[1:] + rounding) * np.exp(fall_before[:-1] - fall_after)
-        least = (before[:-1] - further - rounding) * np.exp(fall[1:] - fall_further)
+        before_previous, fall_before_previous = g(start - self.mu - step)
+        steepest = (after - at[1:] + rounding) * np.exp(fall_before[:-1] - fall_after)
+        flattest = (before[:-1] - before_previous - rounding) * np.exp(
+            fall[1:] - fall_before_previous
+        )
         with np.errstate(over="ignore"):
-            most, least = self.mu * most / step, self.mu * least / step
+            steepest, flattest = self.mu * steepest / step, self.mu * flattest / step
         return (
-            np.maximum(np.maximum(at[:-1] - before[1:], least) - rounding, 0.0),
-            np.minimum(at[1:] - before[:-1], most) + rounding,
+            np.maximum(np.maximum(at[:-1] - before[1:], flattest) - rounding, 0.0),
+            np.minimum(at[1:] - before[:-1], steepest) + rounding,
         )
 
     def _cells(self, largest_order: float) -> FloatArray:
