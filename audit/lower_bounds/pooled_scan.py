@@ -130,14 +130,16 @@ def _crossing_epsilons(
     """
     best_zero, beaten_zero = _simulated_order_statistics(n0, repetitions, 0)
     best_one, beaten_one = _simulated_order_statistics(n1, repetitions, 1)
-    least = np.full(monte_carlo.SIMULATIONS, np.inf)
+    smallest_ratio = np.full(monte_carlo.SIMULATIONS, np.inf)
     # One pair at a time: the arrays stay in the processor's cache.
     for row in np.flatnonzero(until > 0):
         zero, with_record = (best_zero[row], beaten_zero[row]), until[row] - 1
         np.minimum(
-            least, _ratios(*zero, best_one[with_record], beaten_one[with_record], delta), out=least
+            smallest_ratio,
+            _ratios(*zero, best_one[with_record], beaten_one[with_record], delta),
+            out=smallest_ratio,
         )
-    return safe_log(np.maximum(least, 0.0))
+    return safe_log(np.maximum(smallest_ratio, 0.0))
 
 
 def _ratios(
