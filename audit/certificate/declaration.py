@@ -129,9 +129,10 @@ class Declaration:
         """
         if not isinstance(values, Mapping):
             raise InvalidInput(f"declaration must be a mapping, got {checks.one_line(values)}")
-        known = {field.name for field in fields(cls)}
+        field_names = {field.name for field in fields(cls)}
         statements = {
-            checks.one_of("statement", name, known): statement for name, statement in values.items()
+            checks.one_of("statement", name, field_names): statement
+            for name, statement in values.items()
         }
         earlier = statements.get("earlier_spending")
         if earlier is not None:

@@ -331,7 +331,7 @@ def _resumed(statement: _Statement) -> str:
 
 def _other_mechanism(statement: _Statement) -> str:
     names_mechanism = set(statement.words) & _MECHANISMS and statement.number is None
-    is_other = any(part in statement.text for part in _OTHER_MECHANISMS)
+    is_other = any(phrase in statement.text for phrase in _OTHER_MECHANISMS)
     local = statement.name in ("labeldp", "localdp", "ldp") and _is_true(statement.cell)
     no_noise = statement.name in ("noisetype", "mechanism", "dpmechanism") and statement.text in (
         "none", "no", "off"

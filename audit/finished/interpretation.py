@@ -51,10 +51,10 @@ def interpret(
     Raises:
         InvalidInput: a column is not understood, or a run has no mechanism.
     """
-    known = [run.mechanism for run in material.runs if run.mechanism is not None]
-    if known:
+    mechanisms = [run.mechanism for run in material.runs if run.mechanism is not None]
+    if mechanisms:
         _check_no_settings(settings)
-        return known, ColumnRoles({})
+        return mechanisms, ColumnRoles({})
     columns = material.columns
     names = {name for column in columns for name in (column.strip(), without_prefix(column))}
     roles = roles_of(

@@ -98,30 +98,33 @@ def mechanism_of(values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
         >>> mechanism_of(run, RunSettings({}, records=10_000)).description
         'DP-SGD, noise multiplier 1.1, 500 steps, rate 0.01, zero-out neighbours'
     """
-    known = {**settings.constants, **values}
+    settings_of_run = {**settings.constants, **values}
     for role, value in settings.constants.items():
         if role in values and not _equal(values[role], value):
             raise InvalidInput(
                 f"{role} must be given once, got {checks.one_line(value)} for all runs and "
                 f"{checks.one_line(values[role])} for this run"
             )
-    curves = [name for name in ("gdp_mu", "zcdp_rho") if name in known]
-    if len(curves) + ("noise_multiplier" in known) > 1:
-        statements = [*curves, *(["noise_multiplier"] if "noise_multiplier" in known else [])]
+    curves = [name for name in ("gdp_mu", "zcdp_rho") if name in settings_of_run]
+    if len(curves) + ("noise_multiplier" in settings_of_run) > 1:
+        statements = [
+            *curves,
+            *(["noise_multiplier"] if "noise_multiplier" in settings_of_run else []),
+        ]
         raise InvalidInput(
             "run must have one of noise_multiplier, gdp_mu and zcdp_rho, "
             f"got {' and '.join(statements)}"
         )
     if curves:
-        return _curve(curves[0], known, settings)
-    if "noise_multiplier" not in known and "target_epsilon" not in known:
+        return _curve(curves[0], settings_of_run, settings)
+    if "noise_multiplier" not in settings_of_run and "target_epsilon" not in settings_of_run:
         raise InvalidInput(
             "run must have a noise_multiplier (with steps or epochs), a target_epsilon, a gdp_mu "
             "or a zcdp_rho, got none of them (an empty cell or nan): write the noise of this run, "
             "or give that of all runs, as --noise-multiplier 1.1 (in Python, noise_multiplier=); "
             "no bound holds for a run without noise"
         )
-    return _dp_sgd(known, settings)
+    return _dp_sgd(settings_of_run, settings)
 
 
 def _equal(first: object, second: object) -> bool:
@@ -133,11 +136,13 @@ def _equal(first: object, second: object) -> bool:
 
 def _curve(name: str, known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     """A run whose whole privacy curve is known."""
-    further = [role for role in ("steps", "epochs", "sampling_rate", "batch_size") if role in known]
-    if further:
+    extra_roles = [
+        role for role in ("steps", "epochs", "sampling_rate", "batch_size") if role in known
+    ]
+    if extra_roles:
         raise InvalidInput(
-            f"{further[0]} must not be given with {name}, which describes the whole run, got "
-            f"{checks.one_line(known[further[0]])}: map it to ignore, or give noise_multiplier"
+            f"{extra_roles[0]} must not be given with {name}, which describes the whole run, got "
+            f"{checks.one_line(known[extra_roles[0]])}: map it to ignore, or give noise_multiplier"
         )
     for option, stated, plain in (
         ("group_size", settings.group_size, 1),
@@ -183,8 +188,8 @@ def _batches_per_epoch(known: Mapping[str, Any], settings: RunSettings) -> int |
     if "batch_size" not in known or settings.records is None:
         return None
     size = checks.integer("batch_size", known["batch_size"], 1, settings.records)
-    full_batches, left = divmod(settings.records, size)
-    return full_batches if settings.drop_last or not left else full_batches + 1
+    full_batches, remainder = divmod(settings.records, size)
+    return full_batches if settings.drop_last or not remainder else full_batches + 1
 
 
 def _rate(known: Mapping[str, Any], settings: RunSettings, per_epoch: int | None) -> float | None:
