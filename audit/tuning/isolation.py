@@ -151,20 +151,20 @@ def silent_for_good() -> Iterator[None]:
     streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in streams.items():
         setattr(sys, name, stream and _StreamWithoutMuted(stream))
-    left: list[threading.Thread] = []
+    new_threads: list[threading.Thread] = []
     try:
         with silence():
             try:
                 yield
             finally:
-                left = [thread for thread in threading.enumerate() if thread not in before]
+                new_threads = [thread for thread in threading.enumerate() if thread not in before]
                 deadline = time.monotonic() + _GRACE_SECONDS
-                for thread in left:
+                for thread in new_threads:
                     thread.join(max(deadline - time.monotonic(), 0.0))
-                left = [thread for thread in left if thread.is_alive()]
-                _mute(left)
+                new_threads = [thread for thread in new_threads if thread.is_alive()]
+                _mute(new_threads)
     finally:
-        if not left:
+        if not new_threads:
             for name, stream in streams.items():
                 setattr(sys, name, stream)
 

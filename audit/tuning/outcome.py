@@ -347,10 +347,10 @@ class Trial:
         except ValueError as error:
             raise ProtocolViolation(str(error)) from error
         phases = [
-            part
+            phase
             for mechanism in recorded
-            for part in (mechanism.parts if isinstance(mechanism, Composition) else (mechanism,))
-            if isinstance(part, DpSgd)
+            for phase in (mechanism.parts if isinstance(mechanism, Composition) else (mechanism,))
+            if isinstance(phase, DpSgd)
         ]
         steps = sum(phase.steps for phase in phases) + self.checkpoints.unrecorded_steps
         noise = min(phase.noise_multiplier for phase in phases)

@@ -238,8 +238,8 @@ class Space:
     def size(self) -> int | None:
         """The number of candidates; None if a hyperparameter is continuous."""
         counts = [dimension.count for dimension in self.dimensions.values()]
-        known = [count for count in counts if count is not None]
-        return math.prod(known) if len(known) == len(counts) else None
+        finite_counts = [count for count in counts if count is not None]
+        return math.prod(finite_counts) if len(finite_counts) == len(counts) else None
 
     def at(self, point: Sequence[float]) -> Candidate:
         """The candidate at a point of the unit cube [dimensions]."""

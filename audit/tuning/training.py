@@ -114,7 +114,7 @@ def _named(space: Space) -> list[dict[str, Any]]:
     named = {name: space.dimensions[name] for name in _BUDGET if name in space.dimensions}
     if not named:
         return [{}]
-    part = Space(named)
-    if part.size is None:
-        raise InvalidInput(f"space must name budgets as lists of values, got {part.prior}")
-    return [part.at(point) for point in part.points()]
+    named_space = Space(named)
+    if named_space.size is None:
+        raise InvalidInput(f"space must name budgets as lists of values, got {named_space.prior}")
+    return [named_space.at(point) for point in named_space.points()]
