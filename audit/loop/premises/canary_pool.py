@@ -214,8 +214,8 @@ def gradient_of(
 
     x, y = _as_tensors(record, parameters[0])
     trained = [p for p in parameters if p.requires_grad]
-    parts = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
-    return torch.cat([g.reshape(-1) for g in parts if g is not None]).detach()
+    gradients = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
+    return torch.cat([g.reshape(-1) for g in gradients if g is not None]).detach()
 
 
 def longest_gradient(
@@ -310,8 +310,8 @@ def _gradient(value: Any, parameters: list[Any]) -> Any:
     """The gradient by all parameters that have one, [D], which can be differentiated again."""
     import torch
 
-    parts = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-    return torch.cat([part.reshape(-1) for part in parts if part is not None])
+    gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+    return torch.cat([tensor.reshape(-1) for tensor in gradients if tensor is not None])
 
 
 def _as_record(features: NDArray[Any] | None, start: PoolRecord) -> PoolRecord | None:

@@ -115,20 +115,20 @@ class _Runs:
     """Released gradients of runs with other seeds, [T, D] each, on three data sets.
 
     Attributes:
-        same: n copies of a quiet record.
-        other: n copies of the canary.
+        of_quiet: n copies of a quiet record.
+        of_canary: n copies of the canary.
         mixed: n - 1 copies of the quiet record, and the canary in the last place.
         full: whether every batch holds all records; None before it is known.
     """
 
-    same: list[FloatArray]
-    other: list[FloatArray]
+    of_quiet: list[FloatArray]
+    of_canary: list[FloatArray]
     mixed: list[FloatArray]
     full: bool | None = None
 
     def batches(self, rounding: FloatArray) -> Batches:
-        same_runs = np.stack(self.same[: len(self.other)])
-        return batches_of(same_runs, np.stack(self.other), np.stack(self.mixed), rounding)
+        same_runs = np.stack(self.of_quiet[: len(self.of_canary)])
+        return batches_of(same_runs, np.stack(self.of_canary), np.stack(self.mixed), rounding)
 
 
 def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
@@ -138,7 +138,7 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
         runs = _gather(experiment, canaries, quiet)
         if runs is None:
             return None
-        batches = runs.batches(canaries.found.rounding)
+        batches = runs.batches(canaries.contributions.rounding)
         if not _hides_batches(experiment, batches):
             return _measured(_Case.of(experiment, canaries, quiet, runs, batches))
         tried.append(quiet)
@@ -199,9 +199,9 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     n, base = len(experiment.records), experiment.base
     data = _three_data_sets(experiment, canaries, quiet, n)
     runs = _Runs([], [], [])
-    least = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
-    while len(runs.same) < _MAX_RUNS:
-        count = len(runs.same)
+    min_runs = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
+    while len(runs.of_quiet) < _MAX_RUNS:
+        count = len(runs.of_quiet)
         seed = experiment.seed_of(1000 + count)
         needed = data[:1] if runs.full else data
         traces = [experiment.coupled(records, seed, digests=False) for records in needed]
@@ -210,30 +210,30 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
-        lists = (runs.same, runs.other, runs.mixed)
+        lists = (runs.of_quiet, runs.of_canary, runs.mixed)
         for gradients_of_data, gradient in zip(lists, gradients, strict=False):
             gradients_of_data.append(gradient)
         count += 1
         if count == 4:
-            in_batches = runs.batches(canaries.found.rounding)
+            in_batches = runs.batches(canaries.contributions.rounding)
             if _hides_batches(experiment, in_batches):
                 return runs
             runs.full = _all_in_every_batch(experiment, in_batches, n)
-        if count >= least:
+        if count >= min_runs:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
             precise = 1 / math.sqrt(2.0 * numbers) < _RELATIVE_ERROR
             if precise and (runs.full or batches >= _MIN_BATCHES):
                 break
-            without_noise = np.ptp(np.stack(runs.same), axis=0).max() == 0
-            if runs.full and count == least and without_noise:
+            without_noise = np.ptp(np.stack(runs.of_quiet), axis=0).max() == 0
+            if runs.full and count == min_runs and without_noise:
                 break
             if numbers * 24 > 2 * MAX_BYTES or not experiment.work_left(0.8):
                 break
     reason = ""
-    if len(runs.same) < 3:
+    if len(runs.of_quiet) < 3:
         reason = "the runs ended early"
-    elif not np.isfinite(np.stack(runs.same)).all():
+    elif not np.isfinite(np.stack(runs.of_quiet)).all():
         reason = "the released gradients are not finite where all records are equal"
     if reason:
         experiment.verdicts.cannot_test(reason, ("noise", "batches"))
@@ -254,10 +254,12 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
 
 
 def _all_in_every_batch(experiment: Experiment, found: Batches, n: int) -> bool:
-    known = found.counts[~np.isnan(found.counts)]
+    finite_counts = found.counts[~np.isnan(found.counts)]
     accounted = experiment.accounted
     full = accounted is None or all(accounted.rate(t) >= 1 for t in range(experiment.steps))
-    return bool(full and known.size and np.all(known == n) and found.unit_spread < 1e-3)
+    return bool(
+        full and finite_counts.size and np.all(finite_counts == n) and found.unit_spread < 1e-3
+    )
 
 
 def _hides_batches(experiment: Experiment, found: Batches) -> bool:
@@ -303,8 +305,8 @@ class _Case:
     quiet: PoolRecord
     copies: TrainingSet
     runs: _Runs
-    same: FloatArray
-    other: FloatArray
+    of_quiet: FloatArray
+    of_canary: FloatArray
     mixed: FloatArray
     batches: Batches
     counts: FloatArray | None
@@ -322,7 +324,7 @@ class _Case:
         batches: Batches,
     ) -> "_Case":
         base = experiment.base
-        same_runs = np.stack(runs.same)
+        same_runs = np.stack(runs.of_quiet)
         data = copies(experiment.records, quiet, len(experiment.records))
         counts = None if runs.full else batches.proportional
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
@@ -335,7 +337,7 @@ class _Case:
             data,
             runs,
             same_runs,
-            np.stack(runs.other),
+            np.stack(runs.of_canary),
             np.stack(runs.mixed),
             batches,
             counts,
@@ -355,9 +357,9 @@ def _measured(case: _Case) -> EqualRecords:
     experiment, runs, noise = case.experiment, case.runs, case.noise
     among_equal = _raise_contributions(case)
     _state_what_is_tested(case)
-    missing = _missing_noise(experiment, case.canaries, noise, case.same, case.other)
+    missing = _missing_noise(experiment, case.canaries, noise, case.of_quiet, case.of_canary)
     if not missing:
-        _noise_by_coordinate(experiment, case.same, case.other, noise)
+        _noise_by_coordinate(experiment, case.of_quiet, case.of_canary, noise)
     if case.varying:
         spread = case.batches.unit_spread
         experiment.verdicts.findings.append(divided_by_batch(spread, case.others_change()))
@@ -368,8 +370,8 @@ def _measured(case: _Case) -> EqualRecords:
         if not case.varying and case.canaries.comparable is None:
             _test_batches(case, experiment.accounted)
     if case.random_gradients and not runs.full:
-        gaps_of_all = case.other - case.same[: len(case.other)]
-        gaps_of_one = case.mixed - case.same[: len(case.mixed)]
+        gaps_of_all = case.of_canary - case.of_quiet[: len(case.of_canary)]
+        gaps_of_one = case.mixed - case.of_quiet[: len(case.mixed)]
         experiment.verdicts.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
     return EqualRecords(
         case.quiet,
@@ -389,9 +391,9 @@ def _raise_contributions(case: _Case) -> FloatArray:
     Runs on equal records that differ in one are neighbours, too.
     """
     mixed = case.mixed
-    gaps = np.linalg.norm(mixed - case.same[: len(mixed)], axis=2).max(axis=0) / 2
+    gaps = np.linalg.norm(mixed - case.of_quiet[: len(mixed)], axis=2).max(axis=0) / 2
     more = _pair_gaps(case.experiment, case.canaries, case.copies, mixed)
-    largest = case.canaries.found.largest
+    largest = case.canaries.contributions.largest
     top = largest[: case.experiment.steps]
     among_equal: FloatArray = np.maximum(gaps, more)[: len(largest)]
     np.maximum(top, among_equal, out=top)
@@ -407,7 +409,7 @@ def _state_what_is_tested(case: _Case) -> None:
         experiment.verdicts.tested.append("batches")
     else:
         experiment.verdicts.cannot_test("no accountant states how batches are drawn", ("batches",))
-    experiment.verdicts.measured["runs of the noise test"] = float(len(case.same))
+    experiment.verdicts.measured["runs of the noise test"] = float(len(case.of_quiet))
 
 
 def _test_noise(case: _Case) -> None:
@@ -417,40 +419,42 @@ def _test_noise(case: _Case) -> None:
     cannot explain are reported.
     """
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
-    least = MIN_CORRELATION
+    min_correlation = MIN_CORRELATION
     if case.random_gradients:
-        least = max(least, 1.3 * _share_of_signal(experiment, case.canaries, noise))
+        min_correlation = max(
+            min_correlation, 1.3 * _share_of_signal(experiment, case.canaries, noise)
+        )
         experiment.verdicts.notes.append(
             "what a record adds to a step differs between runs (dropout, augmentation, or a "
             "mistake), so the tests of the noise detect only larger mistakes"
         )
-    if not noise.silent.all() and least < 1:
+    if not noise.silent.all() and min_correlation < 1:
         between_steps = experiment.accounted is not None
         experiment.verdicts.collect(
-            *independence(noise, base.names, base.shapes, between_steps, least),
+            *independence(noise, base.names, base.shapes, between_steps, min_correlation),
             words=lambda test: explain_test(test, case.random_gradients and case.others_change()),
         )
         if not case.varying and not case.random_gradients:
             _test_shape_of_noise(case)
     if not case.varying:
-        experiment.verdicts.collect(*noise_again(case.same, noise))
+        experiment.verdicts.collect(*noise_again(case.of_quiet, noise))
 
 
 def _test_shape_of_noise(case: _Case) -> None:
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
-    same, counts = case.same, case.counts
+    gradients_of_equal, counts = case.of_quiet, case.counts
     experiment.verdicts.collect(
         *shape_of_noise(noise, experiment.first_step),
         *(() if counts is None else scale_by_batch(noise, counts)),
         *flat_noise(noise),
         *length_of_noise(noise),
-        *grain_of_noise(same, case.other, noise, base.epsilon_of_type),
-        *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
+        *grain_of_noise(gradients_of_equal, case.of_canary, noise, base.epsilon_of_type),
+        *rank_of_noise(gradients_of_equal, counts, base.slices, base.epsilon_of_type),
     )
     accounted = experiment.accounted
     if accounted is not None and counts is not None:
         sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
-        for gradients in (same, case.other):
+        for gradients in (gradients_of_equal, case.of_canary):
             sizes = case.batches.counts[: len(gradients)]
             experiment.verdicts.collect(
                 *one_more_record(gradients[: len(sizes)], sizes, noise, sigmas)
@@ -463,13 +467,15 @@ def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
     Random gradients and batches of unknown size can only enlarge the measured noise.
     """
     experiment, noise = case.experiment, case.noise
-    top = case.canaries.found.largest[: experiment.steps]
+    top = case.canaries.contributions.largest[: experiment.steps]
     sigma = np.array([accounted.sigma(t) for t in range(len(top))])
     required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
-    for directions in (case.same.mean(axis=0), _pair_direction(experiment, case.canaries)):
+    for directions in (case.of_quiet.mean(axis=0), _pair_direction(experiment, case.canaries)):
         lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
         units = directions / lengths
-        experiment.verdicts.collect(*noise_along(case.same, case.counts, units, noise, required))
+        experiment.verdicts.collect(
+            *noise_along(case.of_quiet, case.counts, units, noise, required)
+        )
 
 
 def _test_batches(case: _Case, accounted: Accounted) -> None:
@@ -484,7 +490,7 @@ def _test_batches(case: _Case, accounted: Accounted) -> None:
         return
     inclusions = [batches.included, *_inclusions_elsewhere(case, rates)]
     experiment.verdicts.collect(
-        *batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions])
+        *batches_in_noise(case.noise, [x[: len(case.of_quiet)] for x in inclusions])
     )
     if len(set(rates)) == 1 and n > 1:
         experiment.verdicts.collect(*even_inclusions(inclusions, rates[0]))
@@ -505,7 +511,7 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
             experiment,
             case.canaries,
             case.copies,
-            case.runs.same,
+            case.runs.of_quiet,
             case.batches.counts,
             float(np.mean(rates)),
         )
@@ -516,8 +522,8 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
         experiment.verdicts.measured["detectable rate"] = detectable_ratio(tries, rates[0])
     if decoded is None:
         return _inclusions_of_first(case)
-    known = np.isfinite(decoded.included).all(axis=(0, 1))
-    places = np.flatnonzero(known)[:_MAX_PLACES]
+    is_decoded = np.isfinite(decoded.included).all(axis=(0, 1))
+    places = np.flatnonzero(is_decoded)[:_MAX_PLACES]
     return [decoded.included[:, :, place] > 0 for place in places]
 
 
@@ -534,8 +540,8 @@ def _inclusions_of_first(case: _Case) -> list[NDArray[np.bool_]]:
         gradients.append(trace.gradients[: experiment.steps])
     if len(gradients) < 2:
         return []
-    changes = np.stack(gradients) - case.same[: len(gradients)]
-    return [included_of(changes, case.canaries.found.rounding)[0]]
+    changes = np.stack(gradients) - case.of_quiet[: len(gradients)]
+    return [included_of(changes, case.canaries.contributions.rounding)[0]]
 
 
 def _pair_gaps(
@@ -577,7 +583,7 @@ def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise)
     """Largest share of the residuals' variance that the accounted noise does not explain."""
     if experiment.accounted is None:
         return 1.0
-    largest = canaries.found.largest[: experiment.steps]
+    largest = canaries.contributions.largest[: experiment.steps]
     sigma = np.array([experiment.accounted.sigma(t) for t in range(len(largest))])
     required = np.square(sigma * largest)[:, None]
     observed = np.square(noise.scales_by_tensor[: len(largest)])
@@ -602,7 +608,7 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             )
             return
         for gradients_of_data, trace in zip(
-            (runs.same, runs.other, runs.mixed), traces, strict=True
+            (runs.of_quiet, runs.of_canary, runs.mixed), traces, strict=True
         ):
             gradients_of_data.append(trace.gradients[: experiment.steps])
         accounted = traces[0].accounted
@@ -610,9 +616,9 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             rates = [accounted.rate(t) for t in range(experiment.steps)]
         if not experiment.work_left(0.85):
             break
-    if len(runs.same) < 4:
+    if len(runs.of_quiet) < 4:
         return
-    batches = runs.batches(case.canaries.found.rounding)
+    batches = runs.batches(case.canaries.contributions.rounding)
     tests = poisson_tests(batches.counts, batches.included, n, rates)
     kinds = ("no empty batch", "mean of batches", "inclusion rate")
     experiment.verdicts.collect(
@@ -630,7 +636,7 @@ def _missing_noise(
 ) -> bool:
     """Reports tensors and steps without noise: their gradient is the same for every seed."""
     silent, names = noise.silent, experiment.base.names
-    reach, rounding = canaries.found.by_tensor, canaries.found.rounding
+    reach, rounding = canaries.contributions.by_tensor, canaries.contributions.rounding
     moved = np.asarray(reach[: experiment.steps] > rounding[: experiment.steps, None])
     matters = np.any(moved, axis=0)
     accounted = experiment.accounted
@@ -685,8 +691,8 @@ def _noise_by_coordinate(
             differ |= zeros[0][0] != zeros[1][0]
     for kind, affected in (("coordinates without noise", bare), ("noise by coordinate", differ)):
         if affected.any():
-            parts = zip(experiment.base.names, experiment.base.slices, strict=True)
-            names = [name for name, part in parts if affected[part].any()]
+            named_slices = zip(experiment.base.names, experiment.base.slices, strict=True)
+            names = [name for name, columns in named_slices if affected[columns].any()]
             shown = {
                 "coordinates": int(affected.sum()),
                 "of": len(affected),

@@ -122,10 +122,10 @@ def inclusions_of_many(
         mixed = replace_one(mixed, canary, int(place))
     decoders = [_Decoder.of(contributions[t]) for t in range(experiment.steps)]
     needed = tries_to_see(_TARGET_RATIO, rate) / SHARE_OF_TRIES
-    known = sum(len(decoder.places) for decoder in decoders)
-    if known == 0:
+    decoded_places = sum(len(decoder.places) for decoder in decoders)
+    if decoded_places == 0:
         return None
-    runs = min(max(math.ceil(needed / known), _MIN_RUNS), _MAX_RUNS)
+    runs = min(max(math.ceil(needed / decoded_places), _MIN_RUNS), _MAX_RUNS)
     rows: list[FloatArray] = []
     for number in range(runs):
         if number % _RUNS_AT_ONCE == 0 and number >= _MIN_RUNS and not experiment.work_left(0.7):
@@ -137,7 +137,7 @@ def inclusions_of_many(
             return None
         row = np.full((experiment.steps, len(chosen)), np.nan)
         for t, decoder in enumerate(decoders):
-            decoded = decoder(with_canaries[t] - without[t], canaries.found.rounding[t])
+            decoded = decoder(with_canaries[t] - without[t], canaries.contributions.rounding[t])
             if decoded is None:
                 return None  # what records contribute is not a sum of what each adds
             row[t, decoder.places] = decoded
@@ -187,18 +187,18 @@ def _different(canaries: CanaryRuns, steps: int) -> list[PoolRecord]:
     gradients = np.stack([trace.gradients[:steps].ravel() for trace in canaries.traces])
     start = next(i for i, canary in enumerate(canaries.pool) if canary is canaries.pair[0])
     chosen = [start]
-    left = gradients - gradients[start]
-    longest = float(np.linalg.norm(left, axis=1).max())
+    residuals = gradients - gradients[start]
+    longest = float(np.linalg.norm(residuals, axis=1).max())
     while len(chosen) < _MAX_CANARIES:
-        norms = np.linalg.norm(left, axis=1)
+        norms = np.linalg.norm(residuals, axis=1)
         best = int(np.argmax(norms))
         if norms[best] <= 1e-6 * np.linalg.norm(gradients[start]):
             break
         if len(chosen) >= _SOME_CANARIES and norms[best] < _CLEARLY_INDEPENDENT * longest:
             break
         chosen.append(best)
-        direction = left[best] / norms[best]
-        left = left - np.outer(left @ direction, direction)
+        direction = residuals[best] / norms[best]
+        residuals = residuals - np.outer(residuals @ direction, direction)
     return [canaries.pool[i] for i in chosen]
 
 
@@ -212,10 +212,10 @@ def _contributions(
     """[T, m, D], what each canary adds in the place of the quiet record; NaN if unknown."""
     shape = experiment.steps, len(chosen), same[0].shape[1]
     contribution = np.full(shape, np.nan)
-    known = np.zeros(experiment.steps, np.bool_)
+    resolved = np.zeros(experiment.steps, np.bool_)
     lessons = 0
     for number in np.argsort(-np.nansum(counts > 0, axis=1), kind="stable")[:_MAX_LESSONS]:
-        new = ~known & np.isfinite(counts[number]) & (counts[number] > 0)
+        new = ~resolved & np.isfinite(counts[number]) & (counts[number] > 0)
         if not new.any():
             continue
         for index, canary in enumerate(chosen):
@@ -227,9 +227,9 @@ def _contributions(
                 return None
             change = gradients[new] - same[number][new]
             contribution[new, index] = change / counts[number][new][:, None]
-        known |= new
+        resolved |= new
         lessons += 1
-        if known.all():
+        if resolved.all():
             break
     return contribution if lessons else None
 

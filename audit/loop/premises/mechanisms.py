@@ -297,7 +297,7 @@ def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
     if len(values) < len(trace.declared) or len(usual) < len(first.declared):
         return None
     pairs = zip(values, usual, strict=False)
-    if all(value.shape == other.shape for value, other in pairs):
+    if all(value.shape == usual_value.shape for value, usual_value in pairs):
         return None
     return [*values, *(np.zeros_like(value) for value in usual[len(values) :])]
 
@@ -442,7 +442,7 @@ def _collect(check: Check, releases: Sequence[_Release], of: int) -> None:
     slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
     noise = estimate_noise(noisy[:, None, :], None, slices, np.finfo(float).eps)
     names = [f"declared value {release.number}" for release in releases]
-    shapes = [(part.stop - part.start,) for part in slices]
+    shapes = [(columns.stop - columns.start,) for columns in slices]
     check.verdicts.collect(*independence(noise, names, shapes, between_steps=False))
 
 
@@ -482,8 +482,8 @@ def _compare_scales(
             if norm == 0:
                 continue
             ratio = float((spread[0] * spread[1]).sum() / norm)
-            left = np.abs(spread[1] - ratio * spread[0]).max()
-            if abs(ratio - 1) < 1e-6 or left > 1e-6 * np.abs(spread[0]).max():
+            residual = np.abs(spread[1] - ratio * spread[0]).max()
+            if abs(ratio - 1) < 1e-6 or residual > 1e-6 * np.abs(spread[0]).max():
                 continue
             by_n = len(data) != n
             source = "the number of records" if by_n else "a record"

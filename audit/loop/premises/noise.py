@@ -47,8 +47,8 @@ class Noise:
 
     Attributes:
         residuals: [R, T, D], residuals of the regression, scaled to the variance of the noise.
-        kept: [R, T], share of a run's variance that the regression leaves; 0 for the only run whose
-            batch has another size than all others.
+        residual_share: [R, T], share of a run's variance that the regression leaves; 0 for the only
+            run whose batch has another size than all others.
         degrees: [T], degrees of freedom per coordinate.
         squares: [T, tensors], sums of squares before that scaling.
         sizes: [tensors], numbers of coordinates.
@@ -56,7 +56,7 @@ class Noise:
     """
 
     residuals: FloatArray
-    kept: FloatArray
+    residual_share: FloatArray
     degrees: NDArray[np.int64]
     squares: FloatArray
     sizes: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Noise:
     @property
     def informative(self) -> NDArray[np.bool_]:
         """[R, T], whether the regression leaves noise in a run."""
-        informative: NDArray[np.bool_] = self.kept > _MIN_KEPT
+        informative: NDArray[np.bool_] = self.residual_share > _MIN_KEPT
         return informative
 
     @property
@@ -134,15 +134,15 @@ def estimate_noise(
         basis, _ = np.linalg.qr(np.stack(columns, 1))
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
-        left = values - basis @ (basis.T @ values)
+        residual = values - basis @ (basis.T @ values)
         left_over[:, t] = 1.0 - np.square(basis).sum(1)
-        residuals[:, t] = left / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
-        for index, part in enumerate(slices):
-            squares[t, index] = np.square(left[:, part]).sum()
-            size = np.abs(values[:, part]).max(initial=0.0)
-            spread = np.abs(left[:, part]).max(initial=0.0)
+        residuals[:, t] = residual / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
+        for index, coordinates in enumerate(slices):
+            squares[t, index] = np.square(residual[:, coordinates]).sum()
+            size = np.abs(values[:, coordinates]).max(initial=0.0)
+            spread = np.abs(residual[:, coordinates]).max(initial=0.0)
             silent[t, index] = spread <= ROUNDINGS * epsilon_of_type * size
-    sizes = np.array([part.stop - part.start for part in slices])
+    sizes = np.array([interval.stop - interval.start for interval in slices])
     return Noise(residuals, left_over, degrees, squares, sizes, silent)
 
 
@@ -182,10 +182,10 @@ def independence(
         yield from _shared_by_steps(unit, share, least)
     ends = np.cumsum([0, *noise.sizes])
     for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-        part = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
+        tensor = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
         for axis, length in enumerate(shape):
             if length > 1:
-                moved = np.moveaxis(part, axis + 2, -1)
+                moved = np.moveaxis(tensor, axis + 2, -1)
                 yield from _correlated(
                     moved[..., 1:].ravel(),
                     moved[..., :-1].ravel(),
@@ -194,7 +194,7 @@ def independence(
                     {"tensor": name, "axis": axis},
                     least,
                 )
-        flat = part.reshape(*unit.shape[:2], -1)
+        flat = tensor.reshape(*unit.shape[:2], -1)
         yield from _repeated(flat, share, name, least)
     lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
     for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
@@ -322,7 +322,7 @@ def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
     width = int(noise.sizes.sum())
     sizes, batches = [], []
     for t in np.flatnonzero(~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0)):
-        used = noise.kept[:, t] > 0.5
+        used = noise.residual_share[:, t] > 0.5
         if used.any() and np.ptp(counts[used, t]) > 0:
             squares = np.square(noise.residuals[used, t]).sum(1)
             standardised = squares / squares.mean() * width
@@ -442,9 +442,9 @@ def rank_of_noise(
     """
     half = len(gradients) // 2
     halves = [
-        estimate_noise(x, None if counts is None else counts[part], slices, spacing)
-        for part in (slice(0, half), slice(half, 2 * half))
-        for x in [gradients[part]]
+        estimate_noise(x, None if counts is None else counts[half_range], slices, spacing)
+        for half_range in (slice(0, half), slice(half, 2 * half))
+        for x in [gradients[half_range]]
     ]
     if half < 2 or any(
         half_noise.silent.any() or (half_noise.degrees < 1).any() for half_noise in halves
@@ -452,11 +452,11 @@ def rank_of_noise(
         return
     rows, degrees = [], [int(half_noise.degrees.sum()) for half_noise in halves]
     for half_noise in halves:
-        left = half_noise.residuals / np.repeat(
+        unit_residuals = half_noise.residuals / np.repeat(
             half_noise.scales_by_tensor, half_noise.sizes, axis=1
         )
-        left_over = np.sqrt(np.maximum(half_noise.kept, _MIN_KEPT))[:, :, None]
-        rows.append((left * left_over).reshape(-1, left.shape[2])[:_MAX_ROWS])
+        left_over = np.sqrt(np.maximum(half_noise.residual_share, _MIN_KEPT))[:, :, None]
+        rows.append((unit_residuals * left_over).reshape(-1, unit_residuals.shape[2])[:_MAX_ROWS])
     used = len(rows[1]) / (half * len(halves[1].degrees))
     weights = np.linalg.eigvalsh(rows[0] @ rows[0].T).clip(min=0.0)
     total, free = float(np.square(rows[1] @ rows[0].T).sum()), used * degrees[1]
@@ -483,7 +483,7 @@ def flat_noise(noise: Noise) -> Iterator[TestResult]:
     if width > _MAX_FLAT or degrees < 2 * width:
         return
     scales = np.repeat(noise.scales_by_tensor[steps], noise.sizes, axis=1)
-    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.kept[:, steps, None])
+    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.residual_share[:, steps, None])
     rows = rows.reshape(-1, width)
     smallest = math.sqrt(max(float(np.linalg.eigvalsh(rows.T @ rows)[0]), 0.0))
     expected = math.sqrt(degrees) - math.sqrt(width)
@@ -607,10 +607,10 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
         bound = stats.f(width, width * (int(noise.degrees[t]) - 1))
         tails = np.minimum(bound.sf(per_run / of_other_runs), bound.cdf(per_run / of_other_runs))
         p_value = min(1.0, 2 * runs * float(tails.min()))
-        least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
+        smallest, largest = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
         number = first_step + t + 1
-        numbers: dict[str, float | int | str] = {"step": number, "least": least, "most": most}
-        yield TestResult(p_value, "scale of runs", numbers, most > 1.1 * least)
+        numbers: dict[str, float | int | str] = {"step": number, "least": smallest, "most": largest}
+        yield TestResult(p_value, "scale of runs", numbers, largest > 1.1 * smallest)
     ends = np.cumsum([0, *noise.sizes])
     standardized = [
         (noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
@@ -644,13 +644,13 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
     The squares of a group with an estimated scale, over its degrees of freedom, have a beta
     distribution, so the expected number of large values is exact.
     """
-    every = np.sort(np.abs(np.concatenate(groups)))
+    magnitudes = np.sort(np.abs(np.concatenate(groups)))
     best: tuple[float, float, int, float] | None = None
     for limit in _LIMITS:
         rates = [stats.beta.sf(min(limit**2 / m, 1.0), 0.5, (m - 1) / 2) for m in degrees]
         expected = float(np.dot(rates, [len(group) for group in groups]))
-        seen = len(every) - int(np.searchsorted(every, limit, side="right"))
-        p_value = float(stats.binom.cdf(seen, len(every), expected / len(every)))
+        seen = len(magnitudes) - int(np.searchsorted(magnitudes, limit, side="right"))
+        p_value = float(stats.binom.cdf(seen, len(magnitudes), expected / len(magnitudes)))
         if best is None or p_value < best[0]:
             best = p_value, limit, seen, expected
     if best is not None:
@@ -659,7 +659,7 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
             "limit": limit,
             "seen": seen,
             "expected": expected,
-            "numbers": len(every),
+            "numbers": len(magnitudes),
         }
         yield TestResult(min(1.0, len(_LIMITS) * p_value), "tails", numbers, seen < expected / 2)
 

@@ -213,7 +213,7 @@ def _at_size(
         else experiment.exchange(equal_records, canary)
     )
     units = np.full(experiment.steps, np.nan)
-    rounding = canaries.found.rounding
+    rounding = canaries.contributions.rounding
     complete: Trace | None = None
     for i in range(_MAX_RUNS):
         seed = experiment.seed_of(1000 + i)
