@@ -206,9 +206,9 @@ class _Machine:
 
 
 def _known(module: object, name: object) -> _Name:
-    for known in _KNOWN:
-        if known == (module, name):
-            return known
+    for allowed_name in _KNOWN:
+        if allowed_name == (module, name):
+            return allowed_name
     raise InvalidInput(f"refused: the pickle imports {_short(module)}.{_short(name)}")
 
 
