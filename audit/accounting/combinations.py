@@ -312,6 +312,7 @@ class WorstOf(Mechanism):
     def pairs(self) -> tuple[DominatingPair, ...]:
         if self._least_private is not None:
             return self._least_private.pairs
+        # A pair whose profile is at least that of each candidate dominates all of them.
         epsilons = self.profile_grid()
         return (pair_of_profile(epsilons, self.delta(epsilons)),)
 

@@ -87,6 +87,8 @@ def _composed(losses: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPa
     if exact is not None:
         return exact
     while len(losses) > _MANY:
+        # The composition of pairs that dominate their runs dominates, so groups may be rounded one
+        # by one.
         groups = [losses[start : start + _GROUP] for start in range(0, len(losses), _GROUP)]
         losses = tuple(
             (_on_one_grid(group, _GROUP_CELLS, _GROUP_TILTS, _GROUP_FEW), 1) for group in groups
@@ -153,6 +155,7 @@ def _on_one_grid(
     if not -1e-6 < total - 1.0 < 1e-4:
         raise _unresolved(f"masses that sum to {total:g}")
     loss = np.asarray(spacing * np.arange(lowest, highest + 1), dtype=np.float64)
+    # Mass outside of the window counts as outputs that reveal the data set.
     return LossPair(PrivacyLossPmf(loss, log_mass, p_only + p_outside, q_only + q_outside))
 
 
@@ -470,6 +473,8 @@ def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     lowest = int(place.min())
     cell = (place - lowest).astype(np.int64)
     gap = np.clip(atoms.loss - spacing * place, 0.0, spacing)
+    # Both points together keep the P-mass and the P'-mass. So P'/P is only spread, and no profile
+    # falls.
     # a + b = p and a e^-l + b e^-(l+h) = p e^-loss.
     upper = -np.expm1(-gap) / -math.expm1(-spacing)
     size = int(cell.max()) + 2

@@ -188,6 +188,7 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
     for point in points:
         if hull and point[1] >= hull[-1][1]:
             continue  # the point adds no information
+        # A profile is convex in e^eps, so it is below each chord of two points that bound it.
         while len(hull) > 1 and _log_slope(hull[-1], point) >= _log_slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)

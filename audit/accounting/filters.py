@@ -160,6 +160,7 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
         cost = np.maximum(first.renyi(order), TINY)
         return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
 
+    # The order depends on the plan alone and not on any output, as the filter requires.
     order, lost = best_alpha(runs_lost, refined=COARSE_ORDERS)
     if lost > -1.0:
         raise BudgetExceeded(

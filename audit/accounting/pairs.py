@@ -179,6 +179,7 @@ class GaussianPair(DominatingPair):
         crossings = self.mu / 2.0 - multiples(*ends, spacing) / self.mu
         x, log_weight = quadrature(np.concatenate([np.arange(low, high, 0.25), [high], crossings]))
         log_mass = log_weight - 0.5 * x * x - LOG_ROOT_TWO_PI
+        # Both tails count as outputs that reveal the data set.
         beyond = 2.0 * float(special.ndtr(-REACH))
         return PrivacyLossPmf(self.mu * (self.mu / 2.0 - x), log_mass, beyond, beyond)
 

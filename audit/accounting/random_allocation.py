@@ -240,14 +240,14 @@ class RandomAllocation(Mechanism):
 
     @property
     def gaussian_mu(self) -> float | None:
-        """The mu if each record is in every batch; None otherwise."""
+        """The mu if a record draws among single steps, as in every batch; None otherwise."""
         if self._steps_of_group > 1:
             return None
         return math.sqrt(self.per_epoch * self.epochs) / self.noise_multiplier
 
     @property
     def _steps_of_group(self) -> int:
-        """Steps among which a record draws one; k of t steps are k draws among floor(t / k)."""
+        """Steps among which a record draws one: k of t steps are k draws among floor(t / k)."""
         return self.batches // self.per_epoch
 
     @property
