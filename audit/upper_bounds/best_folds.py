@@ -250,6 +250,7 @@ class FoldCurve:
         s = np.unique(s)
         with np.errstate(divide="ignore"):
             log_a = log_derivative(self.repetitions, self.released, np.log1p(-s)) - self._scale
+        # Within a cell phi^(m)(1-s) is largest at its start, and s^(m-1) at its end.
         values = np.exp(log_a[:-1]) * s[1:] ** self._others
         return float(values.max()) * self._factor * (1.0 + _DERIVATIVES)
 
@@ -261,6 +262,8 @@ class FoldCurve:
         for side in (0, 1):
             points = np.arange(ends.shape[1], dtype=np.float64)
             sums.append(np.interp(u, points, ends[side]) + np.interp(v, points, tops[side]))
+        # The gain grows with phi^(m)(1-s) and falls with phi^(m)(1-s'), which both fall with their
+        # s.
         s = np.maximum(sums[0] - added, 0.0) * (1.0 - _ROUNDING)
         return s, np.minimum(sums[1] * (1.0 + _ROUNDING), 1.0)
 
@@ -287,6 +290,7 @@ class FoldCurve:
             place = (np.log(a) - np.log(t) - np.log(b)) / spacing - self._others * run.first
         size = folds.below.shape[1] - 1
         place = np.clip(np.floor(np.nan_to_num(place, nan=-1.0)) + 1.0, 0, size).astype(np.int64)
+        # If rounding moves the place by one, a - t b R is nearly 0 there, which `_GAIN` covers.
         gain = a * folds.below[index, place]
         return np.asarray(gain * (1.0 + _GAIN) - t * b * folds.below_with[index, place])
 
@@ -312,6 +316,7 @@ class FoldCurve:
                 np.concatenate(open_t),
                 np.concatenate(values),
             )
+            # A square that is dropped is at most `_enough`, which the upper values below include.
             undecided = upper > self._enough(best)[t_index]
             corner, t_index, upper = corner[undecided], t_index[undecided], upper[undecided]
             if level == self.levels or not len(upper) or 4 * len(upper) > _MOST_PAIRS:

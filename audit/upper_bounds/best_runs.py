@@ -100,6 +100,8 @@ class BestRunsCurve(RegionCurve):
         return self._of_all(super().lower)
 
     def _of_all(self, mixture: ShiftedProfiles) -> ShiftedProfiles:
+        # Proposition 7: each hinge in the product of m ratios is a profile of m runs composed, and
+        # the ordered outputs are 1/m! of all.
         pair = self.pair if self.together is None else self.together
         return ShiftedProfiles(
             pair, mixture.weights / math.factorial(self.released), mixture.shifts
@@ -127,6 +129,7 @@ def fewer_runs(base: Mechanism, protocol: BestRuns) -> Callable[[float], float]:
     """The part of delta with fewer than m runs, all of which are released."""
     m = protocol.released
     chances = protocol.repetitions.pmf(np.arange(m))
+    # K is independent of the data, so the profiles are averaged. Without a run nothing is released.
     few = [(float(chances[k]), composed(base, k)) for k in range(1, m) if float(chances[k]) > 0.0]
 
     def delta(epsilon: float) -> float:

@@ -148,6 +148,7 @@ class AllRuns:
         runs = np.unique(
             np.ceil(np.geomspace(1.0, max_runs, _FEW if few else _MANY)).astype(np.int64)
         )
+        # Fewer runs are a post-processing of more, so the largest number of a range represents it.
         places = np.searchsorted(runs, np.arange(1, max_runs + 1))
         sums = np.bincount(places, chances[1:], len(runs))
         return [
@@ -232,6 +233,8 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
     pair = base.pairs[0]
     large, large_with = np.exp(pair.events(np.linspace(*pair.event_range, _EVENTS)))[..., None]
     thresholds = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
+    # That more than some number of runs have a large loss is an event of the composition, which
+    # leaks at least as much as each of its events.
     chance, chance_with = (special.bdtrc(thresholds, runs, rate) for rate in (large, large_with))
     scaled = scale(np.asarray(chance_with, np.float64), epsilon)
     gains = np.where(chance_with > 0.0, chance - scaled, 0.0)  # no underflow

@@ -105,6 +105,8 @@ class GridCurve:
             log_a, log_b = _sum_of_boundaries(steps, other_counts, math.log(self.least))
             weight = self.counts[winner] * self.inclusion
             a, log_b = _points(log_a, log_b, rounded)
+            # An event beyond the cut has a product of at most the cut, so that (cut, 0) bounds it
+            # ("Rare events are cut off", after proposition 3).
             if cut > 0.0 and sum(other_counts) > 0:
                 a, log_b = np.append(a, cut), np.append(log_b, -np.inf)
             mixtures.append(mixture(pair, weight * a, math.log(weight) + log_b))
@@ -134,6 +136,7 @@ class GridCurve:
             logs = np.hstack([logs, corner_events(*logs)])
         x, y = self._log_h(logs)
         if rounded:
+            # Both logarithms are negative: a is rounded up and b down.
             x, y = x * (1.0 - numerics.SUM_ROUNDING), y * (1.0 + numerics.SUM_ROUNDING)
         order = np.lexsort((-y, -x))
         x, y = x[order], y[order]
@@ -177,6 +180,7 @@ def _sum_of_boundaries(
     dx = np.concatenate([count * x for (x, _), count in zip(steps, counts, strict=True)])
     dy = np.concatenate([count * y for (_, y), count in zip(steps, counts, strict=True)])
     dx, dy = dx[dy < 0.0], dy[dy < 0.0]
+    # The lower boundary of a sum of convex sets consists of all their pieces, the steepest first.
     order = np.argsort(dx / dy, kind="stable")
     dx, dy = dx[order], dy[order]
     inner = (np.append(0.0, np.cumsum(dx)[:-1]) > floor) & np.isfinite(dy)
@@ -287,6 +291,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
     best = BoundValue(math.inf, error=math.inf)
     arranged = sides(base, protocol)
+    # Each share gives a bound for every score, so the smallest of them is one.
     for share in _SHARES:
         curves = [GridCurve(*side, inclusion, share * delta) for side in arranged]
         epsilon = largest_epsilon((curve.delta for curve in curves), delta)

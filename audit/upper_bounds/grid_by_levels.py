@@ -234,6 +234,7 @@ def _cut_off(a: FloatArray, b: FloatArray, least: float) -> tuple[FloatArray, Fl
     share = min(-math.expm1(least - a[last]) / fall, 1.0) if fall > 0.0 else 1.0
     with np.errstate(divide="ignore"):
         at_cut = np.logaddexp(np.log1p(-share) + b[last], np.log(share) + b[beyond])
+    # A smaller X' only raises k(sigma).
     at_cut -= _SLOPE_ROUNDING
     return np.append(a[inside], least), np.append(b[inside], at_cut)
 
@@ -323,6 +324,7 @@ class _Winners:
     @cached_property
     def _caps(self) -> list[FloatArray]:
         """The largest log X of all others [n+1] for every bin: n candidates at the level."""
+        # By the lemma of proposition 24, the others may stay at the start of the cell.
         log_cap = np.log1p(-self.kind.inclusion * self._cells[0])
         return [n * log_cap if n else np.zeros(len(log_cap)) for n, _ in self.bins]
 
@@ -342,6 +344,7 @@ class _Winners:
             for side, slope in enumerate((low, np.where(np.isfinite(high), high, low))):
                 window = None if near is None else near[place][side]
                 gains, best = self._gains(place, epsilon + safe_log(slope), window)
+                # An event beyond the cut gains at most its product, which is at most the cut.
                 sides.append(np.maximum(gains, self.cuts))
                 columns.append(best)
             total += copies * ((1.0 - share) * sides[0] + share * sides[1])
@@ -369,6 +372,8 @@ class _Winners:
         constants = np.take_along_axis(self._constants[place], columns, axis=1)
         steep, log_slope = _SLOPES[columns] - 1.0, _LOG_SLOPES[columns]
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            # As log X' >= sigma log X - k, the gain is at most X - e^price X^sigma. That grows with
+            # X up to X^(sigma - 1) = e^-price / sigma, so its largest value is there or at the cap.
             price = log_price[:, None] - constants
             log_x = np.minimum(cap, -(price + log_slope) / steep)
             loss = price + steep * log_x
@@ -376,6 +381,7 @@ class _Winners:
             gains = np.exp(log_x) * np.maximum(-np.expm1(np.minimum(loss, 0.0)), 0.0)
         # Without a price, the gain is the largest product; without a product there is no gain.
         gains = np.where(np.isnan(gains), np.exp(cap), gains)
+        # Each slope bounds the gain, so the smallest bound counts.
         best = gains.argmin(axis=1)
         return gains[rows, best], columns[rows, best]
 
@@ -541,6 +547,7 @@ def grid_levels(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         return max(curve.delta(epsilon) for curve in curves[share])
 
     guess = _first_guess(partial(reached, shares[-1]), delta)
+    # Each share gives a bound for every score, so it does not matter how one is chosen.
     share = min(shares, key=lambda share: reached(share, guess))
     epsilon = 0.0
     # Few levels only increase the bound, so a direction that is below the largest is left out.

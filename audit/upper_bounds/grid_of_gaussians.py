@@ -77,11 +77,14 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """
     candidate_kinds = kinds_of_candidates(base, protocol)
     worst = max((member for member, _ in candidate_kinds), key=_mu)
+    # N(0, 1) against N(mu, 1) dominates smaller mu, so that every candidate may count as the worst.
+    # Proposition 18 is proved for two candidates only. For more, proposition 5 holds.
     if protocol.inclusion < 1.0 and protocol.candidates == 2:
         of_two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
         return replace(of_two, source=_OF_TWO)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
+    # Proposition 4, and proposition 17 for candidates with different noise.
     tight_value = tight(worst, Fixed(protocol.candidates), delta)
     if len(candidate_kinds) > 1:
         try:
@@ -142,6 +145,8 @@ class _ByChance:
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon, rounded up."""
         curves, beyond = self._curves
+        # Proposition 5: the number of candidates that run is independent of the data. A bin costs
+        # at most its largest number, and numbers beyond the last bin count in full.
         together = sum(chance * min(curve.delta(epsilon), 1.0) for chance, curve in curves)
         return together * (1.0 + QUANTILE_ACCURACY) + beyond
 

@@ -106,6 +106,7 @@ class WinnersOfKind:
         e = special.ndtr(fine)
         # A difference of tails keeps its digits on the side of the smaller tail.
         cells = np.where(fine[:-1] < 0.0, np.diff(e), -np.diff(special.ndtr(-fine)))
+        # G is at most 1 before the first point, and at most its last value behind the last one.
         ends = e[0] + float(special.ndtr(-fine[-1]) * heights[-1])
         return self.count * (float(cells @ heights[:-1]) + ends) * (1.0 + PROFILE_ACCURACY)
 
@@ -144,8 +145,11 @@ class WinnersOfKind:
                 kind.constant(sigma) for kind in self.other_kinds
             )
             price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
+            # The largest X - e^price X^sigma, which is attained at X^(sigma - 1) = e^-price /
+            # sigma.
             log_height = np.log1p(-1.0 / sigma) - (price + np.log(sigma)) / (sigma - 1.0)
         heights = np.exp(np.where(sigma > 1.0 + 1e-12, np.fmin(log_height, 0.0), 0.0))
+        # G decreases in e, so a bound at a smaller e is also one here.
         return np.minimum.accumulate(np.where(np.isnan(heights), 1.0, heights))
 
 
@@ -196,6 +200,7 @@ def _merge(kinds: list[Kind], k: int) -> list[Kind]:
 
 def _at_most(kinds: Sequence[Kind], most: int) -> list[Kind]:
     """At most this many kinds: the closest are merged, and a very small mu is rounded up."""
+    # A candidate may count as one with a larger mu, whose pair dominates it.
     kinds = sorted(((max(mu, _SMALLEST_MU), count) for mu, count in kinds), reverse=True)
     while len(kinds) > most:
         mus = np.array([mu for mu, _ in kinds])

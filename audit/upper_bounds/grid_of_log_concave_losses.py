@@ -141,6 +141,8 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
     starts = np.arange(0, len(loss), points)
     ends = np.append(starts[1:], len(loss))
     in_bins = np.add.reduceat(pmf.mass, starts)
+    # Losses behind this bin become infinite, and unusable ones on the left are cut off. Both make
+    # the loss stochastically larger, which only increases the profile (after proposition 6).
     last_bin = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
     usable = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
     usable[last_bin + 1 :] = False
@@ -153,6 +155,8 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
         float(loss[starts[usable][0]]),
         float(loss[ends[usable][-1] - 1]) + 0.5 * spacing,
     )
+    # Either way the total becomes 1 - beyond, and the shift below makes the loss stochastically
+    # larger than before.
     total = float(density.masses.sum())
     if total >= 1.0 - beyond:
         density = density.cut_to(1.0 - beyond)
@@ -197,6 +201,8 @@ def _majorant(at: FloatArray, log: FloatArray, first: float, last: float) -> _De
 
 def _connected(density: _Density, beyond: float) -> LossPair:
     """The density with each piece moved to its ends, which preserves its mass under P and P'."""
+    # Mass that moves to both ends of a piece spreads P'/P without changing its mean under P, which
+    # increases the mean of every convex function of P'/P, and so the profile.
     masses, widths = density.masses, density.widths
     # P' of a piece, times e to the loss at its start.
     with_record = np.exp(density.log[:-1]) * widths * _mean_exp(np.diff(density.log) - widths)
@@ -276,6 +282,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         for share in shares:
             log_concave = log_concave_pair(pair, share * delta / runs, tail)
             region = functools.cache(region_curve(log_concave, repetitions, _REGION_POINTS).delta)
+            # `tight` is at most `region` of the same pair, so this direction cannot raise the cost.
             if protocol.inclusion == 1.0 and region(least) <= delta:
                 return least
             if best is not None and region(best[0]) > delta:

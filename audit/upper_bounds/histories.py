@@ -86,6 +86,8 @@ class _Cells:
         log_left, log_left_with = adaptive.pair.events(events)
         largest, smallest = adaptive.worse(log_left, log_left)
         _, least_with = adaptive.worse(log_left, log_left_with)
+        # A cell takes the largest u and the smallest l of its ends, so that it covers every winner
+        # within.
         ends = np.append(0.0, largest), np.append(least_with, -np.inf), np.append(smallest, -np.inf)
         return _Cells(*(np.exp(end) for end in ends))
 
@@ -333,12 +335,16 @@ class HistoryCurve:
             m = int(np.count_nonzero(runs >= n))
             after = value[0, :m].copy()
             rounding = worse.rounding(a[:, :m])
+            # V_n and W_n of proposition 11, from V_{n+1} and W_{n+1}: K adds one more worse run.
             value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m])
             value[0, :m] += chances[n] * (1.0 - t) / (1.0 + t)
+            # The best run has the density C where the later runs gain, and c where they lose.
             value[1, :m] += np.maximum(high * after, low * after)
             a_after, b_after = a[0, :m], b[0, :m]
             a[:, :m] = u[:m] * a[:, :m] + np.stack([np.full(m, chances[n]), high * a_after])
             b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * b_after])
+            # The line of the simple bound is above the exact V_n and W_n ("Lines" after proposition
+            # 11).
             lines = (a[:, :m, None] - b[:, :m, None] * t) / (1.0 + t)
             np.minimum(value[:, :m], lines, out=value[:, :m])
             # An operator never increases an earlier error: its masses sum to at most 1.

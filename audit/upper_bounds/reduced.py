@@ -113,6 +113,7 @@ def _hockey_stick(
     epsilon: float, mass: FloatArray, other: FloatArray, low: FloatArray, high: FloatArray
 ) -> float:
     inner, above = mass[1:-1], low >= epsilon
+    # The cells beyond the edges, the first and the last one, count in full.
     exact = inner[above] - scale(np.maximum(other[1:-1][above], 0.0), epsilon)
     crosses = ~(high <= epsilon) & ~above
     crossing = inner[crosses] * -np.expm1(epsilon - high[crosses])

@@ -132,6 +132,7 @@ class RegionCurve:
             # Events that seldom win matter less, but light terms can decide a small delta.
             return np.exp(0.125 * logs), logs
 
+        # Any events give a valid bound: pieces between them are bounded from outside.
         t = dense_events(self.pair, heights, self.points)
         if self._kink < 0.0:
             for _ in range(4):
@@ -152,6 +153,8 @@ region_curve = numerics.memoize(8)(RegionCurve)
 
 def mixture(pair: DominatingPair, a: FloatArray, log_b: FloatArray) -> ShiftedProfiles:
     """Shifted profiles of the lower hull of the origin and points (a, b) [n], from a and log b."""
+    # Proposition 1: the largest of the lines a - e^eps b r is a sum of hinges in r with kinks at
+    # the slopes of the hull, and each hinge integrates to a profile that is shifted by a log slope.
     vertices = numerics.lower_hull(a, log_b)
     a, log_b = a[vertices], log_b[vertices]
     weights = np.diff(a, prepend=0.0)

@@ -136,6 +136,8 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]
+    # The pair of the tuning has the larger profile of both directions, so only the final run's
+    # direction may be unknown.
     return [
         SubsetCurve(pair, *sides, protocol.sampling_rate, protocol.final == "all")
         for sides in ([ends] if final.is_directed else [ends, ends[::-1]])

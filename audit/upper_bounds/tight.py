@@ -114,6 +114,8 @@ class FoldedGame:
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence of P and P' over the cells, rounded down."""
+        # Cells are a post-processing of the output, and P is rounded down and P' up: at most the
+        # leakage.
         (mass, _), (_, mass_with) = self.masses
         # If the other mass underflows, the ratio is unknown.
         gains = np.where(mass_with > 0.0, mass - scale(mass_with, epsilon), 0.0)

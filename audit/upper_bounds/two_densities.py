@@ -135,6 +135,8 @@ class TwoDensities:
             self._next = _REFRESH * n
         share, low, high = self._share, self._low, self._high
         threshold = self._thresholds(padded)
+        # Proposition 26 with eta = -threshold, which holds for every threshold. The factor of
+        # `better` rounds -threshold * better up.
         zero = share * np.maximum(high * a[..., None], threshold)
         zero += (1.0 - share) * np.maximum(low * a[..., None], threshold)
         better = self._better[: value.shape[1], None]
