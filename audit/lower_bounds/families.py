@@ -45,6 +45,8 @@ def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
         # Above log(power / rate) the left side of the inequality is negative.
         largest = math.log(power / rate)
         for epsilon in np.linspace(0.0, largest, _PROFILE_POINTS, endpoint=False)[::-1]:
+            # At most `profile(epsilon)` is allowed for the event, so one epsilon is enough to
+            # refute it.
             if power - math.exp(epsilon) * rate > float(profile(float(epsilon))):
                 return True
     return False

@@ -85,6 +85,8 @@ class PooledScan(Estimator):
         if not seen.any():
             return self.result(0.0, scores, alpha, errors=(0, 0))
         allowed = monte_carlo.max_exceedances(alpha)
+        # Without simulations, Bonferroni's inequality over the ranks and both order statistics of
+        # each.
         level = _NOMINAL_ERROR * alpha if allowed else 0.5 * alpha / len(ranks)
         evidence = _evidence(self.repetitions, n0, n1, delta, level)
         best_evidence = np.where(
@@ -96,6 +98,7 @@ class PooledScan(Estimator):
             # Number of ranks of ones, in ascending order, with evidence at least as strong.
             until = np.count_nonzero(evidence >= epsilon, axis=1)
             crossed = _crossing_epsilons(self.repetitions, n0, n1, delta, until)
+            # Below this epsilon fewer than `allowed` simulated audits reach the evidence.
             epsilon = float(np.partition(crossed, allowed - 1)[allowed - 1])
         epsilon = max(epsilon * (1.0 - QUANTILE_ACCURACY), 0.0)
         rank = int(ranks[best])
@@ -118,6 +121,8 @@ def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: f
         special.betaincinv(n1 + 1.0 - ones, ones, level),
     )
     ratios = _ratios(*v, *u, delta)
+    # As this falls along the ones, evidence above an epsilon is an event of one fixed rank of ones,
+    # whichever rank was observed.
     return safe_log(np.minimum.accumulate(np.maximum(ratios, 0.0), axis=1))
 
 

@@ -142,6 +142,7 @@ class _SimulatedAudits:
         def refuted(shift: IntArray) -> bool:
             return self._largest_pairs(int(shift), allowed) < pairs_at_least
 
+        # U grows with mu in each simulated audit, so every smaller mu is refuted, too.
         low = int(numerics.last_integer(refuted, 0, len(self.masses) - 2))
         at_low, at_high = self._largest_pairs(low, allowed), self._largest_pairs(low + 1, allowed)
         fraction = (pairs_at_least - at_low) / max(at_high - at_low, 1e-300)
