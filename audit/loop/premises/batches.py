@@ -313,6 +313,7 @@ def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
         if np.ptp(of_step) != 0:
             return 0.0
         rate = min(drawn.rate[0, t], drawn.mean / drawn.n)
+        # Given one batch, each other batch has its size with at most the probability of the mode.
         top = stats.binom.pmf(int(np.floor((drawn.n + 1) * rate)), drawn.n, rate)
         log_p += (len(of_step) - 1) * float(np.log(top))
     return log_p
@@ -392,6 +393,7 @@ def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[
         "larger": size + 1 + int(seen[size + 1 :].argmax()),
     }
     matters = 3 * seen_inside[place] < min(less[place], more[place])
+    # The data chose the three sizes, so Bonferroni's inequality counts all triples.
     p_value = min(1.0, math.comb(n + 1, 3) * float(p_values.min()))
     yield TestResult(p_value, "gaps in batches", shown, bool(matters))
 
@@ -408,15 +410,20 @@ def _inclusions(
         "share in %": 100 * hits / max(tries, 1),
         "rate in %": 100 * mean_rate,
     }
+    # For unequal rates, the binomial number with the mean rate has the larger upper tail (Hoeffding
+    # 1956).
     yield TestResult(float(stats.binom.sf(hits - 1, tries, mean_rate)), "inclusion rate", numbers)
     runs, steps = included.shape
     if hits and runs > 1 and sampled.all():
         if np.all(included == included[:1]):
+            # All R runs agree at a step with probability q^R + (1-q)^R, at most max(q, 1-q)^(R-1).
             log_p = sum((runs - 1) * np.log(max(q, 1 - q)) for q in rate[0])
             yield TestResult(float(np.exp(log_p)), "inclusion without the seed", numbers)
         else:
             per_run = included.sum(1)
             if np.ptp(per_run) == 0 and np.ptp(rate) < 1e-12:
+                # Given one run, each other run has its number with at most the probability of the
+                # mode.
                 top = stats.binom.pmf(int((steps + 1) * mean_rate), steps, mean_rate)
                 yield TestResult(
                     float(top ** (runs - 1)),

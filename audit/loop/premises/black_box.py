@@ -265,8 +265,10 @@ def _without_noise(
     leaks = {}
     for name, suspect in suspects.items():
         twice = suspect.exchanges and check.relation != "replace-one"
+        # p (1 - e^-epsilon (p - delta)) grows up to p = 1 if epsilon is at least log 2.
         allowed = max(2 * claimed if twice else claimed, math.log(2))
         chance = max(-math.log1p(-math.exp(-allowed) * (1 - delta)), 1e-300)
+        # Bonferroni's inequality over the suspects.
         needed = math.log(len(suspects) / FAMILY_ERROR) / chance
         if not (suspect.has_fractions and len(suspect.values) >= _DIFFERENT_FRACTIONS):
             suspect.seeds = max(_SEEDS, math.ceil(min(needed, 1e9)))

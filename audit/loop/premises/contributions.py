@@ -79,6 +79,7 @@ def contributions(
         rounding[t] = 8 * epsilon_of_type * float(norms.max(initial=0.0))
         if absent is not None and t < len(absent) and np.isfinite(absent[t]).all():
             gap = np.where(finite[:, None], values - absent[t], 0.0)
+            # Compared with its absence, a record changes a step by its whole contribution.
             reach = np.linalg.norm(gap, axis=1)
             if reach.max() > largest[t]:
                 largest[t], pairs[t] = reach.max(), (int(np.argmax(reach)), -1)

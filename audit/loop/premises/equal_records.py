@@ -289,8 +289,8 @@ class _Case:
         quiet: the record that is copied.
         copies: n copies of it.
         runs: the runs.
-        same: [R, T, D], released gradients of runs on the copies.
-        other: [R', T, D], of runs on copies of the canary, with the first R' seeds.
+        of_quiet: [R, T, D], released gradients of runs on the copies.
+        of_canary: [R', T, D], of runs on copies of the canary, with the first R' seeds.
         mixed: [R', T, D], of runs on the copies with one canary.
         batches: the batches of these runs.
         counts: [R, T], numbers proportional to the batch sizes, or None for full batches.
@@ -470,6 +470,8 @@ def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
     top = case.canaries.contributions.largest[: experiment.steps]
     sigma = np.array([accounted.sigma(t) for t in range(len(top))])
     required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
+    # Directions must be independent of the residuals. The mean over runs is regressed out of them,
+    # and the difference of two coupled runs contains no noise.
     for directions in (case.of_quiet.mean(axis=0), _pair_direction(experiment, case.canaries)):
         lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
         units = directions / lengths

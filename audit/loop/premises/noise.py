@@ -136,6 +136,7 @@ def estimate_noise(
         values = gradients[:, t]
         residual = values - basis @ (basis.T @ values)
         left_over[:, t] = 1.0 - np.square(basis).sum(1)
+        # The regression leaves this share of the variance of the noise in each run.
         residuals[:, t] = residual / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
         for index, coordinates in enumerate(slices):
             squares[t, index] = np.square(residual[:, coordinates]).sum()
@@ -234,6 +235,7 @@ def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterat
     capped = np.minimum(correlations, 1 - 1e-12)
     statistics = capped * np.sqrt(degrees[lags] / (1 - capped**2))
     best = int(np.argmax(statistics))
+    # Two-sided, and by Bonferroni's inequality over the distances, of which the data chose one.
     p_value = min(1.0, 2 * len(lags) * float(stats.t.sf(statistics[best], degrees[lags[best]])))
     correlation = float(correlations[best])
     numbers: dict[str, float | int | str] = {
@@ -254,11 +256,14 @@ def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[T
     if steps < 2 or runs < 2:
         return
     with np.errstate(divide="ignore"):
+        # The normal score of a chi-square number is normal.
         sizes = stats.norm.ppf(stats.chi2.cdf(np.square(unit).sum(2), width))
     limit = stats.norm.isf(1e-300)
     for name, values in (("sum", unit.sum(2) / np.sqrt(width)), ("size", sizes)):
         x = np.clip(values, -limit, limit)
         x = x - x.mean(axis=0)
+        # One-way analysis of variance, whose groups are the runs: independent steps give an F
+        # statistic.
         between = steps * np.square(x.mean(axis=1)).sum()
         within = np.square(x - x.mean(axis=1, keepdims=True)).sum()
         free = max(share * runs, 1.0), max(share * runs * (steps - 1), 1.0)
@@ -352,6 +357,8 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
         squares = np.square(unit).sum(1)
         distances = squares[:, None] + squares[None, :] - 2 * unit @ unit.T
         np.fill_diagonal(distances, np.inf)
+        # Half of the squared distance of two runs is noncentral chi-square, and so stochastically
+        # at least a central one.
         nearest = min(nearest, max(float(distances.min()) / 2, 0.0))
     if math.isfinite(nearest):
         pairs = steps * runs * (runs - 1) / 2
@@ -394,6 +401,7 @@ def grain_of_noise(
         seen, pairs = seen + int(equal.sum()), pairs + len(equal)
         equal = np.abs(later[: len(theirs)] - theirs[: len(later)]) <= near
         across, pairs_across = across + int(equal.sum()), pairs_across + len(equal)
+    # The density of the difference of two normal numbers is at most 1 / (2 sqrt(pi) scale).
     expected = pairs * float((near / scale).sum()) / math.sqrt(math.pi)
     numbers = {"seen": seen, "pairs": pairs * len(near)}
     matters = seen * pairs_across > 4 * across * pairs
@@ -424,6 +432,7 @@ def noise_along(
     expected = np.square(scales * directions).sum(1)
     used = (expected > 0) & ~noise.silent.any(axis=1)
     if used.any():
+        # With at least the required noise, this is stochastically at least chi-square.
         total = float((along_noise.squares[used, 0] / expected[used]).sum())
         degrees = float(along_noise.degrees[used].sum())
         ratio = math.sqrt(total / max(degrees, 1.0))
@@ -465,6 +474,7 @@ def rank_of_noise(
     def log_bound(t: float) -> float:
         return float(-t * total - 0.5 * free * np.log1p(-2 * t * weights).sum())
 
+    # Chernoff's bound holds for each t, so the best t may be searched.
     optimum = optimize.minimize_scalar(
         log_bound, bounds=(0.0, 0.5 * (1 - 1e-9) / weights.max()), method="bounded"
     )
@@ -538,6 +548,7 @@ def one_more_record(
         squares, variance = float(x @ x), float(noise.scales[t]) ** 2
         slope = float(np.square(x @ gradients[:, t] / squares).sum())
         total += slope * squares / variance
+        # The noncentrality if a record adds `_MAX_SLOPE` C. The tail grows with it.
         allowed += squares * (_MAX_SLOPE / sigmas[t]) ** 2
         slopes.append((slope / variance - width / squares) * sigmas[t] ** 2)
     if slopes:
@@ -566,6 +577,7 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
     sizes = stats.norm.ppf(np.clip(stats.chi2.cdf(np.square(unit), 1), 1e-12, 1 - 1e-12))
     share = float(np.mean(noise.degrees)) / len(unit)
     lags = range(min(2, unit.shape[1]))
+    # Bonferroni's inequality over records, lags, coordinates, and noise or its absolute value.
     tests = 2 * len(lags) * len(inclusions) * unit.shape[2]
     for included, lag, values in itertools.product(inclusions, lags, (unit, sizes)):
         later = included[:, lag:]

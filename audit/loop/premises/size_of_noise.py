@@ -141,6 +141,7 @@ def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: Eq
 def _compare_unequal_noise(case: "_Case", ratios: FloatArray) -> None:
     """Compares noise of several scales with the accounted multiplier."""
     if np.any(ratios < case.sigma * (1 - SHORTFALL)):
+        # A normal number exceeds its mean by `_STANDARD_ERRORS` deviations with probability 1e-9.
         # The scales are upper confidence limits, so this shortfall is certain.
         at = int(np.argmin(ratios / case.sigma))
         case.experiment.verdicts.collect(
@@ -158,6 +159,7 @@ def _report_shortfalls(case: "_Case", ratios: FloatArray, worst: int) -> bool:
     rank = {"step": 0, "all steps": 1}
     sure = [test for test in tests if test[0] < FAMILY_ERROR / 1000]
     _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
+    # Bonferroni's inequality over the steps, all steps together, and the tensors.
     p_value = min(1.0, min(tests)[0] * (len(ratios) + 1 + len(case.equal.noise.sizes)))
     case.experiment.verdicts.collect(
         TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
