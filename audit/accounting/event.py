@@ -219,6 +219,7 @@ def _sampled(event: Any) -> _Parts:
                 "PrivacyLossDistribution of it, got "
                 f"{checks.one_line(event)}"
             )
+        # Gaussian mechanisms on one sample compose to one, and their squared mu add.
         precision += times / checks.interval("noise_multiplier", component[0], 0.0) ** 2
     if not precision:
         return []

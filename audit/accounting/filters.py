@@ -97,6 +97,8 @@ def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
                 )
             # Sums of squares are rounded; steps and numbers of runs are whole.
             slack = 1.0 + _ROUNDING if kind == _GAUSSIAN else 1.0
+            # Each kind has its own limit: all runs are a post-processing of the product of the
+            # listed pairs.
             largest_share = max(largest_share, amount / (limits[kind][0] * slack))
         return largest_share
 

@@ -245,6 +245,7 @@ class LossPair(DominatingPair):
         delta(l_k) = delta(l_{k+1}) + (e^l_{k+1} - e^l_k) P'[loss >= l_{k+1}], without cancellation.
         """
         loss = self.pmf.loss
+        # All terms are positive, so their sums keep their digits in the tail.
         rises = -np.expm1(-np.diff(loss)) * np.exp(loss[1:] + self._log_q_tail[1:])
         return self.pmf.p_only + np.append(np.cumsum(rises[::-1])[::-1], 0.0)
 

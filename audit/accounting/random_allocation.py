@@ -259,6 +259,8 @@ class RandomAllocation(Mechanism):
         mu = self.gaussian_mu
         if mu is not None:
             return ((GaussianPair(mu), 1),)
+        # Epochs with fresh draws compose. A batch that is drawn once gives one epoch (proposition
+        # 25).
         epochs = 1 if self.fixed else self.epochs * self.per_epoch
         return ((_epoch(self._step_noise, self._steps_of_group), epochs),)
 

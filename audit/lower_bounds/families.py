@@ -104,6 +104,7 @@ def family_bound(
     assert errors_bound.false_positives is not None
     assert errors_bound.false_negatives is not None
     alpha = 1.0 - confidence
+    # By Bonferroni's inequality, both limits hold with probability at least 1 - alpha.
     fp = float(upper_limit(errors_bound.false_positives, errors_bound.trials_without, alpha / 2.0))
     fn = float(upper_limit(errors_bound.false_negatives, errors_bound.trials_with, alpha / 2.0))
     value = 0.0

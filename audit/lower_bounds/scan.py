@@ -150,6 +150,8 @@ class _RankGrid:
 
     def limits(self, counts: IntArray, n0: int, n1: int) -> FloatArray:
         """The epsilon [m] that each count would prove on its own if arrivals were Poisson."""
+        # The nominal level only ranks the evidence. `_error` gives the level of all ranks
+        # together.
         zero_share = special.betaincinv(self.shares, counts + 1.0, self.levels)
         return np.asarray(special.logit(zero_share) + math.log(n1 / n0), dtype=np.float64)
 

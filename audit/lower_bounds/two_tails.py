@@ -72,6 +72,7 @@ def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int, alp
         deviations, left_out = _MORE_DEVIATIONS, _SMALL_TAIL
     late, late_mass = _binomial(n0, wrong, deviations)
     early, early_mass = _binomial(n1, wrong, deviations)
+    # At most `errors` are made if one of the walks climbs by the rest (proof of proposition 21).
     climb = late[:, None] + early[None, :] - errors
     # Given the errors at the corner, the walks below and above it are independent.
     below = _climb_probability(n0, delta, wrong, late[:, None], early[None, :], climb, tail)

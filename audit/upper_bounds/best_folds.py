@@ -201,6 +201,7 @@ class FoldCurve:
         negligible = max(_NEGLIGIBLE * self.least / max(self._factor, 1.0), 1e-300)
         below, above = np.cumsum(atoms.mass), np.cumsum(atoms.mass[::-1])[::-1]
         inner = (below > negligible) & (above > negligible)
+        # `RatioLattice.of` moves the rest to smaller r, which only makes the run less private.
         loss = atoms.loss[inner] if inner.any() else atoms.loss
         places = min(_MOST_PLACES, _MOST_PRODUCTS // self._others)
         spacing = max(atoms.deviation / _PER_DEVIATION, float(np.ptp(loss)) / places, 1e-6)

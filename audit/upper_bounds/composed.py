@@ -269,8 +269,6 @@ def _register(
     all_runs: Callable[[Mechanism, Any, float], Mechanism | AllRuns],
     exceeds: Exceeds | None = None,
 ) -> None:
-    """Registers the composition of all runs of a protocol."""
-
     def at_other_delta(base: Mechanism, protocol: Protocol, delta: float, _: float) -> BoundValue:
         """The cost of releasing all runs, with compositions that several deltas share."""
         return BoundValue(_shared(all_runs, base, protocol, shared_delta(delta)).epsilon(delta))

@@ -299,6 +299,7 @@ def _largest(
         TwoEvents(pair, chance, delta, *options) for pair in base.pairs for chance in chances
     ]
     epsilons = [search.epsilon() for search in searches]
+    # Both directions, and both kinds of target events, are possible: the largest epsilon counts.
     upper, attained = (max(side) for side in zip(*epsilons, strict=True))
     # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)

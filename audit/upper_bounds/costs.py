@@ -254,7 +254,6 @@ def costs_of(base: Mechanism, protocol: ProtocolLike, delta: float) -> TuningCos
 def _with_delta(
     quick: AtOtherDelta, certified: float, base: Mechanism, protocol: Any, delta: float
 ) -> BoundValue:
-    """The body of a bound at a delta other than the certified one."""
     return quick(base, protocol, delta, certified)
 
 
@@ -286,6 +285,7 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
 
     This happens only at extreme parameters, at which the computation of a bound fails numerically.
     """
+    # No bound for every score can be below an epsilon that some score attains.
     attained = max((row.attains for row in rows), default=0.0)
     lower_limit = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (

@@ -50,6 +50,7 @@ def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
     if len(possible) > _CURVES:
         spread = np.geomspace(possible[0], possible[-1], _CURVES)
         ends = np.unique(np.append(np.ceil(spread).astype(np.int64), possible[-1]))
+    # Each range counts as its largest number of runs, whose grid leaks at least as much.
     sums = np.bincount(np.searchsorted(ends, possible), weights[possible], len(ends))
     return [(float(w), int(k)) for k, w in zip(ends, sums, strict=True) if w > 0.0]
 

@@ -227,6 +227,7 @@ def sides(
     base: Mechanism, protocol: Grid
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
     """Pairs and counts in every arrangement; candidates of one mechanism share its direction."""
+    # If it is unknown which data set has the record, the worst arrangement of directions counts.
     candidate_kinds = kinds_of_candidates(base, protocol)
     if len(candidate_kinds) == 1 and not isinstance(base, Candidates):
         return [((pair,), (protocol.candidates,)) for pair in base.pairs]

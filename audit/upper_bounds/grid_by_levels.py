@@ -541,6 +541,7 @@ def grid_levels(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         True
     """
     shares = _SHARES if protocol.inclusion == 1.0 else _SMALL_SHARE
+    # Events with a factor below the cut cost at most this share of delta (after proposition 24).
     curves = {share: _curves(base, protocol, share * delta) for share in shares}
 
     def reached(share: float, epsilon: float) -> float:

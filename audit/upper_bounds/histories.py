@@ -459,4 +459,5 @@ def _directions(
     """The curve of the best run and the pair of any other run, in each direction."""
     curves, runs = adaptive_curves(base, protocol), any_fixed(base).pairs
     # The pairs of a mixture and of its worst candidate need not belong to the same directions.
+    # One pair is that of a mixture over the prior, the other that of every fixed candidate.
     return product(curves, runs) if isinstance(base, Mixture) else zip(curves, runs, strict=True)

@@ -107,6 +107,7 @@ class _Search:
                 f"target_epsilon must {self.refusal}, got {checks.one_line(self.target)}"
             )
         tolerance = max(self.tolerance, _TIGHT_TOLERANCE) if bound is tight else self.tolerance
+        # The result is on the side of `start`, where the tuning meets the target.
         return safe_root(missed, start, end, tolerance)
 
     def by_smallest(self, guess: float) -> float:

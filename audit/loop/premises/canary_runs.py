@@ -228,6 +228,8 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
                 numbers += _numbers_of_steps(experiment, data, range(len(numbers), seeds))
             if min(len(usual), len(of_suspect)) < seeds:
                 break  # the function raises an error for some seeds
+            # Bonferroni's inequality over the suspects and the looks, of which the first rejects
+            # only below `_CERTAIN`.
             p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, of_suspect))
             if p_value < _CERTAIN or usual == of_suspect or not experiment.work_left(0.6):
                 break

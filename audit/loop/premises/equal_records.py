@@ -288,7 +288,6 @@ class _Case:
         canaries: runs with each canary.
         quiet: the record that is copied.
         copies: n copies of it.
-        runs: the runs.
         of_quiet: [R, T, D], released gradients of runs on the copies.
         of_canary: [R', T, D], of runs on copies of the canary, with the first R' seeds.
         mixed: [R', T, D], of runs on the copies with one canary.

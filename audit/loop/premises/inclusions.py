@@ -70,6 +70,7 @@ def tries_to_see(ratio: float, rate: float) -> float:
         2369
     """
     larger = min(ratio * rate, 1.0)
+    # A normal approximation: it plans the number of draws, and no verdict depends on it.
     level = stats.norm.isf(FAMILY_ERROR / _TESTS)
     spread = level * math.sqrt(rate * (1 - rate))
     spread += stats.norm.ppf(_POWER) * math.sqrt(larger * (1 - larger))

@@ -106,6 +106,7 @@ class _Release:
             assert self.noise_multiplier is not None
             share = 1.0 / (self.noise_multiplier * largest)
             degrees = (runs - 1) * width
+            # The sum of squares over the stated variance is chi-square if the noise is as stated.
             p_value = float(stats.chi2.cdf(degrees * share**2, degrees))
         else:
             share = self.epsilon / largest

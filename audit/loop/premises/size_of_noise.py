@@ -141,8 +141,8 @@ def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: Eq
 def _compare_unequal_noise(case: "_Case", ratios: FloatArray) -> None:
     """Compares noise of several scales with the accounted multiplier."""
     if np.any(ratios < case.sigma * (1 - SHORTFALL)):
-        # A normal number exceeds its mean by `_STANDARD_ERRORS` deviations with probability 1e-9.
-        # The scales are upper confidence limits, so this shortfall is certain.
+        # Scales are raised by six standard errors, which a normal error exceeds with probability
+        # 1e-9.
         at = int(np.argmin(ratios / case.sigma))
         case.experiment.verdicts.collect(
             TestResult(1e-9, "size", {}),
@@ -269,6 +269,8 @@ def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[f
     required = sigma * contribution.largest[:steps]
     squares = noise.squares[:steps]
     for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
+        # With at least the required noise, the sum of squares is stochastically at least
+        # chi-square.
         degrees = float(noise.degrees[t] * width)
         yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
     # All steps together find a small shortfall that no single step shows.

@@ -118,6 +118,7 @@ class ReducedGameRenyi:
         none = float(safe_log(self.repetitions.probability_of_none))
         log_sum = float(special.logsumexp(np.append(log_terms, none)))
         divergence = max(log_sum + SUM_ROUNDING, 0.0) / (order - 1.0)
+        # The outputs beyond the cells may reveal the data set at the price of their probability.
         return float(epsilon_of_order(divergence, order, delta - beyond))
 
     def _where_p_is(self, mean: float, negligible: float) -> tuple[FloatArray, float]:
@@ -145,6 +146,7 @@ class ReducedGameRenyi:
         """Log of the largest contribution of each cell [n-1], and the range of log r in it."""
         repetitions, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
         slopes = self._slope_ratios(edges)
+        # The log ratio of both normal densities is linear in x, so its values at the ends bound it.
         normal = (mean - other) * (edges - 0.5 * (mean + other))
         low, high = slopes if sign > 0 else (-slopes[1], -slopes[0])
         rounding = FLOAT_ROUNDING * np.maximum(np.abs(normal[1:]), np.abs(normal[:-1]))
@@ -275,6 +277,8 @@ def _renyi_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
     high = _LARGEST_SHIFT / game.mu
 
     def one_direction(sign: float) -> float:
+        # Each order gives a bound, so a rough search is enough. Only the bound itself is rounded
+        # up.
         order = best_conversion(partial(game._rough_renyi, sign=sign), delta, 1e-5, high)[0]
         return max(game.renyi_epsilon(order, delta, sign), 0.0)
 
