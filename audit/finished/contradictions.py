@@ -129,7 +129,6 @@ class _Statement:
 
     Attributes:
         words: the words of the last part of its column's name.
-        cell: the cell.
         roles: the roles that columns and settings have.
         settings: what holds for all runs.
         batch_column: the words of the column with the batch size; empty without one.

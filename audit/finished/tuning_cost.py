@@ -384,7 +384,6 @@ def _check_mapping(mapping: Mapping[str, str], materials: Sequence[Material]) ->
 def _interpreted(
     materials: Sequence[Material], mapping: Mapping[str, str], settings: RunSettings
 ) -> tuple[list[Mechanism], list[ColumnRoles]]:
-    """The mechanisms of all runs, and the roles of the columns of every source."""
     runs: list[Mechanism] = []
     roles = []
     for material in materials:

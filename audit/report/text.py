@@ -318,7 +318,6 @@ def _rounding(report: Report) -> Iterator[str]:
 
 
 def _diverged(report: Report) -> Iterator[str]:
-    """The number of runs that diverged."""
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
         runs = sum(result.runs for result in report.results)

@@ -151,7 +151,6 @@ class Budget:
             self._spent = after
 
     def _spent_after(self, mechanism: Mechanism, times: int) -> Spent:
-        """The spent mechanisms after one more is charged."""
         if not isinstance(mechanism, Mechanism):
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)
