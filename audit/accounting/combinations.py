@@ -71,9 +71,9 @@ def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
     return every_arrangement
 
 
-def _ends(one: Mechanism) -> list[DominatingPair]:
+def _ends(mechanism: Mechanism) -> list[DominatingPair]:
     """The pairs of both directions, in an order that does not depend on which is given first."""
-    ends = [one.pairs[0], one.pairs[-1]]
+    ends = [mechanism.pairs[0], mechanism.pairs[-1]]
     with_content = [(_content(pair.pmf), pair) for pair in ends if isinstance(pair, LossPair)]
     return (
         ends
@@ -82,9 +82,9 @@ def _ends(one: Mechanism) -> list[DominatingPair]:
     )
 
 
-def _both_directions(one: Mechanism) -> DominatingPair:
-    epsilons = one.profile_grid()
-    return pair_of_profile(epsilons, one.delta(epsilons))
+def _both_directions(mechanism: Mechanism) -> DominatingPair:
+    epsilons = mechanism.profile_grid()
+    return pair_of_profile(epsilons, mechanism.delta(epsilons))
 
 
 def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
@@ -102,17 +102,17 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
     return list(counted.values())
 
 
-def _key(one: Mechanism) -> Hashable:
+def _key(mechanism: Mechanism) -> Hashable:
     """A key that equal mechanisms share."""
-    if not one.is_directed:
-        ends = [_content(pair.pmf) for pair in _ends(one) if isinstance(pair, LossPair)]
+    if not mechanism.is_directed:
+        ends = [_content(pair.pmf) for pair in _ends(mechanism) if isinstance(pair, LossPair)]
         if len(ends) == 2:
             return tuple(ends)
     try:
-        hash(one)
+        hash(mechanism)
     except TypeError:
-        return id(one)
-    return one
+        return id(mechanism)
+    return mechanism
 
 
 def _content(pmf: PrivacyLossPmf) -> tuple[bytes, bytes, float, float]:
@@ -321,20 +321,20 @@ class WorstOf(Mechanism):
         return "any of: " + "; ".join(candidate.description for candidate in self.candidates)
 
 
-def _dominates(one: Mechanism, other: Mechanism) -> bool:
-    """Whether the other is known to be a post-processing of one."""
-    if one == other:
+def _dominates(mechanism: Mechanism, compared: Mechanism) -> bool:
+    """Whether `compared` is known to be a post-processing of the mechanism."""
+    if mechanism == compared:
         return True
-    if one.gaussian_mu is not None and other.gaussian_mu is not None:
-        return one.gaussian_mu >= other.gaussian_mu
+    if mechanism.gaussian_mu is not None and compared.gaussian_mu is not None:
+        return mechanism.gaussian_mu >= compared.gaussian_mu
     # Post-processing can add noise, leave out steps, and thin each sampled batch.
     return (
-        isinstance(one, DpSgd)
-        and isinstance(other, DpSgd)
-        and (one.distance, one.group_size) == (other.distance, other.group_size)
-        and one.noise_multiplier <= other.noise_multiplier
-        and one.steps >= other.steps
-        and one.sampling_rate >= other.sampling_rate
+        isinstance(mechanism, DpSgd)
+        and isinstance(compared, DpSgd)
+        and (mechanism.distance, mechanism.group_size) == (compared.distance, compared.group_size)
+        and mechanism.noise_multiplier <= compared.noise_multiplier
+        and mechanism.steps >= compared.steps
+        and mechanism.sampling_rate >= compared.sampling_rate
     )
 
 
@@ -479,13 +479,13 @@ class _Drawn(PrivacyLoss):
 
 
 def _mean_divergence(
-    each: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
+    divergences: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
 ) -> FloatArray:
     """Renyi divergence of a mixture with a known component: the moments are averaged."""
     order_less_one = np.asarray(alpha, dtype=np.float64) - 1.0
     logs = [
         math.log(c) + order_less_one * divergence
-        for c, divergence in zip(chances, each, strict=True)
+        for c, divergence in zip(chances, divergences, strict=True)
     ]
     idle = max(1.0 - math.fsum(chances), 0.0)
     if idle > 0.0:
@@ -582,9 +582,9 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
     )
 
 
-def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
-    alone = isinstance(several, Mechanism)
-    mechanisms = (several,) if alone else tuple(checks.items(name, several, "mechanisms"))
+def _mechanisms(name: str, values: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
+    alone = isinstance(values, Mechanism)
+    mechanisms = (values,) if alone else tuple(checks.items(name, values, "mechanisms"))
     if not mechanisms:
         raise InvalidInput(f"{name} must name at least one mechanism, got none")
     for mechanism in mechanisms:

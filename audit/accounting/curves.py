@@ -217,7 +217,7 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
     )
 
 
-def _log_slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+def _log_slope(point: tuple[float, float], later_point: tuple[float, float]) -> float:
     """log of (delta - delta') / (e^eps' - e^eps)."""
-    (epsilon, delta), (later, smaller) = one, other
+    (epsilon, delta), (later, smaller) = point, later_point
     return math.log(delta - smaller) - later - math.log(-math.expm1(epsilon - later))

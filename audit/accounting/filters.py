@@ -111,12 +111,12 @@ _GAUSSIAN = "mu^2"
 
 
 def _amounts_by_kind(
-    several: Iterable[tuple[Mechanism, int]],
+    spent: Iterable[tuple[Mechanism, int]],
 ) -> dict[Hashable, tuple[float, Mechanism]]:
     """Spent amounts by kind: mu^2, the steps of each DP-SGD, or runs; each with an example."""
     squares: list[float] = []
     amounts: dict[Hashable, tuple[float, Mechanism]] = {}
-    for mechanism, times in several:
+    for mechanism, times in spent:
         for member in _parts(mechanism):
             kind: Hashable
             amount = times
@@ -145,12 +145,12 @@ def _parts(mechanism: Mechanism) -> list[Mechanism]:
     return [mechanism]
 
 
-def _name(one: Mechanism) -> Hashable:
+def _name(mechanism: Mechanism) -> Hashable:
     """A key that equal mechanisms share, even if one of them was read from a file."""
     try:
-        return json.dumps(mechanism_to_dict(one))
+        return json.dumps(mechanism_to_dict(mechanism))
     except ValueError:  # a user's own class
-        return one
+        return mechanism
 
 
 def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:

@@ -204,7 +204,9 @@ def adaptive_attack(
     )
     best = attack(np.asarray(optimum.x))
     plain = replace(best, tip=math.inf, front=(top, top), back=(low, low))
-    return max((best, plain), key=lambda one: _expected_ratio(one, delta, trials, alpha))
+    return max(
+        (best, plain), key=lambda candidate: _expected_ratio(candidate, delta, trials, alpha)
+    )
 
 
 def _expected_ratio(attack: AdaptiveAttack, delta: float, trials: int, alpha: float) -> float:

@@ -237,7 +237,7 @@ def label_attack(
         options={"maxfev": evaluations, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": simplex},
     )
     best = attack(np.asarray(optimum.x), spacing)
-    return max(_adapted(best, delta), key=lambda one: one.epsilon(delta))
+    return max(_adapted(best, delta), key=lambda adapted: adapted.epsilon(delta))
 
 
 def _adapted(attack: LabelAttack, delta: float) -> Iterator[LabelAttack]:

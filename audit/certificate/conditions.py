@@ -335,7 +335,7 @@ def conditions(
     order = (
         Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST
     )  # fmt: skip
-    return tuple(sorted(listed, key=lambda one: order.index(one.ground)))
+    return tuple(sorted(listed, key=lambda condition: order.index(condition.ground)))
 
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:

@@ -171,7 +171,7 @@ def compute(
         source=smallest.source,
         assumes=smallest.assumes,
         attained=largest_attained(costs),
-        **derived(tuple(sorted(points, key=lambda one: -one.delta)), delta),
+        **derived(tuple(sorted(points, key=lambda point: -point.delta)), delta),
     )
 
 

@@ -180,9 +180,9 @@ def _options(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
-def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
+def _refuse_rest(options: Set[str], allowed: Set[str], to: str) -> None:
     """Raises InvalidInput for options that would be ignored."""
-    refused = given - allowed
+    refused = options - allowed
     if refused:
         verb = "does not apply" if len(refused) == 1 else "do not apply"
         apply = _options(allowed & _ONE_RUN if to in map(_option, BASES) else allowed)

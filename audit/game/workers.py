@@ -130,9 +130,9 @@ def play_all(
     return played
 
 
-def _with_workers(place: Place, most: int) -> Place:
+def _with_workers(place: Place, max_workers: int) -> Place:
     """The place with at most this number of processes: more would have nothing to do."""
-    return replace(place, jobs=min(place.jobs, most), devices=place.devices[:most])
+    return replace(place, jobs=min(place.jobs, max_workers), devices=place.devices[:max_workers])
 
 
 def _died(deaths: int, death: Exception) -> WorkerDied:

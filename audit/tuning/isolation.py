@@ -73,13 +73,13 @@ def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
 
 
 @contextlib.contextmanager
-def _watched(module: Any, name: str, given: set[str]) -> Iterator[None]:
+def _watched(module: Any, name: str, seeds: set[str]) -> Iterator[None]:
     """Notes the seeds that are given to a module's global generator."""
     seed = module.seed
 
     def noting(*args: Any, **keywords: Any) -> None:
         if any(argument is not None for argument in (*args, *keywords.values())):
-            given.add(_mark(name, (args, sorted(keywords.items()))))
+            seeds.add(_mark(name, (args, sorted(keywords.items()))))
         seed(*args, **keywords)
 
     module.seed = noting

@@ -147,7 +147,7 @@ def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
         columns = tuple(records)
         wrap = kind if hasattr(kind, "_fields") else lambda *pair: kind(pair)
     elif hasattr(records, "shape"):
-        columns, wrap = (records,), lambda one: one
+        columns, wrap = (records,), lambda array: array
     else:
         raise InvalidInput(
             "records must be an array, a pair (features, labels) or a TensorDataset of both for "

@@ -24,8 +24,8 @@ _N_IS_PUBLIC = "state neighbours='zero-out' (the number of records is public)"
 _ROUNDING = 1e-9
 
 
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING)
+def _same(value: float, compared: float) -> bool:
+    return math.isclose(value, compared, rel_tol=_ROUNDING)
 
 
 @dataclass(frozen=True)

@@ -282,17 +282,17 @@ class Space:
         return {name or "candidate": dimension.spec for name, dimension in self.dimensions.items()}
 
 
-def _dimension(name: str, given: Any) -> Dimension:
-    if isinstance(given, Dimension):
-        return given
-    if isinstance(given, list | tuple | range) and len(given):
+def _dimension(name: str, values: Any) -> Dimension:
+    if isinstance(values, Dimension):
+        return values
+    if isinstance(values, list | tuple | range) and len(values):
         try:
-            return Choice(_first(given))
+            return Choice(_first(values))
         except InvalidInput as error:
             raise InvalidInput(f"space[{checks.one_line(name)}]: {error}") from None
     raise InvalidInput(
         f"space[{checks.one_line(name)}] must be a list of values, Uniform, LogUniform or Integer, "
-        f"got {checks.one_line(given)}"
+        f"got {checks.one_line(values)}"
     )
 
 

@@ -59,7 +59,9 @@ class Training:
             self.run(1.0, budget)  # raises if its values are no budget
         budget_of_study = {"steps": self.steps, "sampling_rate": self.sampling_rate}
         full = [({**budget_of_study, **budget}, chance) for budget, chance in chances]
-        full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
+        full.sort(
+            key=lambda named: float(named[0]["steps"]) * float(named[0]["sampling_rate"]) ** 2
+        )
         groups: dict[int, _Chances] = {}
         before = 0.0
         for candidate in full:

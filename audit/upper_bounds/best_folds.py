@@ -145,10 +145,10 @@ class _Ends:
         return products
 
 
-def _powers(masses: FloatArray, most: int) -> list[FloatArray]:
-    """Masses [n, j (k - 1) + 1] of the sums of j values, for j from 0 to `most`, from [n, k]."""
+def _powers(masses: FloatArray, max_terms: int) -> list[FloatArray]:
+    """Masses [n, j (k - 1) + 1] of the sums of j values, for each j <= `max_terms`, from [n, k]."""
     powers = [np.ones((len(masses), 1))]
-    for _ in range(most):
+    for _ in range(max_terms):
         power = powers[-1]
         longer = np.zeros((len(masses), power.shape[1] + masses.shape[1] - 1))
         for place in range(masses.shape[1]):

@@ -208,8 +208,10 @@ def scheduled_runs(base: Mechanism, protocol: BudgetSchedule) -> list[Mechanism]
 def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
     """The release of all runs of a grid, and of the trained candidates."""
 
-    def by_chance(one: Mechanism) -> Mechanism:
-        return one if protocol.inclusion == 1.0 else Mixture((one,), (protocol.inclusion,))
+    def by_chance(mechanism: Mechanism) -> Mechanism:
+        return (
+            mechanism if protocol.inclusion == 1.0 else Mixture((mechanism,), (protocol.inclusion,))
+        )
 
     _check_few(protocol.candidates)
     candidate_kinds = kinds_of_candidates(base, protocol)

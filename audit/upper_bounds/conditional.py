@@ -208,12 +208,12 @@ def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) 
     return np.logaddexp(np.log1p(-share) + log_start, np.log(share) + log_end)
 
 
-def _clipped(piece: FloatArray, least: float) -> FloatArray:
-    """The parts of pieces [2, 2, n] whose first probability is at least `least`."""
+def _clipped(piece: FloatArray, smallest: float) -> FloatArray:
+    """The parts of pieces [2, 2, n] whose first probability is at least `smallest`."""
     start, end = np.exp(piece[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         # The share of the start keeps its digits where almost the whole piece is left.
-        share = np.where(end < least, (least - end) / (start - end), 0.0)
+        share = np.where(end < smallest, (smallest - end) / (start - end), 0.0)
         share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
         ends = _log_between(piece[:, 1], piece[:, 0], share)
     return np.stack([piece[:, 0], ends], axis=1)

@@ -222,21 +222,21 @@ def _apart(f: FloatArray, is_level: BoolArray, last: float) -> BoolArray:
     return np.asarray(far | is_level)
 
 
-def _cut_off(a: FloatArray, b: FloatArray, least: float) -> tuple[FloatArray, FloatArray]:
-    """Vertices (log X, log X') of a polygon with log X >= least, and its point at `least`."""
-    inside = a >= least
+def _cut_off(a: FloatArray, b: FloatArray, smallest: float) -> tuple[FloatArray, FloatArray]:
+    """Vertices (log X, log X') of a polygon with log X >= smallest, and its point there."""
+    inside = a >= smallest
     if inside.all():
         return a, b
     last = int(np.argmin(np.where(inside, a, np.inf)))
     beyond = int(np.argmax(np.where(inside, -np.inf, a)))
     # X' is linear in X between both.
     fall = -math.expm1(a[beyond] - a[last])
-    share = min(-math.expm1(least - a[last]) / fall, 1.0) if fall > 0.0 else 1.0
+    share = min(-math.expm1(smallest - a[last]) / fall, 1.0) if fall > 0.0 else 1.0
     with np.errstate(divide="ignore"):
         at_cut = np.logaddexp(np.log1p(-share) + b[last], np.log(share) + b[beyond])
     # A smaller X' only raises k(sigma).
     at_cut -= _SLOPE_ROUNDING
-    return np.append(a[inside], least), np.append(b[inside], at_cut)
+    return np.append(a[inside], smallest), np.append(b[inside], at_cut)
 
 
 def _rounded_rest(log_left: FloatArray, x: float, x_with: float) -> tuple[FloatArray, FloatArray]:

@@ -198,11 +198,11 @@ def _merge(kinds: list[Kind], k: int) -> list[Kind]:
     return [*kinds[:k], (mu, count + more), *kinds[k + 2 :]]
 
 
-def _at_most(kinds: Sequence[Kind], most: int) -> list[Kind]:
+def _at_most(kinds: Sequence[Kind], max_kinds: int) -> list[Kind]:
     """At most this many kinds: the closest are merged, and a very small mu is rounded up."""
     # A candidate may count as one with a larger mu, whose pair dominates it.
     kinds = sorted(((max(mu, _SMALLEST_MU), count) for mu, count in kinds), reverse=True)
-    while len(kinds) > most:
+    while len(kinds) > max_kinds:
         mus = np.array([mu for mu, _ in kinds])
         kinds = _merge(kinds, int(np.argmin((mus[:-1] - mus[1:]) * [n for _, n in kinds[1:]])))
     return kinds

@@ -272,8 +272,8 @@ def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValu
     return BoundValue(epsilon)
 
 
-def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -> float:
-    """The bound for one direction, at least `least`, with the tails of the least region bound."""
+def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, lower_limit: float) -> float:
+    """The bound, at least `lower_limit`, with the tails that give the smallest region bound."""
     runs = protocol.mean_runs
     pair, tail = _smooth(pair, delta / runs)
     repetitions = protocol.runs_distribution
@@ -283,8 +283,8 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
             log_concave = log_concave_pair(pair, share * delta / runs, tail)
             region = functools.cache(region_curve(log_concave, repetitions, _REGION_POINTS).delta)
             # `tight` is at most `region` of the same pair, so this direction cannot raise the cost.
-            if protocol.inclusion == 1.0 and region(least) <= delta:
-                return least
+            if protocol.inclusion == 1.0 and region(lower_limit) <= delta:
+                return lower_limit
             if best is not None and region(best[0]) > delta:
                 break
             try:
@@ -294,9 +294,9 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
     if best is None:
         raise NotApplicable("the base reveals the data set with a larger probability")
     if protocol.inclusion < 1.0:
-        return max(least, by_chance(best[1], protocol, delta))
+        return max(lower_limit, by_chance(best[1], protocol, delta))
     curve = TightCurve.at(best[1], repetitions, delta)
-    return least if curve.delta(least) <= delta else curve.epsilon(delta)
+    return lower_limit if curve.delta(lower_limit) <= delta else curve.epsilon(delta)
 
 
 def _smooth(pair: DominatingPair, share: float) -> tuple[LossPair, float]:

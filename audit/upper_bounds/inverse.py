@@ -547,7 +547,7 @@ def best_repetitions(
             "target_epsilon must be one that some distribution of K meets, got "
             f"{checks.one_line(target)}"
         )
-    choices = sorted(by_eta.values(), key=lambda one: -one.expected_quantile)
+    choices = sorted(by_eta.values(), key=lambda choice: -choice.expected_quantile)
     if bound is None:
         more = _most_runs(choices[0].repetitions, base, target, delta, None, limit)
         if more.mean > choices[0].repetitions.mean:

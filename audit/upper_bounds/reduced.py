@@ -110,11 +110,11 @@ class ReducedGame:
 
 
 def _hockey_stick(
-    epsilon: float, mass: FloatArray, other: FloatArray, low: FloatArray, high: FloatArray
+    epsilon: float, mass: FloatArray, other_mass: FloatArray, low: FloatArray, high: FloatArray
 ) -> float:
     inner, above = mass[1:-1], low >= epsilon
     # The cells beyond the edges, the first and the last one, count in full.
-    exact = inner[above] - scale(np.maximum(other[1:-1][above], 0.0), epsilon)
+    exact = inner[above] - scale(np.maximum(other_mass[1:-1][above], 0.0), epsilon)
     crosses = ~(high <= epsilon) & ~above
     crossing = inner[crosses] * -np.expm1(epsilon - high[crosses])
     return float(np.sum(exact) + np.sum(crossing) + mass[0] + mass[-1])

@@ -183,7 +183,7 @@ class Attack:
         return runs + self._play_in_processes(blocks, jobs, cpu)
 
     def _play_in_processes(
-        self, parts: Sequence[range], jobs: int, cpu: CpuLimit
+        self, blocks: Sequence[range], jobs: int, cpu: CpuLimit
     ) -> list[Run | None]:
         with imports_of_game():
             from joblib import Parallel, delayed
@@ -191,9 +191,9 @@ class Attack:
         runs: list[Run | None] = []
         try:
             with watch_ray("check again"), Parallel(n_jobs=jobs, **loky_options()) as parallel:
-                for start in range(0, len(parts), jobs):
+                for start in range(0, len(blocks), jobs):
                     cpu.check()
-                    tasks = (delayed(self._play_and_time)(p) for p in parts[start : start + jobs])
+                    tasks = (delayed(self._play_and_time)(p) for p in blocks[start : start + jobs])
                     for played, seconds in parallel(tasks):
                         runs += played
                         cpu.add(seconds)

@@ -322,9 +322,9 @@ class WhiteBox:
             for p, column in zip(parameters, zip(*gradients_of_records, strict=True), strict=True)
         ]
 
-    def _factors(self, own: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _factors(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Clipping factors of every tensor of every gradient, and the norms before clipping."""
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in own], 1).double()
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients], 1).double()
         threshold = self._threshold.value
         if threshold is None:
             norm = norms.norm(dim=1, keepdim=True)

@@ -117,7 +117,7 @@ def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bo
 
 
 def dependence_on_size(
-    whole: FloatArray, single: FloatArray, found: Batches
+    whole: FloatArray, single: FloatArray, batches: Batches
 ) -> Iterator[TestResult]:
     """Tests whether the contribution of one record depends on the size of its batch.
 
@@ -127,12 +127,12 @@ def dependence_on_size(
     Args:
         whole: [R, T, D], differences of runs that differ in every record.
         single: [R, T, D], differences of runs that differ in one record.
-        found: the batches.
+        batches: the batches.
     """
     ranks: list[tuple[FloatArray, FloatArray]] = []
     for t in range(whole.shape[1]):
-        inside = found.included[:, t]
-        lengths = found.units[inside, t]
+        inside = batches.included[:, t]
+        lengths = batches.units[inside, t]
         if len(lengths) < 4:
             continue
         of_canary, of_all = single[inside, t], whole[inside, t]
@@ -253,13 +253,13 @@ class _Sizes:
 
 
 def _sizes(
-    counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
+    counts: FloatArray, is_known: NDArray[np.bool_], n: int, rate: FloatArray
 ) -> Iterator[TestResult]:
-    drawn = _Sizes(counts, known, n, rate)
+    drawn = _Sizes(counts, is_known, n, rate)
     numbers: dict[str, float | int | str] = {
         "mean": drawn.mean,
         "expected": float(n * drawn.rates.mean()),
-        "batches": int(known.sum()),
+        "batches": int(is_known.sum()),
         "rate": float(drawn.rates.mean()),
         "n": n,
         "least": float(drawn.sizes.min()),

@@ -43,12 +43,12 @@ class PoolRecord:
     family: str
 
 
-def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRecord]:
+def canary_pool(records: TrainingSet, chosen: TrainingSet | None) -> list[PoolRecord]:
     """The canaries, the most promising first.
 
     Args:
         records: the data; at least one record.
-        given: a canary that the caller chose, which is tried first.
+        chosen: a canary that the caller chose, which is tried first.
 
     Example:
         >>> data = TrainingSet(np.eye(3), np.array([0, 1, 1]))
@@ -57,8 +57,8 @@ def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRec
         ([0, 1], True)
     """
     pool: list[PoolRecord] = []
-    if given is not None:
-        for x, y in zip(given.features, given.labels, strict=True):
+    if chosen is not None:
+        for x, y in zip(chosen.features, chosen.labels, strict=True):
             pool.append(PoolRecord(x.astype(records.features.dtype), y, 1.0, "given"))
     kind = records.features.dtype.kind
     made = _dense(records) if kind == "f" else _tokens(records)
@@ -369,6 +369,6 @@ def opposite_pair(
         return []
     if not reached_pairs:
         return []
-    _, x, pair = min(reached_pairs, key=lambda each: each[0])
+    _, x, pair = min(reached_pairs, key=lambda entry: entry[0])
     features = x.detach().double().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
     return [replace(records[i], features=features) for i in pair]

@@ -311,7 +311,7 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
 
 
 def changes_other_records(
-    experiment: Experiment, canaries: CanaryRuns, others: TrainingSet
+    experiment: Experiment, canaries: CanaryRuns, records: TrainingSet
 ) -> bool:
     """Whether an exchanged record changes the contributions of the other records.
 
@@ -320,19 +320,19 @@ def changes_other_records(
     # Later steps of the experiment may have been tested since these canaries ran.
     pool, steps, seed = canaries.pool, len(canaries.contributions.largest), experiment.base_seed
     reference = next(i for i, record in enumerate(pool) if record is canaries.pair[0])
-    with_reference = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
+    with_reference = experiment.coupled(experiment.exchange(records, pool[reference]), seed)
     # Records that differ in size, in label and in direction.
     for wanted in (
-        lambda each: each is canaries.pair[1],
-        lambda each: each.family == "own",
-        lambda each: each.label != canaries.pair[0].label,
+        lambda record: record is canaries.pair[1],
+        lambda record: record.family == "own",
+        lambda record: record.label != canaries.pair[0].label,
     ):
         other_index = next(
             (i for i, record in enumerate(pool) if wanted(record) and i != reference), None
         )
         if other_index is None:
             continue
-        with_other = experiment.coupled(experiment.exchange(others, pool[other_index]), seed)
+        with_other = experiment.coupled(experiment.exchange(records, pool[other_index]), seed)
         if experiment.ended_early(with_reference) or experiment.ended_early(with_other):
             continue
         usual_gradients = [canaries.traces[i].gradients[:steps] for i in (reference, other_index)]
@@ -676,10 +676,10 @@ def measure_again(experiment: Experiment) -> CanaryRuns | None:
     return _chosen(runs.pool, runs.traces, measured)
 
 
-def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:
-    index, other_index = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
+def _chosen(pool: list[PoolRecord], traces: list[Trace], measured: Contributions) -> CanaryRuns:
+    index, other_index = (int(i) for i in measured.pairs[int(np.argmax(measured.largest))])
     chosen = [pool[i] for i in (index, other_index) if i >= 0]
-    return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])
+    return CanaryRuns(pool, traces, measured, (chosen[0], chosen[-1]), pool[measured.best_pair[0]])
 
 
 def _without_last(experiment: Experiment) -> FloatArray | None:

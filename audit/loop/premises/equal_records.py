@@ -177,8 +177,10 @@ def _quiet_record(
     return None
 
 
-def _same(one: PoolRecord, other: PoolRecord) -> bool:
-    return bool(np.array_equal(one.features, other.features) and one.label == other.label)
+def _same(record: PoolRecord, compared: PoolRecord) -> bool:
+    return bool(
+        np.array_equal(record.features, compared.features) and record.label == compared.label
+    )
 
 
 def _three_data_sets(
@@ -253,28 +255,28 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     return count >= 2
 
 
-def _all_in_every_batch(experiment: Experiment, found: Batches, n: int) -> bool:
-    finite_counts = found.counts[~np.isnan(found.counts)]
+def _all_in_every_batch(experiment: Experiment, batches: Batches, n: int) -> bool:
+    finite_counts = batches.counts[~np.isnan(batches.counts)]
     accounted = experiment.accounted
     full = accounted is None or all(accounted.rate(t) >= 1 for t in range(experiment.steps))
     return bool(
-        full and finite_counts.size and np.all(finite_counts == n) and found.unit_spread < 1e-3
+        full and finite_counts.size and np.all(finite_counts == n) and batches.unit_spread < 1e-3
     )
 
 
-def _hides_batches(experiment: Experiment, found: Batches) -> bool:
+def _hides_batches(experiment: Experiment, batches: Batches) -> bool:
     """Whether sampled batches cannot all be empty, and no batch size is visible at some step.
 
     Then the quiet record and the canary contribute alike, and the quiet record's contribution to
     batches of different sizes would be taken for noise.
     """
-    if found.proportional is None:
+    if batches.proportional is None:
         return False
-    unseen: NDArray[np.bool_] = np.all(found.proportional == 0, axis=0)
+    unseen: NDArray[np.bool_] = np.all(batches.proportional == 0, axis=0)
     if experiment.accounted is None:
         return bool(unseen.all())
     rates = np.array([experiment.accounted.rate(t) for t in range(len(unseen))])
-    draws = found.counts.shape[0] * len(experiment.records)
+    draws = batches.counts.shape[0] * len(experiment.records)
     all_empty = np.where(rates < 1, 1 - rates, 1.0) ** draws
     return bool(np.any(unseen & (all_empty < _NEVER)))
 
@@ -546,7 +548,7 @@ def _inclusions_of_first(case: _Case) -> list[NDArray[np.bool_]]:
 
 
 def _pair_gaps(
-    experiment: Experiment, canaries: CanaryRuns, same: TrainingSet, mixed: FloatArray
+    experiment: Experiment, canaries: CanaryRuns, equal_records: TrainingSet, mixed: FloatArray
 ) -> FloatArray:
     """[T], half the largest distance of canaries among equal records."""
     reach = np.zeros(experiment.steps)
@@ -555,13 +557,13 @@ def _pair_gaps(
         exchanged = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
         reach = (
             largest_distances(
-                experiment, [experiment.exchange(same, canary) for canary in exchanged]
+                experiment, [experiment.exchange(equal_records, canary) for canary in exchanged]
             )
             / 2
         )
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
-    data = experiment.exchange(same, canaries.pair[1])
+    data = experiment.exchange(equal_records, canaries.pair[1])
     for i, usual in enumerate(mixed[:_MAX_PAIR_RUNS]):
         trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
         if experiment.ended_early(trace) or not experiment.work_left(0.85):
@@ -633,7 +635,7 @@ def _missing_noise(
     canaries: CanaryRuns,
     noise: Noise,
     gradients: FloatArray,
-    others: FloatArray,
+    gradients_of_canary: FloatArray,
 ) -> bool:
     """Reports tensors and steps without noise: their gradient is the same for every seed."""
     silent, names = noise.silent, experiment.base.names
@@ -646,7 +648,7 @@ def _missing_noise(
     if not (silent & matters[None, :]).any():
         return False
     if silent[:, matters].all():
-        agree = (gradients[0] == others[0]).all(axis=0)
+        agree = (gradients[0] == gradients_of_canary[0]).all(axis=0)
         fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
         experiment.verdicts.findings.append(no_noise(len(gradients), fixed))
         return True
@@ -668,26 +670,28 @@ def _missing_noise(
 
 
 def _noise_by_coordinate(
-    experiment: Experiment, one: FloatArray, other: FloatArray, noise: Noise
+    experiment: Experiment, of_quiet: FloatArray, of_canary: FloatArray, noise: Noise
 ) -> None:
     """Reports coordinates without noise, on all data or on copies of one of two records.
 
     A selection of coordinates after the noise is allowed. Then the zeros differ between runs, or,
     if only values above a limit are kept, no kept coordinate has both signs.
     """
-    differ, bare = np.zeros(one.shape[2], np.bool_), np.zeros(one.shape[2], np.bool_)
-    rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(one).max(axis=0)
-    moved = np.abs(other - one[: len(other)]).max(axis=0) > 4 * rounding
+    differ, bare = np.zeros(of_quiet.shape[2], np.bool_), np.zeros(of_quiet.shape[2], np.bool_)
+    rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(of_quiet).max(axis=0)
+    moved = np.abs(of_canary - of_quiet[: len(of_canary)]).max(axis=0) > 4 * rounding
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     if noise.degrees.min() > 1:
         # Rounding must be far smaller than the noise, or it hides it.
         scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
         still = (np.abs(noise.residuals).max(axis=0) <= rounding) & (rounding < 0.1 * scales)
         bare = np.any(still & moved & ~silent, axis=0)
-    for t in range(one.shape[1]):
-        zeros = [runs[:, t] == 0 for runs in (one, other)]
+    for t in range(of_quiet.shape[1]):
+        zeros = [runs[:, t] == 0 for runs in (of_quiet, of_canary)]
         fixed = all(np.all(values == values[0]) for values in zeros)
-        noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
+        noisy = all(
+            np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (of_quiet, of_canary)
+        )
         if fixed and noisy:
             differ |= zeros[0][0] != zeros[1][0]
     for kind, affected in (("coordinates without noise", bare), ("noise by coordinate", differ)):

@@ -95,7 +95,7 @@ def inclusions_of_many(
     experiment: Experiment,
     canaries: CanaryRuns,
     quiet: TrainingSet,
-    same: Sequence[FloatArray],
+    of_quiet: Sequence[FloatArray],
     counts: FloatArray,
     rate: float,
 ) -> Inclusions | None:
@@ -105,7 +105,7 @@ def inclusions_of_many(
         experiment: the experiment.
         canaries: runs with each canary.
         quiet: n copies of a quiet record.
-        same: [T, D] each, the released gradients of runs on these copies with the seeds
+        of_quiet: [T, D] each, the released gradients of runs on these copies with the seeds
             1000, 1001, ... of the experiment.
         counts: [R, T], the batch sizes of these runs; NaN where unknown.
         rate: the accounted sampling rate.
@@ -115,7 +115,7 @@ def inclusions_of_many(
     chosen = chosen[: len(places)]
     if len(chosen) < 2:
         return None
-    contributions = _contributions(experiment, chosen, len(quiet), same, counts)
+    contributions = _contributions(experiment, chosen, len(quiet), of_quiet, counts)
     if contributions is None:
         return None
     mixed = quiet
@@ -132,7 +132,9 @@ def inclusions_of_many(
         if number % _RUNS_AT_ONCE == 0 and number >= _MIN_RUNS and not experiment.work_left(0.7):
             break
         seed = experiment.seed_of(1000 + number)
-        without = same[number] if number < len(same) else _gradients(experiment, quiet, seed)
+        without = (
+            of_quiet[number] if number < len(of_quiet) else _gradients(experiment, quiet, seed)
+        )
         with_canaries = _gradients(experiment, mixed, seed)
         if without is None or with_canaries is None:
             return None
@@ -146,7 +148,7 @@ def inclusions_of_many(
     return Inclusions(np.stack(rows))
 
 
-def judge_used_records(found: Inclusions, rate: float) -> Iterator[TestResult]:
+def judge_used_records(inclusions: Inclusions, rate: float) -> Iterator[TestResult]:
     """Tests whether records that are used at all are drawn more often than accounted.
 
     One half of the data selects the records, and the other half tests them. Under independent draws
@@ -155,10 +157,10 @@ def judge_used_records(found: Inclusions, rate: float) -> Iterator[TestResult]:
     same in all runs, or steps, for a part that each run draws.
 
     Args:
-        found: the batches.
+        inclusions: the batches.
         rate: the accounted sampling rate.
     """
-    included = found.included
+    included = inclusions.included
     runs, steps, _ = included.shape
     halves = []
     if runs >= 2:
@@ -207,11 +209,11 @@ def _contributions(
     experiment: Experiment,
     chosen: Sequence[PoolRecord],
     n: int,
-    same: Sequence[FloatArray],
+    of_quiet: Sequence[FloatArray],
     counts: FloatArray,
 ) -> FloatArray | None:
     """[T, m, D], what each canary adds in the place of the quiet record; NaN if unknown."""
-    shape = experiment.steps, len(chosen), same[0].shape[1]
+    shape = experiment.steps, len(chosen), of_quiet[0].shape[1]
     contribution = np.full(shape, np.nan)
     resolved = np.zeros(experiment.steps, np.bool_)
     lessons = 0
@@ -226,7 +228,7 @@ def _contributions(
             gradients = _gradients(experiment, data, experiment.seed_of(1000 + int(number)))
             if gradients is None:
                 return None
-            change = gradients[new] - same[number][new]
+            change = gradients[new] - of_quiet[number][new]
             contribution[new, index] = change / counts[number][new][:, None]
         resolved |= new
         lessons += 1

@@ -232,7 +232,7 @@ def _reference(check: Check, first: Trace, seeds: Sequence[int]) -> list[_Values
 def _usable_changes(
     check: Check,
     place: int,
-    found: Sequence[Any],
+    changes_of_neighbours: Sequence[Any],
     same_n: Sequence[bool],
     halves: Sequence[float],
 ) -> tuple[FloatArray, FloatArray] | None:
@@ -241,13 +241,16 @@ def _usable_changes(
     Args:
         check: the check, which collects the reason if there is nothing to compare.
         place: index of the declared value.
-        found: the change on each neighbour; None where it differs between seeds, and () where the
-            function gave no values.
+        changes_of_neighbours: the change on each neighbour; None where it differs between seeds,
+            and () where the function gave no values.
         same_n: whether each neighbour has as many records.
         halves: the share of a change that one record makes, for each neighbour.
     """
     number = place + 1
-    if any(change is None and has_same_n for change, has_same_n in zip(found, same_n, strict=True)):
+    if any(
+        change is None and has_same_n
+        for change, has_same_n in zip(changes_of_neighbours, same_n, strict=True)
+    ):
         check.verdicts.cannot_test(
             f"declared value {number} is not additive: what a record changes differs "
             "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
@@ -258,7 +261,7 @@ def _usable_changes(
         return None
     usable = [
         (change, half)
-        for change, half in zip(found, halves, strict=True)
+        for change, half in zip(changes_of_neighbours, halves, strict=True)
         if isinstance(change, np.ndarray)
     ]
     if not usable:

@@ -152,7 +152,7 @@ def independence(
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     between_steps: bool,
-    least: float = MIN_CORRELATION,
+    min_correlation: float = MIN_CORRELATION,
 ) -> Iterator[TestResult]:
     """Tests whether the noise is independent between steps, tensors and coordinates.
 
@@ -161,7 +161,7 @@ def independence(
         names: names of the tensors.
         shapes: shapes of the tensors.
         between_steps: whether noise must be independent between steps.
-        least: correlations up to this one are not reported.
+        min_correlation: correlations up to this one are not reported.
     """
     loud = ~noise.silent.any(axis=1)  # steps at which every tensor has noise
     steps = np.flatnonzero(loud)
@@ -178,9 +178,9 @@ def independence(
             if pairs:
                 first = np.concatenate([unit[:, a].ravel() for a, _ in pairs])
                 second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
-                yield from _correlated(first, second, share, "steps", {"lag": lag}, least)
-        yield from _most_correlated_steps(unit, steps, share, least)
-        yield from _shared_by_steps(unit, share, least)
+                yield from _correlated(first, second, share, "steps", {"lag": lag}, min_correlation)
+        yield from _most_correlated_steps(unit, steps, share, min_correlation)
+        yield from _shared_by_steps(unit, share, min_correlation)
     ends = np.cumsum([0, *noise.sizes])
     for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         tensor = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
@@ -193,10 +193,10 @@ def independence(
                     share,
                     "coordinates",
                     {"tensor": name, "axis": axis},
-                    least,
+                    min_correlation,
                 )
         flat = tensor.reshape(*unit.shape[:2], -1)
-        yield from _repeated(flat, share, name, least)
+        yield from _repeated(flat, share, name, min_correlation)
     lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
     for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
         width = min(noise.sizes[i], noise.sizes[j])
@@ -212,11 +212,13 @@ def independence(
                 share,
                 "tensors",
                 {"first": names[i], "second": names[j], "lag": lag, "when": when},
-                least,
+                min_correlation,
             )
 
 
-def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterator[TestResult]:
+def _repeated(
+    unit: FloatArray, share: float, name: str, min_correlation: float
+) -> Iterator[TestResult]:
     """Tests whether the noise of a tensor repeats itself, at the distance that correlates most."""
     runs, steps, width = unit.shape
     if width < 3:
@@ -243,10 +245,12 @@ def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterat
         "lag": int(lags[best]),
         "correlation": correlation,
     }
-    yield TestResult(p_value, "repeated", numbers, correlation > least)
+    yield TestResult(p_value, "repeated", numbers, correlation > min_correlation)
 
 
-def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[TestResult]:
+def _shared_by_steps(
+    unit: FloatArray, share: float, min_correlation: float
+) -> Iterator[TestResult]:
     """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
 
     Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
@@ -271,11 +275,11 @@ def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[T
         correlation = float((ratio - 1.0) / (ratio - 1.0 + steps))
         p_value = float(stats.f.sf(ratio, *free))
         numbers: dict[str, float | int | str] = {"of": name, "correlation": correlation}
-        yield TestResult(p_value, "shared noise", numbers, correlation > least)
+        yield TestResult(p_value, "shared noise", numbers, correlation > min_correlation)
 
 
 def _most_correlated_steps(
-    unit: FloatArray, steps: NDArray[np.int64], share: float, least: float
+    unit: FloatArray, steps: NDArray[np.int64], share: float, min_correlation: float
 ) -> Iterator[TestResult]:
     """Pearson's test of the two steps that correlate most, with Bonferroni's correction."""
     rows = unit.transpose(1, 0, 2).reshape(len(steps), -1)
@@ -291,7 +295,7 @@ def _most_correlated_steps(
         share,
         "steps",
         {"lag": int(steps[other_row] - steps[row])},
-        least,
+        min_correlation,
     ):
         yield replace(test, p_value=min(1.0, pairs * test.p_value))
 
@@ -302,7 +306,7 @@ def _correlated(
     share: float,
     kind: str,
     numbers: Mapping[str, float | int | str],
-    least: float,
+    min_correlation: float,
 ) -> Iterator[TestResult]:
     """The test of Pearson's correlation, if there are at least 20 degrees of freedom."""
     norm = np.linalg.norm(first) * np.linalg.norm(second)
@@ -313,7 +317,7 @@ def _correlated(
     capped = min(abs(correlation), 1 - 1e-12)
     statistic = capped * np.sqrt(degrees / (1 - capped**2))
     p_value = float(2 * stats.t.sf(statistic, degrees))
-    matters = abs(correlation) > least
+    matters = abs(correlation) > min_correlation
     yield TestResult(p_value, kind, {**numbers, "correlation": correlation}, matters)
 
 
@@ -368,7 +372,7 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
 
 
 def grain_of_noise(
-    one: FloatArray, other: FloatArray, noise: Noise, spacing: float
+    of_quiet: FloatArray, of_canary: FloatArray, noise: Noise, spacing: float
 ) -> Iterator[TestResult]:
     """Tests whether the noise takes few values, so that low digits of the sum remain visible.
 
@@ -377,23 +381,26 @@ def grain_of_noise(
     runs on other records agree with them equally often, and nothing is reported.
 
     Args:
-        one: [R, T, D], released gradients, as for `estimate_noise`.
-        other: [R', T, D], released gradients of runs with the same seeds on other records.
-        noise: the noise of `one`.
+        of_quiet: [R, T, D], released gradients, as for `estimate_noise`.
+        of_canary: [R', T, D], released gradients of runs with the same seeds on other records.
+        noise: the noise of `of_quiet`.
         spacing: relative spacing of the floating-point type.
     """
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
-    slack = 2 * spacing * np.maximum(np.abs(one).max(axis=0), np.abs(other).max(axis=0))
-    apart = np.median(np.abs(other - one[: len(other)]), axis=0)
-    usable = ~silent & (one.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
+    slack = 2 * spacing * np.maximum(np.abs(of_quiet).max(axis=0), np.abs(of_canary).max(axis=0))
+    apart = np.median(np.abs(of_canary - of_quiet[: len(of_canary)]), axis=0)
+    usable = ~silent & (of_quiet.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
     steps, places = np.nonzero(usable)
     if not len(steps):
         return
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), _MAX_GRAINS)).astype(int)
     steps, places = steps[chosen], places[chosen]
     near, scale = slack[steps, places], scales[steps, places]
-    ours, theirs = one[:_MAX_GRAIN_RUNS, steps, places], other[:_MAX_GRAIN_RUNS, steps, places]
+    ours, theirs = (
+        of_quiet[:_MAX_GRAIN_RUNS, steps, places],
+        of_canary[:_MAX_GRAIN_RUNS, steps, places],
+    )
     seen = across = pairs = pairs_across = 0
     for lag in range(1, len(ours)):
         later = ours[lag:]

@@ -42,12 +42,12 @@ class KeyUses:
     parents: dict[bytes, bytes] = field(default_factory=dict)
     draws: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def revealed_by(self, key: bytes, least: int) -> set[str]:
+    def revealed_by(self, key: bytes, min_uses: int) -> set[str]:
         """Purposes whose draws, at least this number, all follow from a key."""
         revealed = set()
         for purpose, functions in _PURPOSES.items():
             drawn = [used for function, used in self.draws if function in functions]
-            if len(drawn) >= least and all(self._follows(used, key) for used in drawn):
+            if len(drawn) >= min_uses and all(self._follows(used, key) for used in drawn):
                 revealed.add(purpose)
         return revealed
 

@@ -113,10 +113,10 @@ def reason_of(error: Exception) -> str:
     )
 
 
-def _joined(parts: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
+def _joined(pairs: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
     """The first model, and all numbers."""
-    model = next((model for model, _ in parts if model is not None), None)
-    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
+    model = next((model for model, _ in pairs if model is not None), None)
+    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in pairs)])
 
 
 def details(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:

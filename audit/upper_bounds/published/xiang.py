@@ -141,13 +141,13 @@ class ReducedGameRenyi:
         return np.linspace(low, high, 1 << 12), beyond
 
     def _chords(
-        self, order: float, edges: FloatArray, mean: float, other: float
+        self, order: float, edges: FloatArray, mean: float, other_mean: float
     ) -> tuple[FloatArray, FloatArray]:
         """Log of the largest contribution of each cell [n-1], and the range of log r in it."""
         repetitions, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
         slopes = self._slope_ratios(edges)
         # The log ratio of both normal densities is linear in x, so its values at the ends bound it.
-        normal = (mean - other) * (edges - 0.5 * (mean + other))
+        normal = (mean - other_mean) * (edges - 0.5 * (mean + other_mean))
         low, high = slopes if sign > 0 else (-slopes[1], -slopes[0])
         rounding = FLOAT_ROUNDING * np.maximum(np.abs(normal[1:]), np.abs(normal[:-1]))
         low = low + np.minimum(normal[1:], normal[:-1]) - rounding
@@ -157,7 +157,7 @@ class ReducedGameRenyi:
             safe_log(np.maximum(mass + way * rounding, 0.0)[::-1])
             for way, (mass, rounding) in (
                 (way, cell_masses(special.log_ndtr(edges[::-1] - at), repetitions))
-                for way, at in ((1.0, mean), (-1.0, other))
+                for way, at in ((1.0, mean), (-1.0, other_mean))
             )
         )
         # (e^(alpha w) - 1) / (e^w - 1), the chord's slope in units of lo^(alpha - 1).
