@@ -192,10 +192,10 @@ def facts_of_tuning(protocol: Protocol, *assumptions: Assumption) -> Facts:
         >>> facts_of_tuning(parse_protocol("grid:10")).protocol
         Grid(candidates=10, inclusion=1.0)
     """
-    known = set(assumptions)
+    fulfilled = set(assumptions)
     if protocol == RandomSearch(Fixed(1)):
-        known.add(Assumption.NOT_TUNED)
-    return Facts(protocol, frozenset(known))
+        fulfilled.add(Assumption.NOT_TUNED)
+    return Facts(protocol, frozenset(fulfilled))
 
 
 def facts_of_game(

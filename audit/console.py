@@ -47,20 +47,20 @@ if not hasattr(sys.modules["audit"], "__version__"):
 try:
     int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
 except ValueError:  # numpy would raise it when it is imported
-    given = checks.one_line(os.environ["SOURCE_DATE_EPOCH"])
-    _print_error(f"SOURCE_DATE_EPOCH must be a whole number, got {given}")
+    value = checks.one_line(os.environ["SOURCE_DATE_EPOCH"])
+    _print_error(f"SOURCE_DATE_EPOCH must be a whole number, got {value}")
     raise SystemExit(2) from None
 
 # joblib and its workers read these variables, and would not name them in an error.
 _START_METHODS = ("", "fork", "spawn", "forkserver", "loky", "loky_init_main")
 if os.environ.get("JOBLIB_START_METHOD", "").strip() not in _START_METHODS:
-    given = checks.one_line(os.environ["JOBLIB_START_METHOD"])
+    value = checks.one_line(os.environ["JOBLIB_START_METHOD"])
     allowed = ", ".join(_START_METHODS[1:])
-    _print_error(f"JOBLIB_START_METHOD must be one of {allowed}, got {given}")
+    _print_error(f"JOBLIB_START_METHOD must be one of {allowed}, got {value}")
     raise SystemExit(2)
 if not os.environ.get("LOKY_MAX_CPU_COUNT", "1").strip().isdecimal():
-    given = checks.one_line(os.environ["LOKY_MAX_CPU_COUNT"])
-    _print_error(f"LOKY_MAX_CPU_COUNT must be a whole number, got {given}")
+    value = checks.one_line(os.environ["LOKY_MAX_CPU_COUNT"])
+    _print_error(f"LOKY_MAX_CPU_COUNT must be a whole number, got {value}")
     raise SystemExit(2)
 
 OK, INVALID = 0, 2
@@ -223,21 +223,23 @@ class Parser(argparse.ArgumentParser):
                 if kind is bool:
                     group.add_argument(f"--{name}", action="store_true", help=meaning)
                     continue
-                several = len(metavar) if isinstance(metavar, tuple) else None
+                value_count = len(metavar) if isinstance(metavar, tuple) else None
                 group.add_argument(
-                    f"--{name}", type=kind, nargs=several, metavar=metavar, help=meaning
+                    f"--{name}", type=kind, nargs=value_count, metavar=metavar, help=meaning
                 )
 
     def refuse_others(self, arguments: argparse.Namespace, name: str) -> None:
         """Ends the command with an error line if other arguments than option `name` were given."""
-        given = [
+        other_options = [
             ("--" if action.option_strings else "") + action.dest.replace("_", "-")
             for action in self._actions
             if action.dest != name
             and getattr(arguments, action.dest, action.default) != action.default
         ]
-        if given:
-            self.error(f"--{name.replace('_', '-')} must be given alone, got {', '.join(given)}")
+        if other_options:
+            self.error(
+                f"--{name.replace('_', '-')} must be given alone, got {', '.join(other_options)}"
+            )
 
     def format_help(self) -> str:
         """The help text without the rare options."""

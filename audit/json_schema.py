@@ -63,8 +63,8 @@ def schema_of(kind: Any) -> Schema:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         schema = schema_of(arguments[0])
-        for further in arguments[1:]:
-            schema |= further.keywords
+        for annotation in arguments[1:]:
+            schema |= annotation.keywords
         return schema
     if origin in (Union, types.UnionType):
         return _union([schema_of(argument) for argument in arguments])

@@ -24,7 +24,7 @@ def import_modules(names: str) -> str:
         problem = "it is not a name of the form package.module"
         if module.endswith(".py"):
             problem = "leave out .py, and give the name of the module"
-        elif all(part.isidentifier() for part in module.split(".")):
+        elif all(identifier.isidentifier() for identifier in module.split(".")):
             try:
                 importlib.import_module(module)
                 continue

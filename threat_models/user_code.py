@@ -17,7 +17,7 @@ def import_by_name(parameter: str, dotted: str) -> Any:
     with errors_in_one_line(
         f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
     ):
-        if not all(part.isidentifier() for part in dotted.split(".")):
+        if not all(identifier.isidentifier() for identifier in dotted.split(".")):
             raise InvalidInput("not of the form package.module.name")
         return getattr(importlib.import_module(module), name)
 

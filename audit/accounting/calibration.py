@@ -107,6 +107,7 @@ def calibrate_noise_multiplier(
         high, low = low, low - 1.0
     if low == high:
         return enough
+    # The result is on the side of `high`, where the budget is kept.
     return math.exp(safe_root(spent, high, low, 1e-7))
 
 

@@ -71,9 +71,9 @@ def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
     return every_arrangement
 
 
-def _ends(one: Mechanism) -> list[DominatingPair]:
+def _ends(mechanism: Mechanism) -> list[DominatingPair]:
     """The pairs of both directions, in an order that does not depend on which is given first."""
-    ends = [one.pairs[0], one.pairs[-1]]
+    ends = [mechanism.pairs[0], mechanism.pairs[-1]]
     with_content = [(_content(pair.pmf), pair) for pair in ends if isinstance(pair, LossPair)]
     return (
         ends
@@ -82,9 +82,9 @@ def _ends(one: Mechanism) -> list[DominatingPair]:
     )
 
 
-def _both_directions(one: Mechanism) -> DominatingPair:
-    epsilons = one.profile_grid()
-    return pair_of_profile(epsilons, one.delta(epsilons))
+def _both_directions(mechanism: Mechanism) -> DominatingPair:
+    epsilons = mechanism.profile_grid()
+    return pair_of_profile(epsilons, mechanism.delta(epsilons))
 
 
 def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
@@ -102,17 +102,17 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
     return list(counted.values())
 
 
-def _key(one: Mechanism) -> Hashable:
+def _key(mechanism: Mechanism) -> Hashable:
     """A key that equal mechanisms share."""
-    if not one.is_directed:
-        ends = [_content(pair.pmf) for pair in _ends(one) if isinstance(pair, LossPair)]
+    if not mechanism.is_directed:
+        ends = [_content(pair.pmf) for pair in _ends(mechanism) if isinstance(pair, LossPair)]
         if len(ends) == 2:
             return tuple(ends)
     try:
-        hash(one)
+        hash(mechanism)
     except TypeError:
-        return id(one)
-    return one
+        return id(mechanism)
+    return mechanism
 
 
 def _content(pmf: PrivacyLossPmf) -> tuple[bytes, bytes, float, float]:
@@ -190,13 +190,13 @@ class Composition(_Combination):
 
     @property
     def gaussian_mu(self) -> float | None:
-        with_times = [(part.gaussian_mu, times) for part, times in self._different]
-        known = [mu * math.sqrt(times) for mu, times in with_times if mu is not None]
-        return math.hypot(*known) if len(known) == len(with_times) else None
+        with_times = [(mechanism.gaussian_mu, times) for mechanism, times in self._different]
+        scaled_mus = [mu * math.sqrt(times) for mu, times in with_times if mu is not None]
+        return math.hypot(*scaled_mus) if len(scaled_mus) == len(with_times) else None
 
     @property
     def pure_epsilon(self) -> float:
-        return math.fsum(part.pure_epsilon for part in self.parts)
+        return math.fsum(mechanism.pure_epsilon for mechanism in self.parts)
 
     @property
     def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
@@ -207,18 +207,23 @@ class Composition(_Combination):
             return ((self.pairs[0], 1),)
         return tuple(
             (term, times * count)
-            for part, times in self._different
+            for mechanism, times in self._different
             for term, count in (
-                part.loss_terms if len(part.loss_terms) <= _MAX_TERMS else ((part.pairs[0], 1),)
+                mechanism.loss_terms
+                if len(mechanism.loss_terms) <= _MAX_TERMS
+                else ((mechanism.pairs[0], 1),)
             )
         )
 
     @cached_property
     def _in_all_directions(self) -> tuple[LossPair, ...]:
         """The composition in every arrangement of the directions of its parts."""
-        every = arrangements(self._different)
+        arrangements_of_terms = arrangements(self._different)
         # The second half are mirror images.
-        pairs = [compose(terms) for terms in every[: (len(every) + 1) // 2]]
+        pairs = [
+            compose(terms)
+            for terms in arrangements_of_terms[: (len(arrangements_of_terms) + 1) // 2]
+        ]
         return tuple(
             pair for pair_of_half in pairs for pair in (pair_of_half, pair_of_half.mirrored)
         )
@@ -232,13 +237,15 @@ class Composition(_Combination):
         )
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
-        return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)
+        return np.sum(
+            [times * mechanism.renyi(alpha) for mechanism, times in self._different], axis=0
+        )
 
     @property
     def description(self) -> str:
         return "; then ".join(
-            part.description if times == 1 else f"{times} times ({part.description})"
-            for part, times in self._different
+            mechanism.description if times == 1 else f"{times} times ({mechanism.description})"
+            for mechanism, times in self._different
         )
 
 
@@ -305,6 +312,7 @@ class WorstOf(Mechanism):
     def pairs(self) -> tuple[DominatingPair, ...]:
         if self._least_private is not None:
             return self._least_private.pairs
+        # A pair whose profile is at least that of each candidate dominates all of them.
         epsilons = self.profile_grid()
         return (pair_of_profile(epsilons, self.delta(epsilons)),)
 
@@ -313,20 +321,20 @@ class WorstOf(Mechanism):
         return "any of: " + "; ".join(candidate.description for candidate in self.candidates)
 
 
-def _dominates(one: Mechanism, other: Mechanism) -> bool:
-    """Whether the other is known to be a post-processing of one."""
-    if one == other:
+def _dominates(mechanism: Mechanism, compared: Mechanism) -> bool:
+    """Whether `compared` is known to be a post-processing of the mechanism."""
+    if mechanism == compared:
         return True
-    if one.gaussian_mu is not None and other.gaussian_mu is not None:
-        return one.gaussian_mu >= other.gaussian_mu
+    if mechanism.gaussian_mu is not None and compared.gaussian_mu is not None:
+        return mechanism.gaussian_mu >= compared.gaussian_mu
     # Post-processing can add noise, leave out steps, and thin each sampled batch.
     return (
-        isinstance(one, DpSgd)
-        and isinstance(other, DpSgd)
-        and (one.distance, one.group_size) == (other.distance, other.group_size)
-        and one.noise_multiplier <= other.noise_multiplier
-        and one.steps >= other.steps
-        and one.sampling_rate >= other.sampling_rate
+        isinstance(mechanism, DpSgd)
+        and isinstance(compared, DpSgd)
+        and (mechanism.distance, mechanism.group_size) == (compared.distance, compared.group_size)
+        and mechanism.noise_multiplier <= compared.noise_multiplier
+        and mechanism.steps >= compared.steps
+        and mechanism.sampling_rate >= compared.sampling_rate
     )
 
 
@@ -343,8 +351,8 @@ class Candidates(WorstOf):
 
     @property
     def description(self) -> str:
-        several = Counter(candidate.description for candidate in self.candidates)
-        return "candidates: " + "; ".join(f"{n} x ({words})" for words, n in several.items())
+        counts = Counter(candidate.description for candidate in self.candidates)
+        return "candidates: " + "; ".join(f"{n} x ({words})" for words, n in counts.items())
 
 
 @dataclass(frozen=True)
@@ -464,20 +472,20 @@ class _Drawn(PrivacyLoss):
             loss.append(np.zeros(1))
             log_mass.append(np.log([self.idle]))
         p_only, q_only = (
-            sum(c * left for c, left in zip(self.chances, side, strict=True))
+            sum(c * mass for c, mass in zip(self.chances, side, strict=True))
             for side in ([pmf.p_only for pmf in pmfs], [pmf.q_only for pmf in pmfs])
         )
         return PrivacyLossPmf(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
 
 
 def _mean_divergence(
-    each: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
+    divergences: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
 ) -> FloatArray:
     """Renyi divergence of a mixture with a known component: the moments are averaged."""
     order_less_one = np.asarray(alpha, dtype=np.float64) - 1.0
     logs = [
         math.log(c) + order_less_one * divergence
-        for c, divergence in zip(chances, each, strict=True)
+        for c, divergence in zip(chances, divergences, strict=True)
     ]
     idle = max(1.0 - math.fsum(chances), 0.0)
     if idle > 0.0:
@@ -517,8 +525,8 @@ def group_size(base: Mechanism) -> int:
 def _stated(base: Mechanism, name: str) -> frozenset[Any]:
     """The values of an attribute in the parts of a mechanism that have it."""
     if isinstance(base, WorstOf | _Combination):
-        parts = base.candidates if isinstance(base, WorstOf) else base._members
-        return frozenset().union(*(_stated(part, name) for part in parts))
+        members = base.candidates if isinstance(base, WorstOf) else base._members
+        return frozenset().union(*(_stated(member, name) for member in members))
     return frozenset({getattr(base, name)}) if hasattr(base, name) else frozenset()
 
 
@@ -574,9 +582,9 @@ def scale_noise(base: Mechanism, factor: float) -> Mechanism:
     )
 
 
-def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
-    alone = isinstance(several, Mechanism)
-    mechanisms = (several,) if alone else tuple(checks.items(name, several, "mechanisms"))
+def _mechanisms(name: str, values: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
+    alone = isinstance(values, Mechanism)
+    mechanisms = (values,) if alone else tuple(checks.items(name, values, "mechanisms"))
     if not mechanisms:
         raise InvalidInput(f"{name} must name at least one mechanism, got none")
     for mechanism in mechanisms:

@@ -78,24 +78,26 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
 
 
 @memoize(4)  # several bounds of one base compose the same parts
-def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
-    if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in parts):  # one run reveals everything
+def _composed(losses: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
+    if any(loss.atoms(math.inf).p_only >= 1.0 for loss, _ in losses):  # one run reveals everything
         return LossPair(PrivacyLossPmf(np.array([0.0]), np.array([-np.inf]), 1.0, 1.0))
-    exact = _of_few_losses(parts)
+    exact = _of_few_losses(losses)
     if exact is None:
-        exact = _beside_narrow_losses(parts)
+        exact = _beside_narrow_losses(losses)
     if exact is not None:
         return exact
-    while len(parts) > _MANY:
-        groups = [parts[start : start + _GROUP] for start in range(0, len(parts), _GROUP)]
-        parts = tuple(
+    while len(losses) > _MANY:
+        # The composition of pairs that dominate their runs dominates, so groups may be rounded one
+        # by one.
+        groups = [losses[start : start + _GROUP] for start in range(0, len(losses), _GROUP)]
+        losses = tuple(
             (_on_one_grid(group, _GROUP_CELLS, _GROUP_TILTS, _GROUP_FEW), 1) for group in groups
         )
-    return _on_one_grid(parts, cells, _TILTS, _FEW)
+    return _on_one_grid(losses, cells, _TILTS, _FEW)
 
 
 def _on_one_grid(
-    parts: tuple[tuple[PrivacyLoss, int], ...],
+    losses: tuple[tuple[PrivacyLoss, int], ...],
     cells: int,
     most_tilts: int,
     few: int,
@@ -105,23 +107,23 @@ def _on_one_grid(
 
     The cells are `coarser` times as wide as usual.
     """
-    coarse = [(_coarse(loss.atoms(math.inf), few), count) for loss, count in parts]
+    coarse = [(_coarse(loss.atoms(math.inf), few), count) for loss, count in losses]
     if all(len(atoms.loss) == 1 for atoms, _ in coarse):
-        return _of_single_losses([(loss.atoms(math.inf), count) for loss, count in parts])
+        return _of_single_losses([(loss.atoms(math.inf), count) for loss, count in losses])
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
-    runs = sum(count for _, count in parts)
+    runs = sum(count for _, count in losses)
     if np.ptp(cumulants.deviations_at(low, high)) > _TILT_WIDTH * _MAX_TILTS:
         raise _unresolved(f"{runs} runs that reveal the data set")
     # Each run adds a variance of at most spacing^2/6. The total must stay a small fraction.
     # The few losses above have a larger variance.
-    variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in parts)
+    variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in losses)
     finest = math.sqrt(0.3 * min(variance, math.sqrt(variance)) / runs)
     # A rare large loss limits the number of cells. A coarser grid is equally safe.
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
     usual = max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18)
     spacing = float(coarser * usual)
-    on_grid = [(loss.atoms(spacing), count) for loss, count in parts]
+    on_grid = [(loss.atoms(spacing), count) for loss, count in losses]
     grids = [_Grid(*on_lattice(atoms, spacing), count) for atoms, count in on_grid]
     # On the grid, each run can reach one cell beyond its own loss.
     slack = 2 + min(runs, cells // 8)
@@ -131,17 +133,17 @@ def _on_one_grid(
     longest = max(len(grid.log_p) for grid in grids)
     size = int(fft.next_fast_len(2 * max(highest - lowest, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
-        if any(count > _REPEATED for _, count in parts):
-            return _on_one_grid(_in_stages(parts), cells, most_tilts, few)
+        if any(count > _REPEATED for _, count in losses):
+            return _on_one_grid(_in_stages(losses), cells, most_tilts, few)
         coarser *= 1.01 * size / _LARGEST_TRANSFORM
         if coarser > _COARSEST:
             raise _unresolved(f"{runs} runs on {size} points")
-        return _on_one_grid(parts, cells, most_tilts, few, coarser)
+        return _on_one_grid(losses, cells, most_tilts, few, coarser)
     wrapped = (highest - size) * spacing, (lowest + size) * spacing
     tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
     log_mass, p_outside, q_outside = _sum_of(grids, spacing, lowest, highest, size, tilts)
     p_only, q_only = (
-        -math.expm1(sum(count * math.log1p(-part) for part, count in side))
+        -math.expm1(sum(count * math.log1p(-mass) for mass, count in side))
         for side in (
             [(atoms.p_only, count) for atoms, count in on_grid],
             [(atoms.q_only, count) for atoms, count in on_grid],
@@ -153,17 +155,18 @@ def _on_one_grid(
     if not -1e-6 < total - 1.0 < 1e-4:
         raise _unresolved(f"masses that sum to {total:g}")
     loss = np.asarray(spacing * np.arange(lowest, highest + 1), dtype=np.float64)
+    # Mass outside of the window counts as outputs that reveal the data set.
     return LossPair(PrivacyLossPmf(loss, log_mass, p_only + p_outside, q_only + q_outside))
 
 
-def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[PrivacyLoss, int], ...]:
+def _in_stages(losses: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[PrivacyLoss, int], ...]:
     """The same runs with most of them composed in blocks.
 
     A grid must resolve a single run. A block of runs has a wider loss, so a coarser grid is enough
     for the next stage.
     """
     staged: list[tuple[PrivacyLoss, int]] = []
-    for loss, count in parts:
+    for loss, count in losses:
         blocks, remainder = divmod(count, _REPEATED)
         if blocks:
             staged.append((compose([(loss, blocks)]), _REPEATED))
@@ -172,20 +175,20 @@ def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[Privac
     return tuple(staged)
 
 
-def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
+def _of_few_losses(losses: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
     """Exact composition of discrete losses whose sum has few values; None if it has many.
 
     The tilts of a transform would lose digits if losses of hundreds are far apart.
     """
-    if sum(count for _, count in parts) < 2:
+    if sum(count for _, count in losses) < 2:
         return None
     discrete = [
-        (_with_mass(loss.pmf), count) for loss, count in parts if isinstance(loss, LossPair)
+        (_with_mass(loss.pmf), count) for loss, count in losses if isinstance(loss, LossPair)
     ]
     if any(len(pmf.loss) == 0 for pmf, _ in discrete):
         return None
     values = [math.comb(count + len(pmf.loss) - 1, count) for pmf, count in discrete]
-    if len(discrete) < len(parts) or math.prod(values) > _MAX_EXACT:
+    if len(discrete) < len(losses) or math.prod(values) > _MAX_EXACT:
         return None
     total, log_mass = np.zeros(1), np.zeros(1)
     for pmf, count in discrete:
@@ -198,7 +201,7 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
     masses = np.zeros(len(loss))
     np.add.at(masses, place, np.exp(log_mass - top[place]))
     p_only, q_only = (
-        -math.expm1(sum(count * math.log1p(-min(part, 1.0)) for part, count in side))
+        -math.expm1(sum(count * math.log1p(-min(mass, 1.0)) for mass, count in side))
         for side in (
             [(pmf.p_only, count) for pmf, count in discrete],
             [(pmf.q_only, count) for pmf, count in discrete],
@@ -207,15 +210,15 @@ def _of_few_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | Non
     return LossPair(PrivacyLossPmf(loss, np.log(masses) + top, p_only, q_only))
 
 
-def _beside_narrow_losses(parts: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
+def _beside_narrow_losses(losses: tuple[tuple[PrivacyLoss, int], ...]) -> LossPair | None:
     """Composition of discrete losses, whose sum has few values, with losses in narrow ranges.
 
     One grid for all would be too coarse for the narrow losses, such as those of a Gaussian
     mechanism with a small mu: it would spread them over a whole cell. So these have a grid of their
     own around every value of the others. None if the losses are not of this kind.
     """
-    few = tuple((loss, count) for loss, count in parts if isinstance(loss, LossPair))
-    narrow = tuple((loss, count) for loss, count in parts if not isinstance(loss, LossPair))
+    few = tuple((loss, count) for loss, count in losses if isinstance(loss, LossPair))
+    narrow = tuple((loss, count) for loss, count in losses if not isinstance(loss, LossPair))
     if not few or not narrow:
         return None
     variance = sum(count * loss.atoms(math.inf).deviation ** 2 for loss, count in narrow)
@@ -252,22 +255,22 @@ def _powers(pmf: PrivacyLossPmf, count: int) -> tuple[FloatArray, FloatArray]:
     numbers = np.zeros((1, 0), dtype=np.int64)
     for _ in pmf.loss[1:]:
         # Every number of further equal losses that leaves at least none for the others.
-        left = count - numbers.sum(axis=1)
-        rows = np.repeat(np.arange(len(numbers)), left + 1)
-        more = np.concatenate([np.arange(n + 1) for n in left])
+        unassigned = count - numbers.sum(axis=1)
+        rows = np.repeat(np.arange(len(numbers)), unassigned + 1)
+        more = np.concatenate([np.arange(n + 1) for n in unassigned])
         numbers = np.column_stack([numbers[rows], more])
     numbers = np.column_stack([numbers, count - numbers.sum(axis=1)])
     ways = special.gammaln(count + 1) - special.gammaln(numbers + 1).sum(axis=1)
     return numbers @ pmf.loss, ways + numbers @ pmf.log_mass
 
 
-def _of_single_losses(parts: list[tuple[PrivacyLossPmf, int]]) -> LossPair:
+def _of_single_losses(pmfs: list[tuple[PrivacyLossPmf, int]]) -> LossPair:
     """Exact composition of distributions with one finite loss each."""
     loss, log_mass = (
         math.fsum(count * float(values[0]) for values, count in sides)
         for sides in (
-            [(atoms.loss, count) for atoms, count in parts],
-            [(atoms.log_mass, count) for atoms, count in parts],
+            [(atoms.loss, count) for atoms, count in pmfs],
+            [(atoms.log_mass, count) for atoms, count in pmfs],
         )
     )
     p_only, q_only = (-math.expm1(min(log, 0.0)) for log in (log_mass, log_mass - loss))
@@ -365,12 +368,12 @@ def _coarse(atoms: PrivacyLossPmf, few: int) -> PrivacyLossPmf:
 class _Cumulants:
     """K(theta) = log E_P[e^(theta loss)] of the composition, and its derivative, on a grid."""
 
-    def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
+    def __init__(self, pmfs: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
         # theta = 0 is P and -1 is P'. The scale further out is the loss's standard deviation.
-        variance = sum(count * atoms.deviation**2 for atoms, count in parts)
+        variance = sum(count * atoms.deviation**2 for atoms, count in pmfs)
         scale = max(math.sqrt(variance), 1e-12)
         # Large losses may be so rare that they hardly change the standard deviation.
-        largest = max(max(float(np.abs(atoms.loss).max()) for atoms, _ in parts), 1e-12)
+        largest = max(max(float(np.abs(atoms.loss).max()) for atoms, _ in pmfs), 1e-12)
         outer = np.geomspace(
             min(1e-7 / scale, 1e-2 / largest), min(1e7 / scale, 1e13 / largest), 561
         )
@@ -378,7 +381,7 @@ class _Cumulants:
         self.theta = theta
         self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)
         self.ends = [0.0, 0.0]
-        for atoms, count in parts:
+        for atoms, count in pmfs:
             weights = np.multiply.outer(theta, atoms.loss)
             weights += atoms.log_mass
             top = weights.max(axis=1, keepdims=True)
@@ -409,14 +412,14 @@ class _Cumulants:
         window are left out.
         """
         z = self._deviations
-        least, most = self.deviations_at(low, high)
+        lowest, highest = self.deviations_at(low, high)
         usable = (self._beyond(wrap_high, 1.0) < _WRAPPED) & (
             self._beyond(wrap_low, -1.0) < _WRAPPED
         )
         if usable.any():
-            least, most = max(least, z[usable].min()), min(most, z[usable].max())
-        count = max(count, math.ceil((most - least) / _TILT_WIDTH))
-        tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
+            lowest, highest = max(lowest, z[usable].min()), min(highest, z[usable].max())
+        count = max(count, math.ceil((highest - lowest) / _TILT_WIDTH))
+        tilts: list[float] = np.interp(np.linspace(lowest, highest, count), z, self.theta).tolist()
         place = 0
         while place + 1 < len(tilts):
             between = self._between(*tilts[place : place + 2])
@@ -455,9 +458,9 @@ class _Cumulants:
     def _beyond(self, loss: float, side: float) -> FloatArray:
         """Chernoff bounds [n] on the log mass beyond a loss, for each tilt theta."""
         height = self.value - self.theta * loss
-        further = side * self.theta
+        outward = side * self.theta
         # For each tilt, the smallest height among the tilts further out.
-        order = np.argsort(-further)
+        order = np.argsort(-outward)
         smallest = np.minimum.accumulate(height[order])
         log_tails = np.empty_like(height)
         log_tails[order] = smallest
@@ -470,6 +473,8 @@ def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     lowest = int(place.min())
     cell = (place - lowest).astype(np.int64)
     gap = np.clip(atoms.loss - spacing * place, 0.0, spacing)
+    # Both points together keep the P-mass and the P'-mass. So P'/P is only spread, and no profile
+    # falls.
     # a + b = p and a e^-l + b e^-(l+h) = p e^-loss.
     upper = -np.expm1(-gap) / -math.expm1(-spacing)
     size = int(cell.max()) + 2

@@ -142,10 +142,14 @@ def solve_epsilon(
         low, high = double_until(lambda epsilon: profile(epsilon) <= target, 1.0, LARGEST_EPSILON)
         unreachable = math.isinf(high)
     if unreachable:
-        left = min(profile(low), 1.0)
-        reason = "which no epsilon removes" if left > _LEFT_OVER else "where its computation ends"
+        smallest_delta = min(profile(low), 1.0)
+        reason = (
+            "which no epsilon removes"
+            if smallest_delta > _LEFT_OVER
+            else "where its computation ends"
+        )
         raise DeltaUnreachable(
-            f"delta must be above {left:.3g}, {reason}, got {checks.one_line(delta)}"
+            f"delta must be above {smallest_delta:.3g}, {reason}, got {checks.one_line(delta)}"
         )
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)
 

@@ -101,9 +101,9 @@ class RenyiCurve(_KnownByRenyi):
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         order_less_one = checks.numbers("alpha", alpha, 1.0) - 1.0
-        known = np.append(0.0, self.orders - 1.0)
-        log_moments = np.append(0.0, self.divergences) * known
-        return np.interp(order_less_one, known, log_moments, right=np.inf) / order_less_one
+        knots = np.append(0.0, self.orders - 1.0)
+        log_moments = np.append(0.0, self.divergences) * knots
+        return np.interp(order_less_one, knots, log_moments, right=np.inf) / order_less_one
 
     @property
     def description(self) -> str:
@@ -158,8 +158,8 @@ def _pair_of_renyi(renyi: Callable[[FloatArray], FloatArray]) -> LossPair:
     delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha, which inverts
     `renyi_to_epsilon`. Chords between the sampled epsilons only increase it.
     """
-    most = renyi_to_epsilon(renyi, SMALLEST_DELTA)
-    epsilons = np.linspace(0.0, most, 2049)
+    largest_epsilon = renyi_to_epsilon(renyi, SMALLEST_DELTA)
+    epsilons = np.linspace(0.0, largest_epsilon, 2049)
     alpha = 1.0 + np.geomspace(1e-5, 1e9, 2801)
     order_less_one, divergences = alpha - 1.0, renyi(alpha)
     usable = np.isfinite(divergences)
@@ -188,10 +188,11 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
     for point in points:
         if hull and point[1] >= hull[-1][1]:
             continue  # the point adds no information
+        # A profile is convex in e^eps, so it is below each chord of two points that bound it.
         while len(hull) > 1 and _log_slope(hull[-1], point) >= _log_slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)
-    left = hull[-1][1]
+    delta_at_end = hull[-1][1]
     loss = np.array([epsilon for epsilon, _ in hull[1:]])
     log_tail = np.array([_log_slope(*ends) for ends in itertools.pairwise(hull)])
     with np.errstate(divide="ignore"):
@@ -199,7 +200,7 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
         following = np.append(log_tail[1:], -np.inf) - log_tail
         log_q = log_tail + np.log(-np.expm1(np.minimum(following, 0.0)))
     log_p = log_q + loss
-    unassigned = max(1.0 - left - float(np.exp(log_p).sum() + np.exp(log_q).sum()), 0.0)
+    unassigned = max(1.0 - delta_at_end - float(np.exp(log_p).sum() + np.exp(log_q).sum()), 0.0)
     with np.errstate(divide="ignore"):
         log_mass = np.concatenate(
             [log_q[::-1], [math.log(unassigned) if unassigned > 0 else -np.inf], log_p]
@@ -210,13 +211,13 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
         PrivacyLossPmf(
             np.concatenate([-loss[::-1], [0.0], loss])[is_possible],
             log_mass[is_possible],
-            left,
-            left,
+            delta_at_end,
+            delta_at_end,
         )
     )
 
 
-def _log_slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+def _log_slope(point: tuple[float, float], later_point: tuple[float, float]) -> float:
     """log of (delta - delta') / (e^eps' - e^eps)."""
-    (epsilon, delta), (later, smaller) = one, other
+    (epsilon, delta), (later, smaller) = point, later_point
     return math.log(delta - smaller) - later - math.log(-math.expm1(epsilon - later))

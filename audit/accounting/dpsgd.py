@@ -124,6 +124,7 @@ class SampledStep(PrivacyLoss):
         crossings = self._output(multiples(float(ends[0]), float(ends[1]), spacing))
         x, log_weight = quadrature(np.concatenate([even, [high], crossings]))
         log_mass = log_weight - 0.5 * x * x - LOG_ROOT_TWO_PI + self._log_gain(x)
+        # Both tails count as outputs that reveal the data set.
         beyond = 2.0 * float(special.ndtr(-REACH))
         return PrivacyLossPmf(self.loss(x), log_mass, beyond, beyond)
 

@@ -56,11 +56,11 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
         return _of_distribution(event)
     steps_of: dict[tuple[float, float], int] = {}
     mechanisms: list[Mechanism] = []
-    for part, times in _parts(event):
-        if isinstance(part, Mechanism):
-            mechanisms += [part] * checks.integer("count", times, 0, _MAX_PARTS)
+    for component, times in _parts(event):
+        if isinstance(component, Mechanism):
+            mechanisms += [component] * checks.integer("count", times, 0, _MAX_PARTS)
         else:
-            steps_of[part] = steps_of.get(part, 0) + times
+            steps_of[component] = steps_of.get(component, 0) + times
     if neighbours == "replace-one" and any(
         isinstance(mechanism, LossDistribution) and mechanism.directed for mechanism in mechanisms
     ):
@@ -83,9 +83,9 @@ def _parts(event: Any) -> _Parts:
     if kind in _REFUSED:
         raise InvalidInput(f"event must have a known dominating pair, got {kind}: {_REFUSED[kind]}")
     if read is None:
-        known = ", ".join(_READERS)
+        supported = ", ".join(_READERS)
         raise InvalidInput(
-            f"event must be one of {known}, or a PrivacyLossDistribution of it, got "
+            f"event must be one of {supported}, or a PrivacyLossDistribution of it, got "
             f"{checks.kind_of(event)}"
         )
     return read(event)
@@ -203,7 +203,7 @@ def _zcdp(event: Any) -> Mechanism:
 
 def _self_composed(event: Any) -> _Parts:
     count = checks.integer("count", event.count, 0)
-    return [(part, times * count) for part, times in _parts(event.event)] if count else []
+    return [(component, times * count) for component, times in _parts(event.event)] if count else []
 
 
 def _sampled(event: Any) -> _Parts:
@@ -212,14 +212,15 @@ def _sampled(event: Any) -> _Parts:
     if len(inner) == 1 and inner[0][1] == 1 and isinstance(inner[0][0], LaplaceMechanism):
         return [(_sampled_laplace(inner[0][0], event.sampling_probability), 1)]
     precision = 0.0
-    for part, times in inner:
-        if isinstance(part, Mechanism) or part[1] != 1.0:
+    for component, times in inner:
+        if isinstance(component, Mechanism) or component[1] != 1.0:
             raise InvalidInput(
                 "event that is sampled must be Gaussian or one Laplace mechanism, or a "
                 "PrivacyLossDistribution of it, got "
                 f"{checks.one_line(event)}"
             )
-        precision += times / checks.interval("noise_multiplier", part[0], 0.0) ** 2
+        # Gaussian mechanisms on one sample compose to one, and their squared mu add.
+        precision += times / checks.interval("noise_multiplier", component[0], 0.0) ** 2
     if not precision:
         return []
     return [((1.0 / math.sqrt(precision), float(event.sampling_probability)), 1)]
@@ -260,7 +261,9 @@ _READERS: dict[str, Callable[[Any], _Parts]] = {
     "RandomizedResponseDpEvent": lambda event: [(_randomised_response(event), 1)],
     "ZCDpEvent": lambda event: [(_zcdp(event), 1)],
     "SelfComposedDpEvent": _self_composed,
-    "ComposedDpEvent": lambda event: [part for one in event.events for part in _parts(one)],
+    "ComposedDpEvent": lambda event: [
+        component for member in event.events for component in _parts(member)
+    ],
     "PoissonSampledDpEvent": _sampled,
     "RepeatAndSelectDpEvent": _tuned,
 }

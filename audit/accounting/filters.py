@@ -87,7 +87,7 @@ def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
     limits = _amounts_by_kind([(cap, 1)])
 
     def share(spent: Spent) -> float:
-        most = 0.0
+        largest_share = 0.0
         for kind, (amount, example) in _amounts_by_kind(spent).items():
             if kind not in limits:
                 allowed = "; ".join(mechanism.description for _, mechanism in limits.values())
@@ -97,8 +97,10 @@ def _filter_of_list(cap: Mechanism, hint: str = "") -> Filter:
                 )
             # Sums of squares are rounded; steps and numbers of runs are whole.
             slack = 1.0 + _ROUNDING if kind == _GAUSSIAN else 1.0
-            most = max(most, amount / (limits[kind][0] * slack))
-        return most
+            # Each kind has its own limit: all runs are a post-processing of the product of the
+            # listed pairs.
+            largest_share = max(largest_share, amount / (limits[kind][0] * slack))
+        return largest_share
 
     if cap.gaussian_mu is not None:
         return Filter(share, "privacy filter: sums of mu^2 (Smith & Thakurta 2022)")
@@ -109,12 +111,12 @@ _GAUSSIAN = "mu^2"
 
 
 def _amounts_by_kind(
-    several: Iterable[tuple[Mechanism, int]],
+    spent: Iterable[tuple[Mechanism, int]],
 ) -> dict[Hashable, tuple[float, Mechanism]]:
     """Spent amounts by kind: mu^2, the steps of each DP-SGD, or runs; each with an example."""
     squares: list[float] = []
     amounts: dict[Hashable, tuple[float, Mechanism]] = {}
-    for mechanism, times in several:
+    for mechanism, times in spent:
         for member in _parts(mechanism):
             kind: Hashable
             amount = times
@@ -139,16 +141,16 @@ def _amounts_by_kind(
 
 def _parts(mechanism: Mechanism) -> list[Mechanism]:
     if isinstance(mechanism, Composition):
-        return [member for part in mechanism.parts for member in _parts(part)]
+        return [member for component in mechanism.parts for member in _parts(component)]
     return [mechanism]
 
 
-def _name(one: Mechanism) -> Hashable:
+def _name(mechanism: Mechanism) -> Hashable:
     """A key that equal mechanisms share, even if one of them was read from a file."""
     try:
-        return json.dumps(mechanism_to_dict(one))
+        return json.dumps(mechanism_to_dict(mechanism))
     except ValueError:  # a user's own class
-        return one
+        return mechanism
 
 
 def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
@@ -160,6 +162,7 @@ def _filter_of_order(first: Mechanism, epsilon: float, delta: float) -> Filter:
         cost = np.maximum(first.renyi(order), TINY)
         return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
 
+    # The order depends on the plan alone and not on any output, as the filter requires.
     order, lost = best_alpha(runs_lost, refined=COARSE_ORDERS)
     if lost > -1.0:
         raise BudgetExceeded(
@@ -215,9 +218,9 @@ def epsilon_of_cap(cap: float | Mechanism, delta: float) -> float:
 def spent_with(spent: Spent, mechanism: Mechanism, times: int) -> Spent:
     """The spent mechanisms with one more; equal mechanisms are counted together."""
     updated = list(spent)
-    for place, (known, before) in enumerate(updated):
-        if known is mechanism or known == mechanism:
-            updated[place] = known, before + times
+    for place, (mechanism_spent, before) in enumerate(updated):
+        if mechanism_spent is mechanism or mechanism_spent == mechanism:
+            updated[place] = mechanism_spent, before + times
             return updated
     return [*updated, (mechanism, times)]
 
@@ -228,11 +231,11 @@ def check_protected(name: str, mechanisms: Collection[Mechanism]) -> None:
     The total cost of a run that protects groups and a run that protects single records would hold
     for single records only.
     """
-    parts = [(mechanism, relations(mechanism)) for mechanism in mechanisms]
-    stated = sorted(frozenset().union(*(names for _, names in parts)))
+    stated_relations = [(mechanism, relations(mechanism)) for mechanism in mechanisms]
+    stated = sorted(frozenset().union(*(names for _, names in stated_relations)))
     if len(stated) > 1:
         raise InvalidInput(f"{name} must have one neighbouring relation, got {stated}")
-    sizes = sorted({group_size(mechanism) for mechanism, names in parts if names})
+    sizes = sorted({group_size(mechanism) for mechanism, names in stated_relations if names})
     if len(sizes) > 1:
         raise InvalidInput(f"{name} must have one group_size, got {' and '.join(map(str, sizes))}")
 
@@ -276,5 +279,5 @@ def odometer(runs: Iterable[Mechanism], delta: float = 1e-5) -> float:
         """At most 0 where the mean of the supermartingales has reached 1/delta."""
         return threshold - float(special.logsumexp(order_less_one * (loss - spent)))
 
-    most = float(np.min(spent + threshold / order_less_one)) * (1.0 + 1e-9) + 1e-9
-    return safe_root(left, most, 0.0, 1e-9, 1e-9)
+    upper_limit = float(np.min(spent + threshold / order_less_one)) * (1.0 + 1e-9) + 1e-9
+    return safe_root(left, upper_limit, 0.0, 1e-9, 1e-9)

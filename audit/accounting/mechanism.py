@@ -78,6 +78,7 @@ class Mechanism(ABC):
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         """Renyi divergence of orders [n] > 1, the larger direction."""
         orders = checks.numbers("alpha", alpha, 1.0)
+        # Either data set may have the record, so the worse direction counts.
         return np.max([pair.renyi(orders) for pair in self.pairs], axis=0)
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:

@@ -179,6 +179,7 @@ class GaussianPair(DominatingPair):
         crossings = self.mu / 2.0 - multiples(*ends, spacing) / self.mu
         x, log_weight = quadrature(np.concatenate([np.arange(low, high, 0.25), [high], crossings]))
         log_mass = log_weight - 0.5 * x * x - LOG_ROOT_TWO_PI
+        # Both tails count as outputs that reveal the data set.
         beyond = 2.0 * float(special.ndtr(-REACH))
         return PrivacyLossPmf(self.mu * (self.mu / 2.0 - x), log_mass, beyond, beyond)
 
@@ -244,6 +245,7 @@ class LossPair(DominatingPair):
         delta(l_k) = delta(l_{k+1}) + (e^l_{k+1} - e^l_k) P'[loss >= l_{k+1}], without cancellation.
         """
         loss = self.pmf.loss
+        # All terms are positive, so their sums keep their digits in the tail.
         rises = -np.expm1(-np.diff(loss)) * np.exp(loss[1:] + self._log_q_tail[1:])
         return self.pmf.p_only + np.append(np.cumsum(rises[::-1])[::-1], 0.0)
 
@@ -269,9 +271,9 @@ class LossPair(DominatingPair):
             (self.pmf.q_only, self._log_q, 0.0),
         ):
             masses = np.concatenate([[first], np.exp(log_mass), [last]])
-            left = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+            above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
             below = np.append(0.0, np.cumsum(masses))
-            sides.append((below, left))
+            sides.append((below, above))
         return sides[0], sides[1]
 
     @cached_property
@@ -283,13 +285,13 @@ class LossPair(DominatingPair):
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         k = np.clip(t.astype(np.int64), 0, len(self.pmf.loss) + 1)
         share = np.clip(t - k, 0.0, 1.0)
-        (below, left), (below_with, left_with) = (
+        (below, above), (below_with, left_with) = (
             (a[k] + share * (a[k + 1] - a[k]), b[k] + share * (b[k + 1] - b[k]))
             for a, b in self._vertices
         )
         # If composition added mass, s is rounded down and s' up, so that both remain monotone.
         added, added_with = (max(float(b[0]) - 1.0, 0.0) for _, b in self._vertices)
-        p = log_complement(below * (1.0 - 2.0 * added), left)
+        p = log_complement(below * (1.0 - 2.0 * added), above)
         q = log_complement(below_with, left_with * (1.0 - 2.0 * added_with))
         # Probabilities under P' that underflow are interpolated in logarithms.
         tiny = q < _UNDERFLOW
@@ -305,7 +307,7 @@ class LossPair(DominatingPair):
             log P[worse] and log P'[worse] at the limits [n+3] of the outputs, from 0 to -inf.
             Outputs that occur only under P' are the worst.
         """
-        p, q = (log_complement(left, below)[::-1] for below, left in self._vertices)
+        p, q = (log_complement(above, below)[::-1] for below, above in self._vertices)
         return p, q
 
 

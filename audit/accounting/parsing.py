@@ -105,8 +105,8 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
         return make(*read_curve(text, f"base {name}"))
     numbers: list[Any] = text.split(",")  # as text, which the mechanism reads
     try:
-        for part in numbers:
-            read_number(part)
+        for token in numbers:
+            read_number(token)
     except ValueError:
         numbers = []
     if len(numbers) not in allowed:

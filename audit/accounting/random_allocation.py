@@ -94,8 +94,8 @@ class _Ratio:
 
     def _grid_of_sum(self, other: "_Ratio") -> FloatArray:
         """Values for a sum: even in the middle, coarser beyond, and even in logarithms far away."""
-        (mean, variance), (more, further) = self._moments, other._moments
-        mean, deviation = mean + more, math.sqrt(variance + further)
+        (mean, variance), (other_mean, other_variance) = self._moments, other._moments
+        mean, deviation = mean + other_mean, math.sqrt(variance + other_variance)
         low, high = self.at[1] + other.at[1], self.at[-1] + other.at[-1]
         # Integrate 1 / spacing over a fine grid of both scales, then divide it evenly.
         middle = np.linspace(low, min(mean + 10.0 * deviation, high), 4096)
@@ -240,14 +240,14 @@ class RandomAllocation(Mechanism):
 
     @property
     def gaussian_mu(self) -> float | None:
-        """The mu if each record is in every batch; None otherwise."""
+        """The mu if a record draws among single steps, as in every batch; None otherwise."""
         if self._steps_of_group > 1:
             return None
         return math.sqrt(self.per_epoch * self.epochs) / self.noise_multiplier
 
     @property
     def _steps_of_group(self) -> int:
-        """Steps among which a record draws one; k of t steps are k draws among floor(t / k)."""
+        """Steps among which a record draws one: k of t steps are k draws among floor(t / k)."""
         return self.batches // self.per_epoch
 
     @property
@@ -259,6 +259,8 @@ class RandomAllocation(Mechanism):
         mu = self.gaussian_mu
         if mu is not None:
             return ((GaussianPair(mu), 1),)
+        # Epochs with fresh draws compose. A batch that is drawn once gives one epoch (proposition
+        # 25).
         epochs = 1 if self.fixed else self.epochs * self.per_epoch
         return ((_epoch(self._step_noise, self._steps_of_group), epochs),)
 

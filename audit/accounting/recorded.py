@@ -127,8 +127,8 @@ def joined(steps_of: Phases, most: int) -> Phases:
         cells: dict[tuple[int, int], tuple[float, float, int]] = {}
         for (noise, rate), steps in steps_of.items():
             cell = _cell(noise, width), _cell(rate, width)
-            least, largest, before = cells.get(cell, (noise, rate, 0))
-            cells[cell] = min(least, noise), max(largest, rate), before + steps
+            smallest_noise, largest_rate, before = cells.get(cell, (noise, rate, 0))
+            cells[cell] = min(smallest_noise, noise), max(largest_rate, rate), before + steps
         merged = {}
         for noise, rate, steps in cells.values():
             merged[noise, rate] = merged.get((noise, rate), 0) + steps

@@ -55,16 +55,16 @@ class AdaptiveAttack:
         """Probability of the label "back" at every count from -reach to reach."""
         low, high = self.protocol.low, self.protocol.high
         mass = (1.0 - low) / (high - low) if low < 1.0 < high else 0.5
-        most = min(high * mass, 1.0 - low * (1.0 - mass))
-        least = max(low * mass, 1.0 - high * (1.0 - mass))
+        largest_share = min(high * mass, 1.0 - low * (1.0 - mass))
+        smallest_share = max(low * mass, 1.0 - high * (1.0 - mass))
         count = np.arange(-self.reach, self.reach + 1)
         weight = special.expit(_SHARPNESS * (count - self.tip))
-        return np.asarray(least + (most - least) * weight)
+        return np.asarray(smallest_share + (largest_share - smallest_share) * weight)
 
     def chances(self) -> tuple[float, float]:
         """Probabilities that the back is released: rounded down without the record, up with it."""
         probabilities = probabilities_of_runs(self.protocol.repetitions, _MAX_RUNS)
-        left = 1.0 - float(probabilities.sum())
+        tail_probability = 1.0 - float(probabilities.sum())
         matrices = np.stack([self._matrix(mean, w) for mean in (0.0, self.mu) for w in (0, 1)])
         vectors = np.ones((2 * _MEANS, 2 * self.reach + 1, 1))
         inside = probabilities[0] * np.ones(2 * _MEANS)
@@ -73,7 +73,7 @@ class AdaptiveAttack:
             inside += probabilities[k] * vectors[:, self.reach, 0]
         slack = 1e-13
         without, with_record = inside[0] - inside[1], inside[2] - inside[3]
-        return float(without - slack), float(with_record + max(left, 0.0) + slack)
+        return float(without - slack), float(with_record + max(tail_probability, 0.0) + slack)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that the event attains at delta, rounded down; 0 where it is too rare."""
@@ -108,9 +108,9 @@ class AdaptiveAttack:
         """
         moves = np.zeros((2, 3))
         for label in (0, 1):
-            least = self.back[label] if without_back else -np.inf
+            lowest = self.back[label] if without_back else -np.inf
             limits = np.array([-np.inf, self.points[0], self.points[1], np.inf])
-            limits = np.clip(limits, least, max(self.front[label], least))
+            limits = np.clip(limits, lowest, max(self.front[label], lowest))
             moves[label] = np.diff(special.ndtr(limits - mean))
         shares = self.back_shares
         chances = shares[:, None] * moves[0] + (1.0 - shares)[:, None] * moves[1]
@@ -204,7 +204,9 @@ def adaptive_attack(
     )
     best = attack(np.asarray(optimum.x))
     plain = replace(best, tip=math.inf, front=(top, top), back=(low, low))
-    return max((best, plain), key=lambda one: _expected_ratio(one, delta, trials, alpha))
+    return max(
+        (best, plain), key=lambda candidate: _expected_ratio(candidate, delta, trials, alpha)
+    )
 
 
 def _expected_ratio(attack: AdaptiveAttack, delta: float, trials: int, alpha: float) -> float:

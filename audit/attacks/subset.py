@@ -122,4 +122,4 @@ def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
     best, _ = worst_case_split_order(mu, protocol.repetitions, delta)
     plain = SubsetAttack(mu, protocol, SplitOrder(-np.inf))
     tried = [plain, *(replace(plain, order=SplitOrder(top)) for top in (np.inf, best.top))]
-    return max(tried, key=lambda one: one.epsilon(delta))
+    return max(tried, key=lambda attack: attack.epsilon(delta))

@@ -141,8 +141,8 @@ class LabelAttack:
         matrices = np.zeros((2, 3, size, size))
         for label in range(3):
             back, front = self.back[label], max(self.front[label], self.back[label])
-            for side, (least, most) in enumerate(((-np.inf, back), (back, front))):
-                chances = np.diff(special.ndtr(np.clip(edges, least, most) - mean))
+            for side, (lower, upper) in enumerate(((-np.inf, back), (back, front))):
+                chances = np.diff(special.ndtr(np.clip(edges, lower, upper) - mean))
                 for move, chance in zip(self._moves, chances, strict=True):
                     end = np.clip(start + move, 0, size - 1)
                     np.add.at(matrices[side, label], (start, end), chance)
@@ -237,7 +237,7 @@ def label_attack(
         options={"maxfev": evaluations, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": simplex},
     )
     best = attack(np.asarray(optimum.x), spacing)
-    return max(_adapted(best, delta), key=lambda one: one.epsilon(delta))
+    return max(_adapted(best, delta), key=lambda adapted: adapted.epsilon(delta))
 
 
 def _adapted(attack: LabelAttack, delta: float) -> Iterator[LabelAttack]:

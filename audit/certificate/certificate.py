@@ -63,10 +63,10 @@ class Certificate(Content):
     ) -> Self:
         """Computes the numbers and issues a certificate with the current date."""
         numbers = compute(base, protocol, delta)
-        known = derived.checkable(training, protocol)
+        checkable = derived.checkable(training, protocol)
         study = replace(
             study,
-            checked=tuple(name for name in known if name in study.checked),
+            checked=tuple(name for name in checkable if name in study.checked),
             tested=tuple(n for n in derived.testable(training, score) if n in study.tested),
         )
         if not study.tested:

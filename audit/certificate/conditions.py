@@ -257,7 +257,7 @@ def bases_of(training: Mechanism, score: Private | None) -> list[Mechanism]:
 def relation_of(training: Mechanism) -> str:
     """Name of the neighbouring relation that a training states."""
     stated = relations(training)
-    if len(stated) == 1 and all(isinstance(part, DpSgd) for part in _parts(training)):
+    if len(stated) == 1 and all(isinstance(mechanism, DpSgd) for mechanism in _parts(training)):
         return next(iter(stated))
     return AS_STATED
 
@@ -271,10 +271,13 @@ def records_of(training: Mechanism) -> str:
 def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
     """Names of the conditions that a study can check in every run."""
     names: list[str] = []
-    parts = _parts(training)
-    if all(isinstance(part, DpSgd) for part in parts):
+    mechanisms = _parts(training)
+    if all(isinstance(mechanism, DpSgd) for mechanism in mechanisms):
         names += ["steps", "noise_multiplier", "sampling_rate"]
-        if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
+        if any(
+            isinstance(mechanism, DpSgd) and mechanism.sampling_rate < 1.0
+            for mechanism in mechanisms
+        ):
             names.append("poisson_sampling")
         if "add-remove" in relations(training):
             names += ["divisor", "constants"]
@@ -285,11 +288,13 @@ def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
 
 def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
     """Names of the conditions that the differential test of a training function can support."""
-    parts = _parts(training)
-    if not all(isinstance(part, DpSgd) for part in parts):
+    mechanisms = _parts(training)
+    if not all(isinstance(mechanism, DpSgd) for mechanism in mechanisms):
         return ()
     names = [*_OF_DP_SGD]
-    if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
+    if any(
+        isinstance(mechanism, DpSgd) and mechanism.sampling_rate < 1.0 for mechanism in mechanisms
+    ):
         names.append("poisson_sampling")
     if "add-remove" in relations(training):
         names.append("relation add-remove")
@@ -298,7 +303,7 @@ def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
 
 def most_steps(training: Mechanism) -> int:
     """Largest number of steps of a run of DP-SGD; 0 for other mechanisms."""
-    steps = (part.steps for part in _parts(training) if isinstance(part, DpSgd))
+    steps = (mechanism.steps for mechanism in _parts(training) if isinstance(mechanism, DpSgd))
     return max(steps, default=0)
 
 
@@ -330,7 +335,7 @@ def conditions(
     order = (
         Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST
     )  # fmt: skip
-    return tuple(sorted(listed, key=lambda one: order.index(one.ground)))
+    return tuple(sorted(listed, key=lambda condition: order.index(condition.ground)))
 
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
@@ -426,11 +431,11 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
         for name in checkable(training, protocol)
     ]
     trusted: dict[str, str] = {}
-    if all(isinstance(part, DpSgd) for part in _parts(training)):
+    if all(isinstance(mechanism, DpSgd) for mechanism in _parts(training)):
         trusted |= _OF_DP_SGD
     else:
         trusted["mechanism"] = "every run is the stated base mechanism"
-    if any(isinstance(part, RandomAllocation) for part in _parts(training)):
+    if any(isinstance(mechanism, RandomAllocation) for mechanism in _parts(training)):
         trusted["random_allocation"] = _OF_RANDOM_ALLOCATION
     for relation in sorted(relations(training)):
         if relation in _RELATION_CONDITIONS:

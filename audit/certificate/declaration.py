@@ -129,9 +129,10 @@ class Declaration:
         """
         if not isinstance(values, Mapping):
             raise InvalidInput(f"declaration must be a mapping, got {checks.one_line(values)}")
-        known = {field.name for field in fields(cls)}
+        field_names = {field.name for field in fields(cls)}
         statements = {
-            checks.one_of("statement", name, known): statement for name, statement in values.items()
+            checks.one_of("statement", name, field_names): statement
+            for name, statement in values.items()
         }
         earlier = statements.get("earlier_spending")
         if earlier is not None:
@@ -194,9 +195,9 @@ def _sum(values: Sequence[float]) -> float:
     return rounded if decimal.Decimal(repr(rounded)) >= total else math.nextafter(rounded, math.inf)
 
 
-def _spendings(given: Any) -> tuple[Spending, ...]:
+def _spendings(values: Any) -> tuple[Spending, ...]:
     try:
-        spendings = tuple(given)
+        spendings = tuple(values)
     except TypeError:
         spendings = (None,)
     if len(spendings) > _MAX_SPENDINGS or not all(
@@ -204,6 +205,6 @@ def _spendings(given: Any) -> tuple[Spending, ...]:
     ):
         raise InvalidInput(
             f"earlier_spending must be a sequence of at most {_MAX_SPENDINGS} Spending(release, "
-            f"epsilon, delta), got {checks.one_line(given)}"
+            f"epsilon, delta), got {checks.one_line(values)}"
         )
     return spendings

@@ -171,7 +171,7 @@ def compute(
         source=smallest.source,
         assumes=smallest.assumes,
         attained=largest_attained(costs),
-        **derived(tuple(sorted(points, key=lambda one: -one.delta)), delta),
+        **derived(tuple(sorted(points, key=lambda point: -point.delta)), delta),
     )
 
 
@@ -198,11 +198,11 @@ def derived(profile: tuple[PrivacyPoint, ...], delta: float) -> dict[str, Any]:
     """The numbers that follow from a privacy profile, which contains a point at delta, by name."""
     curve = TradeOff(profile)
     mu = curve.mu(delta)
-    least = curve.false_negatives(FALSE_POSITIVES)
+    false_negatives = curve.false_negatives(FALSE_POSITIVES)
     return {
         "epsilon": next(point.epsilon for point in profile if point.delta == delta),
         "profile": profile,
-        "trade_off": tuple(zip(FALSE_POSITIVES, least.tolist(), strict=True)),
+        "trade_off": tuple(zip(FALSE_POSITIVES, false_negatives.tolist(), strict=True)),
         "advantage": curve.advantage,
         "true_positives": (
             1.0 - float(curve.false_negatives(0.01)),
@@ -222,12 +222,12 @@ class TradeOff:
     def false_negatives(self, false_positives: ArrayLike) -> FloatArray:
         """Smallest rates of false negatives [n] at rates of false positives [n], rounded down."""
         rates = np.asarray(false_positives, dtype=np.float64)
-        least = np.zeros_like(rates)
+        smallest = np.zeros_like(rates)
         for point in self.points:
             without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            least = np.maximum(least, without_delta - rates / ratio)
-            least = np.maximum(least, ratio * (without_delta - rates))
-        return least
+            smallest = np.maximum(smallest, without_delta - rates / ratio)
+            smallest = np.maximum(smallest, ratio * (without_delta - rates))
+        return smallest
 
     @property
     def advantage(self) -> float:

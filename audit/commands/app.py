@@ -286,8 +286,8 @@ class _Page:
         return panel.Column(
             "# The privacy cost of tuning",
             "The cost of training several models with DP-SGD and releasing the best one.",
-            panel.FlexBox(*(panel.Column(*part, min_width=300, max_width=420, margin=(0, 10))
-                            for part in (inputs.of_run, (inputs.title, inputs.runs, self.cost)))),
+            panel.FlexBox(*(panel.Column(*column, min_width=300, max_width=420, margin=(0, 10))
+                            for column in (inputs.of_run, (inputs.title, inputs.runs, self.cost)))),
             panel.pane.Bokeh(self.figure.plot, sizing_mode="stretch_width"),
             self.legend,
             "Curves are drawn from quick upper bounds first and then refined in place.",

@@ -52,9 +52,9 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
             "epsilons and the deltas of its releases"
         )
     tuned: Mechanism = TunedMechanism(base, repetitions)
-    parts: tuple[Mechanism, ...] = (tuned,) * times
+    mechanisms: tuple[Mechanism, ...] = (tuned,) * times
     if arguments.final_run:
-        parts += (base,)
+        mechanisms += (base,)
     then = ", then one run of the base" if arguments.final_run else ""
     claim = Claim(
         Kind.BOUND,
@@ -65,7 +65,7 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
     )
 
     def composed() -> UpperBound:
-        return UpperBound("total", Composition(parts).epsilon(arguments.delta), claim)
+        return UpperBound("total", Composition(mechanisms).epsilon(arguments.delta), claim)
 
     return [answered("total", claim, composed)]
 
@@ -193,8 +193,8 @@ def _affordable(
         "bound": bound,
     }
     if arguments.solve == "runs":
-        most = upper_bounds.calibrate_runs(base, repetitions, **budget)
-        return RandomSearch(rounded_distribution(most)), []
+        affordable = upper_bounds.calibrate_runs(base, repetitions, **budget)
+        return RandomSearch(rounded_distribution(affordable)), []
     plans = [
         replace(plan, repetitions=rounded_distribution(plan.repetitions))
         for plan in upper_bounds.best_repetitions(base, max_runs=arguments.max_runs, **budget)

@@ -42,7 +42,7 @@ class Answer:
             "bounds": [row.as_dict() for row in self.bounds],
             "cost": None if self.cost is None else self.cost.as_dict(),
             "statement": "" if self.statement is None else str(self.statement),
-            "compared": [vars(one) | {"protocol": one.protocol.spec} for one in self.compared],
+            "compared": [vars(plan) | {"protocol": plan.protocol.spec} for plan in self.compared],
             "notes": self.notes,
             "affordable": [
                 {

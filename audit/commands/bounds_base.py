@@ -125,13 +125,13 @@ def rounded_distribution(distribution: Repetitions) -> Repetitions:
     for sides in itertools.product((True, False), repeat=len(long.findall(distribution.spec))):
         way = iter(sides)
         spec = long.sub(
-            lambda one, way=way: format_rounded(float(one.group()), next(way), 7),  # type: ignore[misc]
+            lambda match, way=way: format_rounded(float(match.group()), next(way), 7),  # type: ignore[misc]
             distribution.spec,
         )
         with contextlib.suppress(ValueError):  # rounded out of its range
             rounded.append(repetitions.parse_repetitions(spec))
     return max(
         (candidate for candidate in rounded if candidate.mean <= distribution.mean),
-        key=lambda one: one.mean,
+        key=lambda affordable: affordable.mean,
         default=distribution,
     )

@@ -180,9 +180,9 @@ def _options(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
-def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
+def _refuse_rest(options: Set[str], allowed: Set[str], to: str) -> None:
     """Raises InvalidInput for options that would be ignored."""
-    refused = given - allowed
+    refused = options - allowed
     if refused:
         verb = "does not apply" if len(refused) == 1 else "do not apply"
         apply = _options(allowed & _ONE_RUN if to in map(_option, BASES) else allowed)
@@ -195,32 +195,32 @@ def _option(name: str) -> str:
 
 def checked_options(arguments: argparse.Namespace) -> str:
     """Refuses options that would be ignored, adds defaults, and returns the task (`_APPLY`)."""
-    given = {
+    passed = {
         name for name, value in vars(arguments).items() if not (value is None or value is False)
     }
-    if "solve" in given:
+    if "solve" in passed:
         if arguments.solve == "law":  # its name in version 2
             arguments.solve = "distribution"
         arguments.solve = checks.one_of("solve", arguments.solve, SOLVES)
-    if "neighbours" in given:
+    if "neighbours" in passed:
         arguments.neighbours = checks.one_of(
             "neighbours", arguments.neighbours, accounting.NEIGHBOURS
         )
     task = "one run"
-    if "target_epsilon" in given:
+    if "target_epsilon" in passed:
         solved = arguments.solve in ("runs", "distribution")
         task = f"--solve {arguments.solve}" if solved else "--target-epsilon"
-    elif "solve" in given:
+    elif "solve" in passed:
         raise InvalidInput(f"target-epsilon must be given with --solve {arguments.solve}, got none")
-    elif "bound" in given:
+    elif "bound" in passed:
         raise InvalidInput("target-epsilon must be given with --bound, got none")
-    ways = given & BASES
+    ways = passed & BASES
     if task == "--target-epsilon" and ways:
         raise InvalidInput(
             f"{_options(ways)} must not be given with --target-epsilon, which solves for the noise "
             "(or add --solve runs or --solve distribution)"
         )
-    _refuse_rest(given, _APPLY[task], task)
+    _refuse_rest(passed, _APPLY[task], task)
     if task in ("one run", "--solve runs", "--solve distribution") and len(ways) != 1:
         # Most users know the noise multiplier of their runs, so it comes first.
         raise InvalidInput(
@@ -233,7 +233,7 @@ def checked_options(arguments: argparse.Namespace) -> str:
     if ways:
         (way,) = ways
         allowed = _APPLY_TO_BASE[way] | {"accounting"}
-        _refuse_rest(given & (_ONE_RUN - BASES), allowed, _option(way))
+        _refuse_rest(passed & (_ONE_RUN - BASES), allowed, _option(way))
     # Opacus divides by a number that it computes from n, so its numbers hold if n is public.
     if arguments.accounting is None and arguments.gaussian_epsilon is not None:
         arguments.accounting = "exact"  # read as a Renyi epsilon, it would cost less

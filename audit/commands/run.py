@@ -78,15 +78,15 @@ def make_parser() -> console.Parser:
 
 
 def _add(group: Any, field: Any) -> None:
-    several = isinstance(field.default, tuple)
-    kind = type(field.default[0]) if several else type(field.default)
-    given = field.default if several else (field.default,)
-    values = " ".join(f"{value:g}" if kind is float else str(value) for value in given)
+    is_tuple = isinstance(field.default, tuple)
+    kind = type(field.default[0]) if is_tuple else type(field.default)
+    defaults = field.default if is_tuple else (field.default,)
+    values = " ".join(f"{value:g}" if kind is float else str(value) for value in defaults)
     default = f" (default: {values})" if values != "" and field.name != "protocol" else ""
     group.add_argument(
         "--" + field.name.replace("_", "-"),
         type=_number_or_text(kind),
-        nargs="+" if several else None,
+        nargs="+" if is_tuple else None,
         default=argparse.SUPPRESS,
         metavar={int: "N", float: "X"}.get(kind, "NAME"),
         # `--repetitions tnb:0,0.1` means `--protocol tnb:0,0.1`.

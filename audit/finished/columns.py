@@ -169,7 +169,7 @@ def parse_columns(columns: str | Mapping[str, str] | None) -> dict[str, str]:
     if columns is None:
         return {}
     if isinstance(columns, str):
-        pairs = [part.rpartition("=") for part in columns.split(",")]
+        pairs = [assignment.rpartition("=") for assignment in columns.split(",")]
         if not all(equals and name.strip() for name, equals, _ in pairs):
             raise InvalidInput(
                 "columns must be NAME=ROLE,NAME=ROLE,... such as sigma=noise_multiplier, got "

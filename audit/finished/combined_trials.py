@@ -60,19 +60,21 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
             rho += times * run.rho
         else:
             of_other_kinds += [run] * times
-    parts: list[Mechanism] = []
+    mechanisms: list[Mechanism] = []
     for protected, phases in steps.items():
         for (noise, rate), count in joined(phases, _MAX_PHASES).items():
-            several, left = divmod(count, _MAX_STEPS)
-            lengths = [_MAX_STEPS] * several + ([left] if left else [])
-            parts += [DpSgd(noise, length, rate, *protected) for length in lengths]
+            full_phases, remaining_steps = divmod(count, _MAX_STEPS)
+            lengths = [_MAX_STEPS] * full_phases + ([remaining_steps] if remaining_steps else [])
+            mechanisms += [DpSgd(noise, length, rate, *protected) for length in lengths]
     if mus:
         # Losses of Gaussian runs add up to that of one.
-        parts.append(GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items()))))
+        mechanisms.append(
+            GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items())))
+        )
     if rho > 0.0:
-        parts.append(ZeroConcentratedDp(rho))
-    parts += of_other_kinds
-    return parts[0] if len(parts) == 1 else Composition(tuple(parts))
+        mechanisms.append(ZeroConcentratedDp(rho))
+    mechanisms += of_other_kinds
+    return mechanisms[0] if len(mechanisms) == 1 else Composition(tuple(mechanisms))
 
 
 def dominating_few(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
@@ -81,11 +83,11 @@ def dominating_few(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
     Runs are grouped by the logarithms of their parameters, in cells that grow until few remain. The
     run with the least noise, most steps and largest rate of a cell dominates all its runs.
     """
-    left, merges = list(dict.fromkeys(runs)), []
+    candidates, merges = list(dict.fromkeys(runs)), []
     width = 1e-3
-    while len(left) > MAX_KINDS and width < 1e3:
+    while len(candidates) > MAX_KINDS and width < 1e3:
         cells: dict[Hashable, list[Mechanism]] = {}
-        for run in left:
+        for run in candidates:
             kind, numbers = _parameters(run)
             cell = kind, tuple([math.floor(math.log(number) / width) for number in numbers])
             cells.setdefault(cell, []).append(run)
@@ -97,9 +99,9 @@ def dominating_few(runs: Iterable[Mechanism]) -> dict[Mechanism, Mechanism]:
                 for run in runs
             }
         )
-        left = list(dict.fromkeys(merges[-1].values()))
+        candidates = list(dict.fromkeys(merges[-1].values()))
         width *= 1.5
-    dominated_by = {run: run for run in left}
+    dominated_by = {run: run for run in candidates}
     for merged in reversed(merges):
         dominated_by = {run: dominated_by[merged_run] for run, merged_run in merged.items()}
     return dominated_by

@@ -129,7 +129,6 @@ class _Statement:
 
     Attributes:
         words: the words of the last part of its column's name.
-        cell: the cell.
         roles: the roles that columns and settings have.
         settings: what holds for all runs.
         batch_column: the words of the column with the batch size; empty without one.
@@ -331,7 +330,7 @@ def _resumed(statement: _Statement) -> str:
 
 def _other_mechanism(statement: _Statement) -> str:
     names_mechanism = set(statement.words) & _MECHANISMS and statement.number is None
-    is_other = any(part in statement.text for part in _OTHER_MECHANISMS)
+    is_other = any(phrase in statement.text for phrase in _OTHER_MECHANISMS)
     local = statement.name in ("labeldp", "localdp", "ldp") and _is_true(statement.cell)
     no_noise = statement.name in ("noisetype", "mechanism", "dpmechanism") and statement.text in (
         "none", "no", "off"

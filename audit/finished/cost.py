@@ -162,18 +162,18 @@ def cost_of_sequential(
     runs: list[Mechanism], delta: float, cap: float | Mechanism | None, budgets: str | None
 ) -> Cost:
     """Cost of trials that may depend on earlier results: a composition, a cap or a reading."""
-    several = kinds(runs)
+    run_kinds = kinds(runs)
     if budgets is not None:
         budgets = checks.one_of("budgets", budgets, PLANS)
         if cap is not None:
             raise InvalidInput(f"budgets must not be given with a cap, got {budgets}")
     if cap is not None:
         epsilon = epsilon_of_cap(cap, delta)
-        only_gaussian = all(run.gaussian_mu is not None for run, _ in several)
+        only_gaussian = all(run.gaussian_mu is not None for run, _ in run_kinds)
         privacy_filter = filter_for(
             cap if isinstance(cap, Mechanism) else epsilon, delta, runs[0], only_gaussian
         )
-        spent = several if isinstance(cap, Mechanism) else [(all_of(runs), 1)]
+        spent = run_kinds if isinstance(cap, Mechanism) else [(all_of(runs), 1)]
         share, source = privacy_filter.share(spent), privacy_filter.source
         if not share <= 1.0:
             raise InvalidInput(
@@ -182,12 +182,12 @@ def cost_of_sequential(
                 "they have an odometer reading"
             )
         return Cost(epsilon, source, epsilon, *_WORDS["cap"])
-    if budgets == "adaptive" or (budgets is None and len(several) > 1):
+    if budgets == "adaptive" or (budgets is None and len(run_kinds) > 1):
         reading = odometer([all_of(runs)], delta)
         source = "odometer (Rogers et al. 2016, Whitehouse et al. 2023)"
-        known = reading if math.isfinite(reading) else None
+        finite_reading = reading if math.isfinite(reading) else None
         words = _WORDS["odometer"]
-        return Cost(None, source, None, *words, Kind.ODOMETER.value, known)
+        return Cost(None, source, None, *words, Kind.ODOMETER.value, finite_reading)
     everything = composed_epsilon(runs, delta)
     return Cost(everything, _ALL, everything, *_WORDS["sequential"])
 
@@ -200,7 +200,7 @@ def check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> Non
         raise InvalidInput(f"prior must be given with chosen random only, got chosen {chosen}")
     if isinstance(prior, Mixture) and prior.idle > 0.0:
         raise InvalidInput(f"prior must have chances that sum to 1, got {1.0 - prior.idle:g}")
-    known = dict.fromkeys(prior.candidates if isinstance(prior, Mixture) else (prior,))
+    planned = dict.fromkeys(prior.candidates if isinstance(prior, Mixture) else (prior,))
     for run in runs:
-        if run not in known:
+        if run not in planned:
             raise InvalidInput(f"prior must hold every trial, got none like {run.description}")

@@ -80,15 +80,15 @@ def combined(parts: Sequence[Evidence]) -> Evidence:
     One source whose candidates depend on earlier results makes the whole tuning sequential. Sources
     that differ otherwise, or of which some show nothing, show nothing together.
     """
-    remarks = tuple(remark for part in parts for remark in part.remarks)
-    sequential = [part for part in parts if part.method == SEQUENTIAL]
+    remarks = tuple(remark for source in parts for remark in source.remarks)
+    sequential = [source for source in parts if source.method == SEQUENTIAL]
     if sequential:
-        reasons = tuple(reason for part in sequential for reason in part.reasons)
+        reasons = tuple(reason for source in sequential for reason in source.reasons)
         return Evidence(SEQUENTIAL, reasons, remarks)
-    methods = {part.method for part in parts}
+    methods = {source.method for source in parts}
     if len(methods) == 1:
         return Evidence(
-            methods.pop(), tuple(reason for part in parts for reason in part.reasons), remarks
+            methods.pop(), tuple(reason for source in parts for reason in source.reasons), remarks
         )
     return Evidence(None, (), remarks)
 
@@ -250,7 +250,7 @@ def evidence_of_columns(columns: Mapping[str, Sequence[object]]) -> Evidence:
 def _way_named(word: str) -> str | None:
     """The way of choosing candidates that a word names; None for a word without one."""
     plain = word.lower()
-    if any(part in plain for part in (*_LOOKING, *_LOOKING_TOO)):
+    if any(stem in plain for stem in (*_LOOKING, *_LOOKING_TOO)):
         return SEQUENTIAL
     if "random" in plain:
         return RANDOM

@@ -51,10 +51,10 @@ def interpret(
     Raises:
         InvalidInput: a column is not understood, or a run has no mechanism.
     """
-    known = [run.mechanism for run in material.runs if run.mechanism is not None]
-    if known:
+    mechanisms = [run.mechanism for run in material.runs if run.mechanism is not None]
+    if mechanisms:
         _check_no_settings(settings)
-        return known, ColumnRoles({})
+        return mechanisms, ColumnRoles({})
     columns = material.columns
     names = {name for column in columns for name in (column.strip(), without_prefix(column))}
     roles = roles_of(
@@ -185,20 +185,20 @@ def _mechanisms(material: Material, roles: ColumnRoles, settings: RunSettings) -
     return runs
 
 
-def _without_unneeded(roles: ColumnRoles, known: set[str]) -> ColumnRoles:
+def _without_unneeded(roles: ColumnRoles, determined: set[str]) -> ColumnRoles:
     """The roles, with columns that are not needed, because others determine the run."""
     reasons = {}
-    if "noise_multiplier" in known:
+    if "noise_multiplier" in determined:
         reasons["target_epsilon"] = reasons["delta"] = "the noise is known"
-    if "steps" in known:
+    if "steps" in determined:
         reasons["epochs"] = "the steps are known"
-    if "sampling_rate" in known:
+    if "sampling_rate" in determined:
         reasons["batch_size"] = "the rate is known"
-    if known & {"gdp_mu", "zcdp_rho"}:
+    if determined & {"gdp_mu", "zcdp_rho"}:
         reasons["delta"] = "the curve is known"
     used = {column: role for column, role in roles.used.items() if role not in reasons}
     unused = {column: reasons[role] for column, role in roles.used.items() if role in reasons}
-    if not known & {"target_epsilon"} and "delta" not in reasons:
+    if not determined & {"target_epsilon"} and "delta" not in reasons:
         used = {column: role for column, role in used.items() if role != "delta"}
     return ColumnRoles(
         used, roles.not_about_privacy, roles.doubtful, {**dict(roles.unused), **unused}

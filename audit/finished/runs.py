@@ -98,30 +98,33 @@ def mechanism_of(values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
         >>> mechanism_of(run, RunSettings({}, records=10_000)).description
         'DP-SGD, noise multiplier 1.1, 500 steps, rate 0.01, zero-out neighbours'
     """
-    known = {**settings.constants, **values}
+    settings_of_run = {**settings.constants, **values}
     for role, value in settings.constants.items():
         if role in values and not _equal(values[role], value):
             raise InvalidInput(
                 f"{role} must be given once, got {checks.one_line(value)} for all runs and "
                 f"{checks.one_line(values[role])} for this run"
             )
-    curves = [name for name in ("gdp_mu", "zcdp_rho") if name in known]
-    if len(curves) + ("noise_multiplier" in known) > 1:
-        statements = [*curves, *(["noise_multiplier"] if "noise_multiplier" in known else [])]
+    curves = [name for name in ("gdp_mu", "zcdp_rho") if name in settings_of_run]
+    if len(curves) + ("noise_multiplier" in settings_of_run) > 1:
+        statements = [
+            *curves,
+            *(["noise_multiplier"] if "noise_multiplier" in settings_of_run else []),
+        ]
         raise InvalidInput(
             "run must have one of noise_multiplier, gdp_mu and zcdp_rho, "
             f"got {' and '.join(statements)}"
         )
     if curves:
-        return _curve(curves[0], known, settings)
-    if "noise_multiplier" not in known and "target_epsilon" not in known:
+        return _curve(curves[0], settings_of_run, settings)
+    if "noise_multiplier" not in settings_of_run and "target_epsilon" not in settings_of_run:
         raise InvalidInput(
             "run must have a noise_multiplier (with steps or epochs), a target_epsilon, a gdp_mu "
             "or a zcdp_rho, got none of them (an empty cell or nan): write the noise of this run, "
             "or give that of all runs, as --noise-multiplier 1.1 (in Python, noise_multiplier=); "
             "no bound holds for a run without noise"
         )
-    return _dp_sgd(known, settings)
+    return _dp_sgd(settings_of_run, settings)
 
 
 def _equal(first: object, second: object) -> bool:
@@ -131,13 +134,15 @@ def _equal(first: object, second: object) -> bool:
         return str(first) == str(second)
 
 
-def _curve(name: str, known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
+def _curve(name: str, values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     """A run whose whole privacy curve is known."""
-    further = [role for role in ("steps", "epochs", "sampling_rate", "batch_size") if role in known]
-    if further:
+    extra_roles = [
+        role for role in ("steps", "epochs", "sampling_rate", "batch_size") if role in values
+    ]
+    if extra_roles:
         raise InvalidInput(
-            f"{further[0]} must not be given with {name}, which describes the whole run, got "
-            f"{checks.one_line(known[further[0]])}: map it to ignore, or give noise_multiplier"
+            f"{extra_roles[0]} must not be given with {name}, which describes the whole run, got "
+            f"{checks.one_line(values[extra_roles[0]])}: map it to ignore, or give noise_multiplier"
         )
     for option, stated, plain in (
         ("group_size", settings.group_size, 1),
@@ -149,26 +154,26 @@ def _curve(name: str, known: Mapping[str, Any], settings: RunSettings) -> Mechan
                 f"and neighbours, got {checks.one_line(stated)}"
             )
     if name == "gdp_mu":
-        return GaussianMechanism(known[name])
-    return ZeroConcentratedDp(checks.interval(name, known[name], 0.0))
+        return GaussianMechanism(values[name])
+    return ZeroConcentratedDp(checks.interval(name, values[name], 0.0))
 
 
-def _dp_sgd(known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
+def _dp_sgd(values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     """DP-SGD with a noise multiplier, or with the noise that a target epsilon gives."""
-    per_epoch = _batches_per_epoch(known, settings)
-    rate = _rate(known, settings, per_epoch)
-    steps = _steps(known, rate, per_epoch)
-    noise = known.get("noise_multiplier")
+    per_epoch = _batches_per_epoch(values, settings)
+    rate = _rate(values, settings, per_epoch)
+    steps = _steps(values, rate, per_epoch)
+    noise = values.get("noise_multiplier")
     if noise is None and steps is None:
-        return _approximate(known, settings)
+        return _approximate(values, settings)
     if steps is None:
         raise InvalidInput("steps or epochs must be given with noise_multiplier, got neither")
     sampled = 1.0 if rate is None else rate
     if noise is None:
-        noise = _noise_of_target(known, settings, steps, rate)
+        noise = _noise_of_target(values, settings, steps, rate)
     if settings.batches == "shuffled":
         # Each record is in one batch of every epoch, so an epoch is at most one full batch.
-        steps, sampled = _shuffled_steps(known, steps, per_epoch), 1.0
+        steps, sampled = _shuffled_steps(values, steps, per_epoch), 1.0
     neighbours = settings.neighbours or "zero-out"
     if settings.batches == "shuffled" and neighbours == "add-remove":
         raise InvalidInput(
@@ -178,30 +183,30 @@ def _dp_sgd(known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     return DpSgd(noise, steps, sampled, neighbours, settings.group_size)
 
 
-def _batches_per_epoch(known: Mapping[str, Any], settings: RunSettings) -> int | None:
+def _batches_per_epoch(values: Mapping[str, Any], settings: RunSettings) -> int | None:
     """Batches of one epoch, as the loader counts them; None without batch size and records."""
-    if "batch_size" not in known or settings.records is None:
+    if "batch_size" not in values or settings.records is None:
         return None
-    size = checks.integer("batch_size", known["batch_size"], 1, settings.records)
-    full_batches, left = divmod(settings.records, size)
-    return full_batches if settings.drop_last or not left else full_batches + 1
+    size = checks.integer("batch_size", values["batch_size"], 1, settings.records)
+    full_batches, remainder = divmod(settings.records, size)
+    return full_batches if settings.drop_last or not remainder else full_batches + 1
 
 
-def _rate(known: Mapping[str, Any], settings: RunSettings, per_epoch: int | None) -> float | None:
+def _rate(values: Mapping[str, Any], settings: RunSettings, per_epoch: int | None) -> float | None:
     """The sampling rate; Opacus uses one over the number of batches of an epoch."""
-    if "sampling_rate" not in known:
+    if "sampling_rate" not in values:
         if per_epoch is not None:
             return 1.0 / per_epoch
-        if "batch_size" in known:
+        if "batch_size" in values:
             raise InvalidInput(
                 "records (the number of records of the data set) must be given with batch_size, "
-                f"got none with batch_size {checks.one_line(known['batch_size'])}: add --records N "
-                "(in Python, records=N)"
+                f"got none with batch_size {checks.one_line(values['batch_size'])}: add "
+                "--records N (in Python, records=N)"
             )
         return None
-    rate = checks.interval("sampling_rate", known["sampling_rate"], 0.0, 1.0, closed_high=True)
+    rate = checks.interval("sampling_rate", values["sampling_rate"], 0.0, 1.0, closed_high=True)
     if per_epoch is not None and settings.records is not None:
-        size = checks.integer("batch_size", known["batch_size"], 1, settings.records)
+        size = checks.integer("batch_size", values["batch_size"], 1, settings.records)
         full_batches = settings.records // size
         lowest, highest = 1.0 / (full_batches + 1), 1.0 / full_batches
         if not 0.999 * lowest <= rate <= 1.001 * highest:
@@ -212,24 +217,24 @@ def _rate(known: Mapping[str, Any], settings: RunSettings, per_epoch: int | None
     return rate
 
 
-def _steps(known: Mapping[str, Any], rate: float | None, per_epoch: int | None) -> int | None:
+def _steps(values: Mapping[str, Any], rate: float | None, per_epoch: int | None) -> int | None:
     """The number of steps, rounded up to whole steps."""
     computed = None
-    if "epochs" in known:
-        epochs = checks.interval("epochs", known["epochs"], 0.0, _MAX_EPOCHS)
+    if "epochs" in values:
+        epochs = checks.interval("epochs", values["epochs"], 0.0, _MAX_EPOCHS)
         exact = Fraction(repr(epochs))
         if per_epoch is not None:
             computed = math.ceil(exact * per_epoch)
         elif rate is not None:
             computed = math.ceil(exact / Fraction(repr(rate)))
-        elif "steps" not in known:
+        elif "steps" not in values:
             raise InvalidInput(
                 "sampling_rate, or batch_size and records, must be given with epochs, got neither "
-                f"with epochs {checks.one_line(known['epochs'])}"
+                f"with epochs {checks.one_line(values['epochs'])}"
             )
-    if "steps" not in known:
+    if "steps" not in values:
         return computed
-    steps = checks.integer("steps", known["steps"], 1)
+    steps = checks.integer("steps", values["steps"], 1)
     if computed is not None and not 0.99 * computed - 2.0 <= steps <= 1.01 * computed + 2.0:
         raise InvalidInput(
             f"steps must be those of the epochs, {computed}, got {steps}: map the column that is "
@@ -238,10 +243,10 @@ def _steps(known: Mapping[str, Any], rate: float | None, per_epoch: int | None) 
     return steps
 
 
-def _shuffled_steps(known: Mapping[str, Any], steps: int, per_epoch: int | None) -> int:
+def _shuffled_steps(values: Mapping[str, Any], steps: int, per_epoch: int | None) -> int:
     """The largest number of batches that contain one record, if batches are shuffled."""
-    if "epochs" in known:
-        return math.ceil(checks.interval("epochs", known["epochs"], 0.0, _MAX_EPOCHS))
+    if "epochs" in values:
+        return math.ceil(checks.interval("epochs", values["epochs"], 0.0, _MAX_EPOCHS))
     if per_epoch is None:
         raise InvalidInput(
             "epochs, or batch_size and records, must be given with shuffled batches, got neither"
@@ -249,10 +254,10 @@ def _shuffled_steps(known: Mapping[str, Any], steps: int, per_epoch: int | None)
     return -(-steps // per_epoch)
 
 
-def _target(known: Mapping[str, Any], settings: RunSettings) -> tuple[float, float]:
+def _target(values: Mapping[str, Any], settings: RunSettings) -> tuple[float, float]:
     """Target epsilon and its delta."""
-    epsilon = checks.interval("target_epsilon", known["target_epsilon"], 0.0)
-    delta = known.get("delta", settings.target_delta)
+    epsilon = checks.interval("target_epsilon", values["target_epsilon"], 0.0)
+    delta = values.get("delta", settings.target_delta)
     if settings.target_delta is not None and not _equal(delta, settings.target_delta):
         raise InvalidInput(
             f"target_delta must be given once, got {settings.target_delta:g} for all runs and "
@@ -266,11 +271,11 @@ def _target(known: Mapping[str, Any], settings: RunSettings) -> tuple[float, flo
     return epsilon, checks.interval("delta", delta, 0.0, 1.0)
 
 
-def _approximate(known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
+def _approximate(values: Mapping[str, Any], settings: RunSettings) -> Mechanism:
     """A run of which only epsilon and delta are known."""
-    epsilon, delta = _target(known, settings)
+    epsilon, delta = _target(values, settings)
     for role in ("sampling_rate", "batch_size"):
-        if role in known:
+        if role in values:
             raise InvalidInput(
                 f"steps or epochs must be given with target_epsilon and {role}, got neither"
             )
@@ -278,10 +283,10 @@ def _approximate(known: Mapping[str, Any], settings: RunSettings) -> Mechanism:
 
 
 def _noise_of_target(
-    known: Mapping[str, Any], settings: RunSettings, steps: int, rate: float | None
+    values: Mapping[str, Any], settings: RunSettings, steps: int, rate: float | None
 ) -> float:
     """The noise multiplier that a target epsilon gives, by the accountant that is named."""
-    epsilon, delta = _target(known, settings)
+    epsilon, delta = _target(values, settings)
     if rate is None:
         raise InvalidInput(
             "sampling_rate, or batch_size and records, must be given with target_epsilon and "

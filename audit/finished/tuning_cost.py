@@ -187,12 +187,12 @@ class TuningCost:
                 f"probability at most {format_exact(self.delta)})",
                 "not an (epsilon, delta)-DP guarantee: none is proved for this tuning",
             ]
-        every = self.bound if self.bound.startswith("privacy filter") else "composition"
+        method = self.bound if self.bound.startswith("privacy filter") else "composition"
         return [
             f"only the best is released: epsilon = {format_rounded(self.best_only, up=True)} "
             f"(by {self.bound})",
             "all are released:          epsilon = "
-            f"{format_rounded(self.all_released, up=True)} ({every})",
+            f"{format_rounded(self.all_released, up=True)} ({method})",
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -295,8 +295,8 @@ def cost_of_trials(
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     if chosen is not None:
-        known = _OTHER_WAYS.get(chosen.lower(), chosen) if isinstance(chosen, str) else chosen
-        chosen = checks.one_of("chosen", known, WAYS)
+        canonical = _OTHER_WAYS.get(chosen.lower(), chosen) if isinstance(chosen, str) else chosen
+        chosen = checks.one_of("chosen", canonical, WAYS)
     if base is not None and not isinstance(base, Mechanism):
         raise InvalidInput(f"base must be a mechanism, got {checks.one_line(base)}")
     constants = {
@@ -345,13 +345,13 @@ def _materials(source: Any, options: readers.ReadOptions) -> list[Material]:
     if isinstance(source, list | tuple) and not _are_rows(source):
         if not source:
             raise InvalidInput("source must have at least one run, got none")
-        mechanisms = [part for part in source if isinstance(part, Mechanism)]
+        mechanisms = [item for item in source if isinstance(item, Mechanism)]
         if len(mechanisms) == len(source):
             return [_of_mechanisms(mechanisms)]
         if mechanisms:
-            wrong = next(part for part in source if not isinstance(part, Mechanism))
+            wrong = next(item for item in source if not isinstance(item, Mechanism))
             raise InvalidInput(f"source must be mechanisms only, got {checks.one_line(wrong)}")
-        return [material for part in source for material in _materials(part, options)]
+        return [material for item in source for material in _materials(item, options)]
     return [readers.read(source, options)]
 
 
@@ -384,7 +384,6 @@ def _check_mapping(mapping: Mapping[str, str], materials: Sequence[Material]) ->
 def _interpreted(
     materials: Sequence[Material], mapping: Mapping[str, str], settings: RunSettings
 ) -> tuple[list[Mechanism], list[ColumnRoles]]:
-    """The mechanisms of all runs, and the roles of the columns of every source."""
     runs: list[Mechanism] = []
     roles = []
     for material in materials:

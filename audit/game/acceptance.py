@@ -61,5 +61,5 @@ def _estimated(engine: Engine, candidates: int, probability: float, key: Sequenc
     included = np.arange(2 * runs) % 2 == 1
     outcomes = engine.run(RunBatch.drawn(included, rng.integers(0, candidates, 2 * runs), rng))
     scores = np.where(outcomes.finite, outcomes.scores, -np.inf).reshape(runs, 2)
-    least = np.sort(scores, axis=0)[runs - 1 - int(enough.argmax())].min()
-    return float(np.nextafter(least, -np.inf))
+    threshold = np.sort(scores, axis=0)[runs - 1 - int(enough.argmax())].min()
+    return float(np.nextafter(threshold, -np.inf))

@@ -145,20 +145,20 @@ def _digests_of_code(plug_ins: tuple[str, ...]) -> tuple[str, dict[str, str]]:
 def _folder_of_source(dotted: str) -> Path | None:
     """The folder from which a user's own module was imported; None for installed libraries."""
     import_by_name("plug-in", dotted)
-    parts = dotted.split(".")[:-1]
-    source = getattr(sys.modules[".".join(parts)], "__file__", None)
+    packages = dotted.split(".")[:-1]
+    source = getattr(sys.modules[".".join(packages)], "__file__", None)
     if source is None:
         return None
     path = Path(source).resolve()
     if path.name == "__init__.py":
         path = path.parent
-    if path.with_suffix("").parts[-len(parts) :] != tuple(parts):
+    if path.with_suffix("").parts[-len(packages) :] != tuple(packages):
         return None
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = {Path(sysconfig.get_path(kind)).resolve() for kind in kinds}
-    folder = path.parents[len(parts) - 1]
+    folder = path.parents[len(packages) - 1]
     is_installed = bool(libraries & {folder, *folder.parents})
-    return None if is_installed and parts[0] not in _PACKAGES else folder
+    return None if is_installed and packages[0] not in _PACKAGES else folder
 
 
 def _digest_of_text(dotted: str) -> str:

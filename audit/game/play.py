@@ -26,7 +26,7 @@ class Trials(Winners):
     def joined(cls, *parts: "Trials") -> Self:
         """The trials of several blocks or repeats, concatenated."""
         names = [field.name for field in fields(cls)]
-        return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
+        return cls(**{n: np.concatenate([getattr(trials, n) for trials in parts]) for n in names})
 
     def first_trials(self, count: int) -> Self:
         """The first `count` trials, or all if there are fewer."""

@@ -274,8 +274,8 @@ class ReachableCode:
 
     def _read_class(self, module: Module, name: str, node: ast.ClassDef, syntax: Syntax) -> None:
         syntax.tokens.append(f"class {node.name}")
-        for part in (*node.decorator_list, *node.bases, *node.keywords):
-            syntax.read(part)
+        for expression in (*node.decorator_list, *node.bases, *node.keywords):
+            syntax.read(expression)
         called_by_others = self._has_foreign_base(module, node)
         for statement in node.body:
             if isinstance(statement, FUNCTIONS):
@@ -324,10 +324,10 @@ class ReachableCode:
         for chain in syntax.chains:
             name = chain[0]
             is_known = name in syntax.imports or name in module.imports
-            for target, left in self._names.follow(module, chain, syntax.imports):
+            for target, unresolved in self._names.follow(module, chain, syntax.imports):
                 self._reach(target)
-                attributes.update(left)
-                if "__subclasses__" in left and isinstance(target, _Definition):
+                attributes.update(unresolved)
+                if "__subclasses__" in unresolved and isinstance(target, _Definition):
                     self._watched.append(target)
             if name in syntax.bound or not is_known:
                 attributes.update(chain[1:])
@@ -365,9 +365,9 @@ class ReachableCode:
             name, *attributes = callee.split(".")
             changed: set[tuple[str, str]] = set()
             for target in self._named_in_text(module, name):
-                for start, left in self._names.descend(target, attributes):
+                for start, unresolved in self._names.descend(target, attributes):
                     if isinstance(start, _Definition):
-                        if left or start.is_variable:
+                        if unresolved or start.is_variable:
                             changed.add((start.module.name, start.name))
                         changed |= self._variables_of(start, _CALLS_FOLLOWED)
             self._changed[key] = frozenset(changed)
@@ -391,10 +391,12 @@ class ReachableCode:
             syntax = Syntax(definition.module)
             syntax.read(statement)
             for chain in syntax.chains | syntax.changed:
-                for start, left in self._names.follow(definition.module, chain, syntax.imports):
+                for start, unresolved in self._names.follow(
+                    definition.module, chain, syntax.imports
+                ):
                     if not isinstance(start, _Definition) or start == definition:
                         continue
-                    if start.is_variable and start.is_changed(chain in syntax.changed, left):
+                    if start.is_variable and start.is_changed(chain in syntax.changed, unresolved):
                         variables.add((start.module.name, start.name))
                     elif calls:
                         variables |= self._variables_of(start, calls - 1)

@@ -179,8 +179,8 @@ class AuditConfig:
         self._set(protocol=protocol, repetitions=repetitions)
         validation.check_place(self.devices, self.jobs, self.backend, self.scheduler)
         if not self.out:
-            parts = [self.threat, self.canary, self.score]
-            self._set(out="runs/" + "-".join(filter(None, parts)).lower().replace("+", "-"))
+            names = [self.threat, self.canary, self.score]
+            self._set(out="runs/" + "-".join(filter(None, names)).lower().replace("+", "-"))
 
     def _set(self, **values: object) -> None:
         checks.store_validated(self, **values)
@@ -221,8 +221,10 @@ class AuditConfig:
         """Part of the file names that identifies each view; empty for a single view."""
         if len(self.pairs) == 1:
             return ("",)
-        several = "+" in self.canary
-        return tuple(f"{threat}-{canary}" if several else threat for threat, canary in self.pairs)
+        many_canaries = "+" in self.canary
+        return tuple(
+            f"{threat}-{canary}" if many_canaries else threat for threat, canary in self.pairs
+        )
 
     @property
     def views(self) -> tuple["AuditConfig", ...]:

@@ -98,9 +98,9 @@ class Module:
                 module = alias.name if alias.asname else top
                 names.setdefault(alias.asname or top, []).append(Import(module))
             return
-        parts = self.package.split(".") if statement.level else []
-        parts = parts[: len(parts) - statement.level + 1] if statement.level else parts
-        module = ".".join([*parts, *([statement.module] if statement.module else [])])
+        packages = self.package.split(".") if statement.level else []
+        packages = packages[: len(packages) - statement.level + 1] if statement.level else packages
+        module = ".".join([*packages, *([statement.module] if statement.module else [])])
         for alias in statement.names:
             if alias.name == "*":
                 self.starred.append(module)
@@ -176,11 +176,11 @@ class Sources:
         return self._modules[name]
 
     def _found(self, name: str) -> Module | None:
-        parts = name.split(".")
-        roots = (self._root,) if parts[0] in self._packages else self._others
+        components = name.split(".")
+        roots = (self._root,) if components[0] in self._packages else self._others
         for root in roots:
-            folder = root.joinpath(*parts)
-            for path in (folder / "__init__.py", folder.with_name(f"{parts[-1]}.py")):
+            folder = root.joinpath(*components)
+            for path in (folder / "__init__.py", folder.with_name(f"{components[-1]}.py")):
                 if path.is_file():
                     return Module(name, path)
         return None
@@ -190,11 +190,11 @@ class Sources:
         for package in self._packages:
             for folder, folders, files in os.walk(self._root / package):
                 folders.sort()
-                parts = Path(folder).relative_to(self._root).parts
+                components = Path(folder).relative_to(self._root).parts
                 for file in sorted(files):
                     if file.endswith(".py"):
                         stem = file.removesuffix(".py")
-                        names = parts if stem == "__init__" else (*parts, stem)
+                        names = components if stem == "__init__" else (*components, stem)
                         module = self.find(".".join(names))
                         if module is not None:
                             yield module

@@ -192,8 +192,8 @@ def _differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
         for name, digest in current["plug_ins"].items()
         if isinstance(plug_ins, dict) and plug_ins.get(name) != digest
     ]
-    parts = [_WORDS.get(name, name) for name in changed if name != "plug_ins"]
-    return [*parts, *named] or ["plug-in"] * bool(changed)
+    labels = [_WORDS.get(name, name) for name in changed if name != "plug_ins"]
+    return [*labels, *named] or ["plug-in"] * bool(changed)
 
 
 _WORDS = {

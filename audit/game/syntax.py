@@ -45,11 +45,11 @@ class Syntax:
             if value is None or value == [] or name in _IGNORED_FIELDS:
                 continue
             tokens.append(name)
-            for part in value if type(value) is list else (value,):
-                if isinstance(part, ast.AST):
-                    self.read(part)
+            for child in value if type(value) is list else (value,):
+                if isinstance(child, ast.AST):
+                    self.read(child)
                 else:
-                    tokens.append(repr(part))
+                    tokens.append(repr(child))
         tokens.append(")")
 
     def _expression(self, node: ast.Expr) -> None:
@@ -105,19 +105,19 @@ class Syntax:
             self.bound.add(node.id)
 
     def _attribute(self, node: ast.Attribute) -> None:
-        parts = []
+        attributes = []
         root: ast.expr = node
         while isinstance(root, ast.Attribute):
-            parts.append(root.attr)
+            attributes.append(root.attr)
             root = root.value
-        self.tokens.append(f".{'.'.join(parts)}")
+        self.tokens.append(f".{'.'.join(attributes)}")
         if isinstance(root, ast.Name):
             self.tokens.append(root.id)
-            self.chains.add((root.id, *reversed(parts)))
+            self.chains.add((root.id, *reversed(attributes)))
             if not isinstance(node.ctx, ast.Load):
-                self.changed.add((root.id, *reversed(parts[1:])))
+                self.changed.add((root.id, *reversed(attributes[1:])))
         else:
-            self.attributes.update(parts)
+            self.attributes.update(attributes)
             self.read(root)
 
     def _constant(self, node: ast.Constant) -> None:
@@ -146,8 +146,8 @@ class Syntax:
         self.tokens.append("(Raise")
         if isinstance(node.exc, ast.Call):
             self.read(node.exc.func)
-            for part in (*node.exc.args, *(keyword.value for keyword in node.exc.keywords)):
-                self._without_text(part)
+            for argument in (*node.exc.args, *(keyword.value for keyword in node.exc.keywords)):
+                self._without_text(argument)
         elif node.exc is not None:
             self.read(node.exc)
         if node.cause is not None:
@@ -193,7 +193,7 @@ _READERS: dict[type[ast.AST], Callable[[Syntax, Any], None]] = {
 
 def _calls(node: ast.AST) -> bool:
     kinds = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-    return any(isinstance(part, kinds) for part in ast.walk(node))
+    return any(isinstance(child, kinds) for child in ast.walk(node))
 
 
 def root_of(node: ast.expr) -> str:

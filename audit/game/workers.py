@@ -104,9 +104,9 @@ def play_all(
         return played
     deaths, has_died = 0, False
     total, done_trials = (sum(block.trials for block in listed) for listed in (blocks, played))
-    several = place.devices if len(place.devices) > 1 else ()
+    shared_places = place.devices if len(place.devices) > 1 else ()
     with (
-        shared_devices(several) as shared,
+        shared_devices(shared_places) as shared,
         console.progress(total, done_trials) as update,
         _waiting_reported(place) as finished,
     ):
@@ -130,9 +130,9 @@ def play_all(
     return played
 
 
-def _with_workers(place: Place, most: int) -> Place:
+def _with_workers(place: Place, max_workers: int) -> Place:
     """The place with at most this number of processes: more would have nothing to do."""
-    return replace(place, jobs=min(place.jobs, most), devices=place.devices[:most])
+    return replace(place, jobs=min(place.jobs, max_workers), devices=place.devices[:max_workers])
 
 
 def _died(deaths: int, death: Exception) -> WorkerDied:
@@ -226,8 +226,8 @@ def _played_on_ray(
     deaths = 0
     while remaining or running:
         # A few per processor, so that none waits for the next block.
-        most = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-        while remaining and len(running) < most:
+        max_running = 4 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        while remaining and len(running) < max_running:
             block = remaining.popleft()
             running[play.remote(play_block, devices, block)] = block
         for result in ray.wait(list(running), num_returns=1)[0]:

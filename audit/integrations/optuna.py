@@ -125,15 +125,15 @@ class _Train:
             pruner=optuna.pruners.NopPruner(),
         )
         asked = alone.ask()
-        known: dict[str, float] = {"seed": trial.seed}
+        attributes: dict[str, float] = {"seed": trial.seed}
         for name in ("noise_multiplier", "steps", "sampling_rate"):
             try:
-                known[name] = getattr(trial, name)
+                attributes[name] = getattr(trial, name)
             except AttributeError:
                 break  # the base is not DP-SGD
         if trial.expected_batch_size is not None:
-            known["expected_batch_size"] = trial.expected_batch_size
-        for name, attribute in known.items():
+            attributes["expected_batch_size"] = trial.expected_batch_size
+        for name, attribute in attributes.items():
             asked.set_user_attr(name, attribute)
         value = self.objective(asked) if records is None else self.objective(asked, records)
         if isinstance(value, tuple | list):

@@ -191,8 +191,6 @@ class _Subject:
     """The function and the records of a check.
 
     Attributes:
-        train: the function.
-        records: the data.
         canary: the record that the caller chose, or None.
         is_dirac: whether the canary is a worst-case gradient.
         validation: records by which the best run is chosen, or None.

@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check_used(_parser(), arguments)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path),
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         # Stopping the audit stops its workers, about which joblib would warn.
         "PYTHONWARNINGS": f"{os.environ.get('PYTHONWARNINGS', '')},ignore:resource_tracker",
     }

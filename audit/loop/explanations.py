@@ -53,14 +53,14 @@ def influence(evidence: TestResult, others_change: bool, carried: bool = False) 
 
 def listed(names: Iterable[str], verb: str = "") -> str:
     """A few names in backticks, how many more there are, and a verb (without the s of one)."""
-    every = list(names)
-    shown = ", ".join(f"`{name}`" for name in every[:_MAX_NAMES])
-    hidden = len(every) - _MAX_NAMES
+    all_names = list(names)
+    shown = ", ".join(f"`{name}`" for name in all_names[:_MAX_NAMES])
+    hidden = len(all_names) - _MAX_NAMES
     shown = f"{shown} and {hidden} more" if hidden > 0 else shown
     if not verb:
         return shown
-    ending = "s" if len(every) == 1 and verb != "are" else ""
-    return f"{shown} {'is' if verb == 'are' and len(every) == 1 else verb + ending}"
+    ending = "s" if len(all_names) == 1 and verb != "are" else ""
+    return f"{shown} {'is' if verb == 'are' and len(all_names) == 1 else verb + ending}"
 
 
 def no_noise(runs: int, fixed: bool) -> Finding:
@@ -82,8 +82,8 @@ def divided_by_batch(spread: float, others_change: bool) -> Finding:
     drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
     cause = drawn if others_change else finding.cause
     if abs(spread - round(spread)) < _WHOLE:
-        several = "A record is in a batch several times (drawn with replacement, or copied)."
-        cause = f"{several} Otherwise: {cause}"
+        repeated = "A record is in a batch several times (drawn with replacement, or copied)."
+        cause = f"{repeated} Otherwise: {cause}"
     return replace(finding, cause=cause)
 
 

@@ -144,7 +144,6 @@ class _Guesses:
     """What a run shows about its canaries.
 
     Attributes:
-        run: the run.
         statistics: a value for each canary, by statistic.
         coins: whether each canary was included.
         delta: delta of the bounds.

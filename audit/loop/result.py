@@ -164,7 +164,7 @@ class CheckResult:
     def _bounds_words(self) -> str:
         claims = "claims nothing"
         for digits in range(4, 18):  # as many as show a leak
-            least, proven = (
+            shown_epsilon, proven = (
                 format_rounded(value, up=False, digits=digits)
                 for value in (self.epsilon, self.proven)
             )
@@ -173,11 +173,11 @@ class CheckResult:
             # A claim is rounded up, which may only make it larger than it is.
             claim = format_rounded(self.claim, up=True, digits=digits)
             claims = f"claims ({claim}, {format_exact(self.delta)})"
-            above = proven if self.leaks else least
+            above = proven if self.leaks else shown_epsilon
             if not (self.leaks or self.exceeds) or float(claim) < float(above):
                 break
         confidence = f"with {100 * self.confidence:g} % confidence"
-        shown = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
+        shown = f"an attack shows at least {shown_epsilon} {confidence} (by {self.shown_by})"
         if self.leaks:
             trials = f"{self.trials} {self.unit}"
             return f"{claims}; leak proven: {shown}, and {proven} with {_PROOF} ({trials})"
@@ -195,8 +195,8 @@ class CheckResult:
                 f"{errors}; a leak is proven if the bound exceeds the claim with {_PROOF}, and "
                 f"{self.trials} {self.unit} show {proven}: {more}"
             )
-        most = format_rounded(self.ceiling, up=True, digits=4)
-        ceiling = f"{self.trials} {self.unit} can prove at most {most}"
+        largest_provable = format_rounded(self.ceiling, up=True, digits=4)
+        ceiling = f"{self.trials} {self.unit} can prove at most {largest_provable}"
         if self.trials < self.planned:
             ceiling = f"{ceiling} (not {self.planned}, because each of them has many steps)"
         detectable = []

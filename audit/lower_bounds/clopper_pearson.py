@@ -14,6 +14,8 @@ from audit.numerics import QUANTILE_ACCURACY
 def epsilon_from_limits(fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
     """max(log((1-delta-FP)/FN), log((1-delta-FN)/FP), 0) (Xiang, Wang & Wang 2024, equation 4)."""
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Privacy bounds the event "score > t" by 1 - FN <= e^eps FP + delta, and its complement by
+        # 1 - FP <= e^eps FN + delta.
         by_fn = np.log(np.maximum(1.0 - delta - fp_upper, 0.0)) - np.log(fn_upper)
         by_fp = np.log(np.maximum(1.0 - delta - fn_upper, 0.0)) - np.log(fp_upper)
     return np.maximum(np.nan_to_num(np.maximum(by_fn, by_fp), nan=0.0), 0.0)

@@ -150,6 +150,7 @@ class Estimator(ABC):
         confidence = check_confidence(confidence)
         direction = checks.one_of("direction", direction, DIRECTIONS)
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]
+        # Bonferroni's inequality over the planned analyses and the directions.
         alpha = (1.0 - float(confidence)) * as_plan(plan).share / len(ways)
         candidates = []
         for way in ways:

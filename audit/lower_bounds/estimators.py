@@ -58,13 +58,13 @@ def _keyword_only(function: Callable[P, R]) -> Callable[P, R]:
 
 def _warn_if_swapped(
     scores: Scores,
-    found: LowerBound,
+    bound: LowerBound,
     delta: float,
     direction: str,
     plan: SequentialPlan | int | None,
 ) -> None:
     """Warns if this direction proves nothing, but the opposite direction does."""
-    if found.epsilon > 0.0 or direction == "both":
+    if bound.epsilon > 0.0 or direction == "both":
         return
     opposite = "lower" if direction == "higher" else "higher"
     mirrored = Scan().bound(scores, delta, 1.0 - _SWAPPED_ALPHA, opposite, plan=plan)

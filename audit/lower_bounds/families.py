@@ -45,6 +45,8 @@ def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
         # Above log(power / rate) the left side of the inequality is negative.
         largest = math.log(power / rate)
         for epsilon in np.linspace(0.0, largest, _PROFILE_POINTS, endpoint=False)[::-1]:
+            # At most `profile(epsilon)` is allowed for the event, so one epsilon is enough to
+            # refute it.
             if power - math.exp(epsilon) * rate > float(profile(float(epsilon))):
                 return True
     return False
@@ -102,6 +104,7 @@ def family_bound(
     assert errors_bound.false_positives is not None
     assert errors_bound.false_negatives is not None
     alpha = 1.0 - confidence
+    # By Bonferroni's inequality, both limits hold with probability at least 1 - alpha.
     fp = float(upper_limit(errors_bound.false_positives, errors_bound.trials_without, alpha / 2.0))
     fn = float(upper_limit(errors_bound.false_negatives, errors_bound.trials_with, alpha / 2.0))
     value = 0.0

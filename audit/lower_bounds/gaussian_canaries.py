@@ -104,6 +104,8 @@ def mu_lower_limit(without: FloatArray, with_canary: FloatArray, alpha: float) -
     smallest = t * np.sqrt(np.concatenate([[0.0], variances]))
 
     def possible(mu: float) -> bool:
+        # The numerator is independent of the variance V (proposition 15), so P[T >= t] is the mean
+        # over V of P[numerator >= t sqrt(V)].
         return float(_CELL_MASSES @ special.ndtr(mu * root_n - smallest)) > alpha
 
     return 0.0 if possible(0.0) else safe_root(possible, 0.0, _MAX_MU, _MU_TOLERANCE)

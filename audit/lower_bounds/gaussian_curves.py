@@ -193,6 +193,8 @@ def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) 
     def excess(epsilon: float) -> float:
         growth = math.exp(epsilon) * (1.0 + _MASS_ALLOWANCE)
         scaled = 1.0 - _MASS_ALLOWANCE
+        # Cells with a positive excess form an event, whose probabilities are rounded against the
+        # excess.
         forward = np.maximum(scaled * without - growth * with_record, 0.0).sum()
         backward = np.maximum(scaled * with_record - growth * without, 0.0).sum()
         return float(max(forward, backward)) - delta

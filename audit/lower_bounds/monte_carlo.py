@@ -23,8 +23,8 @@ _CONFIDENCE = 0.99
 @lru_cache(maxsize=256)
 def max_exceedances(alpha: float) -> int:
     """Number of audits, with the observed one, that may reach the evidence; 0 if alpha is tiny."""
-    most = min(math.floor(alpha * (SIMULATIONS + 1)), SIMULATIONS)
-    k = np.arange(1.0, most + 1.0)
+    largest_count = min(math.floor(alpha * (SIMULATIONS + 1)), SIMULATIONS)
+    k = np.arange(1.0, largest_count + 1.0)
     # Given the simulated audits, the error of allowing k of them is a draw of Beta(k, B + 1 - k).
     allowed = np.flatnonzero(special.betainc(k, SIMULATIONS + 1.0 - k, alpha) >= _CONFIDENCE)
     return int(allowed[-1]) + 1 if len(allowed) else 0

@@ -221,6 +221,7 @@ def _by_rule(
     if rule == "fixed":
         assert guesses is not None
         return epsilon((guesses // 2, guesses - guesses // 2), alpha)
+    # Bonferroni's inequality over a list that depends on the number of canaries alone.
     options = _guess_numbers(len(values))
     return max(epsilon(ends, alpha / len(options)) for ends in options)
 

@@ -85,6 +85,8 @@ class PooledScan(Estimator):
         if not seen.any():
             return self.result(0.0, scores, alpha, errors=(0, 0))
         allowed = monte_carlo.max_exceedances(alpha)
+        # Without simulations, Bonferroni's inequality over the ranks and both order statistics of
+        # each.
         level = _NOMINAL_ERROR * alpha if allowed else 0.5 * alpha / len(ranks)
         evidence = _evidence(self.repetitions, n0, n1, delta, level)
         best_evidence = np.where(
@@ -96,6 +98,7 @@ class PooledScan(Estimator):
             # Number of ranks of ones, in ascending order, with evidence at least as strong.
             until = np.count_nonzero(evidence >= epsilon, axis=1)
             crossed = _crossing_epsilons(self.repetitions, n0, n1, delta, until)
+            # Below this epsilon fewer than `allowed` simulated audits reach the evidence.
             epsilon = float(np.partition(crossed, allowed - 1)[allowed - 1])
         epsilon = max(epsilon * (1.0 - QUANTILE_ACCURACY), 0.0)
         rank = int(ranks[best])
@@ -118,6 +121,8 @@ def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: f
         special.betaincinv(n1 + 1.0 - ones, ones, level),
     )
     ratios = _ratios(*v, *u, delta)
+    # As this falls along the ones, evidence above an epsilon is an event of one fixed rank of ones,
+    # whichever rank was observed.
     return safe_log(np.minimum.accumulate(np.maximum(ratios, 0.0), axis=1))
 
 
@@ -130,14 +135,16 @@ def _crossing_epsilons(
     """
     best_zero, beaten_zero = _simulated_order_statistics(n0, repetitions, 0)
     best_one, beaten_one = _simulated_order_statistics(n1, repetitions, 1)
-    least = np.full(monte_carlo.SIMULATIONS, np.inf)
+    smallest_ratio = np.full(monte_carlo.SIMULATIONS, np.inf)
     # One pair at a time: the arrays stay in the processor's cache.
     for row in np.flatnonzero(until > 0):
         zero, with_record = (best_zero[row], beaten_zero[row]), until[row] - 1
         np.minimum(
-            least, _ratios(*zero, best_one[with_record], beaten_one[with_record], delta), out=least
+            smallest_ratio,
+            _ratios(*zero, best_one[with_record], beaten_one[with_record], delta),
+            out=smallest_ratio,
         )
-    return safe_log(np.maximum(least, 0.0))
+    return safe_log(np.maximum(smallest_ratio, 0.0))
 
 
 def _ratios(

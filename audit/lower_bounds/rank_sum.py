@@ -142,10 +142,11 @@ class _SimulatedAudits:
         def refuted(shift: IntArray) -> bool:
             return self._largest_pairs(int(shift), allowed) < pairs_at_least
 
+        # U grows with mu in each simulated audit, so every smaller mu is refuted, too.
         low = int(numerics.last_integer(refuted, 0, len(self.masses) - 2))
         at_low, at_high = self._largest_pairs(low, allowed), self._largest_pairs(low + 1, allowed)
-        part = (pairs_at_least - at_low) / max(at_high - at_low, 1e-300)
-        mu = self.cell * (low + min(part, 1.0))
+        fraction = (pairs_at_least - at_low) / max(at_high - at_low, 1e-300)
+        mu = self.cell * (low + min(fraction, 1.0))
         return mu - _CELL_ALLOWANCE * self.cell**2 * max(mu, 1.0)
 
     def limit_by_hoeffding(self, pairs: int, alpha: float) -> float:

@@ -50,6 +50,7 @@ class Statistic(ABC):
 
     def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> FloatArray:
         """The parameter [n] proved by limits of both rates with error alpha / 2 each."""
+        # By Bonferroni's inequality, both limits hold with probability at least 1 - alpha.
         return self.from_limits(
             upper_limit(counts.false_positives, counts.trials_without, alpha / 2.0),
             upper_limit(counts.false_negatives, counts.trials_with, alpha / 2.0),
@@ -165,6 +166,8 @@ class Split(ThresholdRule):
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         even, odd = scores.even_and_odd
+        # The odd trials are independent of the even ones, so the threshold counts as fixed in
+        # advance.
         _, threshold, _ = _best_of(_grid(even), even, statistic, delta, alpha)
         assert threshold is not None
         return _best_of(np.array([threshold]), odd, statistic, delta, alpha)

@@ -90,6 +90,8 @@ class Scan(Estimator):
         two_tails_alpha = TWO_TAILS_SHARE * alpha
         errors, threshold, fp, fn = two_tails.min_errors(scores)
         epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, two_tails_alpha, errors)
+        # By Bonferroni's inequality, the errors of each tail and of both together may add up to
+        # alpha.
         by_scan = _scan_each_tail(scores, delta, alpha - two_tails_alpha)
         if epsilon <= by_scan[0]:
             epsilon, threshold, fp, fn = by_scan
@@ -148,6 +150,8 @@ class _RankGrid:
 
     def limits(self, counts: IntArray, n0: int, n1: int) -> FloatArray:
         """The epsilon [m] that each count would prove on its own if arrivals were Poisson."""
+        # The nominal level only ranks the evidence. `_error` gives the level of all ranks
+        # together.
         zero_share = special.betaincinv(self.shares, counts + 1.0, self.levels)
         return np.asarray(special.logit(zero_share) + math.log(n1 / n0), dtype=np.float64)
 
@@ -194,6 +198,7 @@ def _invert(
     grid = _grid(n0, delta, _nominal_error(alpha))
     boundary = grid.boundary(evidence.limit, n0, n1)
     at = int(np.searchsorted(grid.ranks, evidence.rank))
+    # Rounding must not leave out the observed evidence. A larger boundary only raises the error.
     boundary[at] = max(boundary[at], evidence.ones)
     # Ones never decrease along a path, so the boundary may be raised to its earlier values.
     boundary = np.maximum.accumulate(boundary)

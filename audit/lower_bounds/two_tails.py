@@ -72,6 +72,7 @@ def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int, alp
         deviations, left_out = _MORE_DEVIATIONS, _SMALL_TAIL
     late, late_mass = _binomial(n0, wrong, deviations)
     early, early_mass = _binomial(n1, wrong, deviations)
+    # At most `errors` are made if one of the walks climbs by the rest (proof of proposition 21).
     climb = late[:, None] + early[None, :] - errors
     # Given the errors at the corner, the walks below and above it are independent.
     below = _climb_probability(n0, delta, wrong, late[:, None], early[None, :], climb, tail)
@@ -153,9 +154,9 @@ def _certain_block_ends(n: int, certain: float, tail: float) -> list[float]:
 def _reflection(up: FloatArray, down: FloatArray, climb: FloatArray) -> FloatArray:
     """Probability that a random order of `up` and `down` steps ever climbs by `climb`."""
     certain = (climb <= 0.0) | (climb <= up - down)
-    left = np.maximum(up - climb, 0.0)
+    reflected_up = np.maximum(up - climb, 0.0)
     log_probability = special.gammaln(up + 1.0) + special.gammaln(down + 1.0)
-    log_probability = log_probability - special.gammaln(left + 1.0)
-    log_probability = log_probability - special.gammaln(up + down - left + 1.0)
+    log_probability = log_probability - special.gammaln(reflected_up + 1.0)
+    log_probability = log_probability - special.gammaln(up + down - reflected_up + 1.0)
     probability = np.where(climb <= up, np.exp(np.minimum(log_probability, 0.0)), 0.0)
     return np.asarray(np.where(certain, 1.0, probability), dtype=np.float64)

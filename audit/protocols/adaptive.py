@@ -111,11 +111,13 @@ class Adaptive(RandomRuns):
         self, space: CandidateSpace, pool: Sequence[Point], before: Sequence[FinishedRun]
     ) -> FloatArray:
         """The density [n] over a pool of candidates after some runs, relative to the prior."""
-        known = [run.score for run in before if run.score is not None]
-        if len(known) < MIN_RUNS or len({*known}) == 1:
+        finite_scores = [run.score for run in before if run.score is not None]
+        if len(finite_scores) < MIN_RUNS or len({*finite_scores}) == 1:
             return np.ones(len(pool))
         # A failed run gets the lowest score of the other runs.
-        scores = np.array([min(known) if run.score is None else run.score for run in before])
+        scores = np.array(
+            [min(finite_scores) if run.score is None else run.score for run in before]
+        )
         scores = (scores - scores.mean()) / scores.std()
         runs = np.stack([space.features(run.point) for run in before])
         candidates = np.stack([space.features(point) for point in pool])

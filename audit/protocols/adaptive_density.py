@@ -78,8 +78,8 @@ def project(
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)
     # Very large densities take more steps.
-    further = math.frexp(float((above - below).max(initial=1.0)) / _USUAL_RANGE)[1]
-    for _ in range(_BISECTION_STEPS + max(further, 0)):
+    doublings = math.frexp(float((above - below).max(initial=1.0)) / _USUAL_RANGE)[1]
+    for _ in range(_BISECTION_STEPS + max(doublings, 0)):
         middle = 0.5 * (below + above)
         clipped = np.clip(densities + middle, low, high)
         mean = (clipped if prior is None else clipped * prior * len(prior)).mean(

@@ -112,8 +112,8 @@ class UntilAccepted(RepeatedRuns):
 
     def simulate(self, tunings: SimulatedTunings) -> list[Any]:
         log_rejection = math.log1p(-min(self.acceptance, 1.0 - _IMPLAUSIBLE))
-        most = math.ceil(math.log(_IMPLAUSIBLE) / log_rejection)
-        every_view = tunings.first_accepted(np.full(tunings.count, most))
+        max_runs = math.ceil(math.log(_IMPLAUSIBLE) / log_rejection)
+        every_view = tunings.first_accepted(np.full(tunings.count, max_runs))
         for winners in every_view:
             if (winners.chosen < 0).any():
                 raise InvalidInput(

@@ -57,10 +57,10 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
     before, condition, failure = text.rpartition(GIVEN)
     if condition and "@" not in failure:
         return GivenNoFailure(parse_repetitions(before), _numbers("given", failure, 1)[0])
-    text, at, most = text.rpartition("@") if "@" in text else (text, "", "")
+    text, at, limit = text.rpartition("@") if "@" in text else (text, "", "")
     if condition:
         return Truncated(
-            parse_repetitions(text), checks.integer("most", _numbers("@", most, 1)[0], 1)
+            parse_repetitions(text), checks.integer("most", _numbers("@", limit, 1)[0], 1)
         )
     name, _, parameters = text.partition(":")
     count, make = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
@@ -68,20 +68,20 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
         repetitions = make(*_numbers(name, parameters, count))
         if not at:
             return repetitions
-        return Truncated(repetitions, checks.integer("most", _numbers("@", most, 1)[0], 1))
+        return Truncated(repetitions, checks.integer("most", _numbers("@", limit, 1)[0], 1))
     except ValueError as error:
         raise InvalidInput(f"repetitions {wording}: {error}") from error
 
 
 def _numbers(name: str, text: str, count: int) -> list[Any]:
     """The numbers of a family as text, which its constructor reads as whole numbers or not."""
-    parts = text.split(",") if text else []
+    tokens = text.split(",") if text else []
     try:
-        for part in parts:
-            read_number(part)
+        for token in tokens:
+            read_number(token)
     except ValueError:
-        parts = []
-    if len(parts) != count:
+        tokens = []
+    if len(tokens) != count:
         plural = "number" if count == 1 else "numbers separated by a comma"
         raise InvalidInput(f"{name} takes {count} {plural}, got {text!r}")
-    return parts
+    return tokens

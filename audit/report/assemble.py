@@ -136,11 +136,13 @@ def _at_budget(
 
 def _trials_needed(evaluation: Evaluation, upper: Mapping[str, UpperResult]) -> int | None:
     """Smallest number of trials with which the bound to report could show the upper bound."""
-    known = [bound.epsilon for bound in upper.values() if bound.valid and bound.epsilon is not None]
-    if not known or min(known) > _MAX_EPSILON:
+    epsilons = [
+        bound.epsilon for bound in upper.values() if bound.valid and bound.epsilon is not None
+    ]
+    if not epsilons or min(epsilons) > _MAX_EPSILON:
         return None
     error = (1.0 - evaluation.confidence) / len(evaluation.looks)
-    return 2 * lower_bounds.trials_needed(min(known), evaluation.delta, 1.0 - error)
+    return 2 * lower_bounds.trials_needed(min(epsilons), evaluation.delta, 1.0 - error)
 
 
 def _rounding(config: AuditConfig, engine: str) -> Rounding | None:

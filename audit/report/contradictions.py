@@ -40,14 +40,14 @@ def find(
         for key, bound in bounds.items()
         if bound.valid
     ]
-    known = [
+    valid_uppers = [
         (bound.epsilon, bound.name)
         for bound in upper.values()
         if bound.valid and bound.epsilon is not None
     ]
-    if not known:
+    if not valid_uppers:
         return
-    smallest, name = min(known)
+    smallest, name = min(valid_uppers)
     compared = len(valid) * budgets
     corrected = cache(lambda proxy: recompute(proxy, 1.0 - (1.0 - confidence) / compared))
     for proxy, key, epsilon in valid:

@@ -204,10 +204,10 @@ def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) ->
     results = report.results
     for level in levels(type(report.config.parsed_protocol)):
         bounds = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
-        known = [(x, bound.epsilon) for x, bound in bounds if bound and bound.epsilon is not None]
-        if not known:
+        points = [(x, bound.epsilon) for x, bound in bounds if bound and bound.epsilon is not None]
+        if not points:
             continue
-        at, values = (list(axis) for axis in zip(*known, strict=True))
+        at, values = (list(axis) for axis in zip(*points, strict=True))
         colour = colours[level.colour] if isinstance(level.colour, int) else level.colour
         if level.style == "D":
             ends, ms = [x + 0.42 for x in at], 8 * scale
@@ -314,9 +314,9 @@ def draw_scores(report: Report, trials: Mapping[tuple[int, int], Trials], path: 
         panels = figure.subplots(1, len(results), squeeze=False)[0]
         colours = sns.color_palette("colorblind", 2).as_hex()
         for budget, axes in enumerate(panels):
-            repeats = [one for (at, _), one in trials.items() if at == budget]
-            bit = np.concatenate([one.bit for one in repeats])
-            score = np.concatenate([one.score for one in repeats])
+            repeats = [repeat for (at, _), repeat in trials.items() if at == budget]
+            bit = np.concatenate([repeat.bit for repeat in repeats])
+            score = np.concatenate([repeat.score for repeat in repeats])
             finite = score[np.isfinite(score)]
             if len(finite) == 0:
                 continue

@@ -131,7 +131,7 @@ class BudgetResult:
     def smallest_upper(self) -> UpperResult | None:
         """The smallest valid upper bound; None if there is none."""
         valid = [bound for bound in self.upper_bounds.values() if bound.valid]
-        return min(valid, key=lambda one: one.epsilon or 0.0, default=None)
+        return min(valid, key=lambda bound: bound.epsilon or 0.0, default=None)
 
     @property
     def contradiction(self) -> Contradiction | None:
@@ -139,7 +139,7 @@ class BudgetResult:
         announced = [
             contradiction for contradiction in self.contradictions if contradiction.beyond_chance
         ]
-        return max(announced, key=lambda one: one.lower, default=None)
+        return max(announced, key=lambda bound: bound.lower, default=None)
 
 
 @dataclass(frozen=True)

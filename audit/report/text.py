@@ -95,9 +95,9 @@ def _answer(report: Report) -> Iterator[str]:
     bound = report.reported(0)
     confidence = f"{100 * bound.confidence:g} % confidence"
     recommended = report.recommended
-    several = " at each eps_B, not jointly" if len(report.results) > 1 else ""
+    scope = " at each eps_B, not jointly" if len(report.results) > 1 else ""
     yield from wrapped(
-        f"eps_L holds with {confidence}{several}: {recommended.key} from {recommended.proxy}, "
+        f"eps_L holds with {confidence}{scope}: {recommended.key} from {recommended.proxy}, "
         "chosen before the first trial."
     )
     smallest = [result.smallest_upper for result in report.results]
@@ -204,14 +204,14 @@ def _bounds(report: Report, notes: _Footnotes) -> Iterator[str]:
     fit = max((WIDTH - wide - end) // _COLUMN, 1)
     budgets = [f"eps_B {result.epsilon_base:g}" for result in report.results]
     for start in range(0, len(budgets), fit):
-        part = slice(start, start + fit)
+        columns = slice(start, start + fit)
         if start:
             yield ""
-        yield " " * wide + _columns(budgets[part], _COLUMN) + "   conditions"
+        yield " " * wide + _columns(budgets[columns], _COLUMN) + "   conditions"
         for (title, rows), of_group in zip(groups, marks, strict=True):
             yield from wrapped(title)
             for row, mark in zip(rows, of_group, strict=True):
-                cells = _columns(row.cells[part], _COLUMN).ljust(_COLUMN * len(budgets[part]))
+                cells = _columns(row.cells[columns], _COLUMN).ljust(_COLUMN * len(budgets[columns]))
                 yield f"  {row.name:{wide - 2}}{cells}   {mark}".rstrip()
 
 
@@ -241,9 +241,9 @@ def _groups(report: Report) -> Iterator[tuple[str, list[_Row]]]:
         [row for row, kind, _ in lower if kind == UNCORRECTED],
     )
     upper = [_upper_row(report, name) for name in report.results[0].upper_bounds]
-    known = [(group, row) for group, row in upper if row is not None]
+    grouped_rows = [(group, row) for group, row in upper if row is not None]
     for group, title in _UPPER_GROUPS.items():
-        yield title, [row for at, row in known if at == group]
+        yield title, [row for at, row in grouped_rows if at == group]
 
 
 _UPPER_GROUPS = {
@@ -264,12 +264,12 @@ def _lower_row(report: Report, proxy: str, key: str, kind: str) -> _Row:
 
 def _upper_row(report: Report, name: str) -> tuple[str, _Row | None]:
     bounds = [result.upper_bounds[name] for result in report.results if name in result.upper_bounds]
-    known = [bound for bound in bounds if bound.epsilon is not None]
-    if not known:
+    finite_bounds = [bound for bound in bounds if bound.epsilon is not None]
+    if not finite_bounds:
         return "", None
     cells = [format_epsilon(result.upper_bounds.get(name)) for result in report.results]
-    conditions = _parts(bound.assumes for bound in known)
-    label = known[0].label
+    conditions = _parts(bound.assumes for bound in finite_bounds)
+    label = finite_bounds[0].label
     if label == "valid":
         group = _ANY_SCORE if _ANY_SCORE in conditions else "this score"
         conditions = [words for words in conditions if words != _ANY_SCORE]
@@ -282,7 +282,9 @@ def _upper_row(report: Report, name: str) -> tuple[str, _Row | None]:
 
 def _parts(texts: Sequence[str] | Iterator[str]) -> list[str]:
     """The distinct conditions in texts that separate them by semicolons."""
-    return list(dict.fromkeys(part for text in texts for part in text.split("; ") if part))
+    return list(
+        dict.fromkeys(condition for text in texts for condition in text.split("; ") if condition)
+    )
 
 
 def _remarks(report: Report) -> Iterator[str]:
@@ -316,7 +318,6 @@ def _rounding(report: Report) -> Iterator[str]:
 
 
 def _diverged(report: Report) -> Iterator[str]:
-    """The number of runs that diverged."""
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
         runs = sum(result.runs for result in report.results)

@@ -55,9 +55,13 @@ class GaussianProcessSampler:
         self._least, self._most = np.full(tunings, np.inf), np.full(tunings, -np.inf)
 
     def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
-        known = outcomes.finite & np.isfinite(outcomes.scores)
-        self._lost[tuning[~known], candidate[~known]] += 1.0
-        who, candidate_known, scores = tuning[known], candidate[known], outcomes.scores[known]
+        has_score = outcomes.finite & np.isfinite(outcomes.scores)
+        self._lost[tuning[~has_score], candidate[~has_score]] += 1.0
+        who, candidate_known, scores = (
+            tuning[has_score],
+            candidate[has_score],
+            outcomes.scores[has_score],
+        )
         self._origin[who] = np.where(np.isnan(self._origin[who]), scores, self._origin[who])
         scores = scores - self._origin[who]
         self._runs[who, candidate_known] += 1.0
@@ -78,11 +82,11 @@ class GaussianProcessSampler:
 
     def _model_densities(self, tuning: IntArray) -> FloatArray:
         # A diverged run gets the lowest score of the other runs.
-        lost, least = self._lost[tuning], self._least[tuning, None]
-        runs, sums = self._runs[tuning] + lost, self._sums[tuning] + lost * least
+        lost, lowest_score = self._lost[tuning], self._least[tuning, None]
+        runs, sums = self._runs[tuning] + lost, self._sums[tuning] + lost * lowest_score
         total = runs.sum(axis=1, keepdims=True)
         mean = sums.sum(axis=1, keepdims=True) / total
-        squares = self._squares[tuning, None] + lost.sum(axis=1, keepdims=True) * least**2
+        squares = self._squares[tuning, None] + lost.sum(axis=1, keepdims=True) * lowest_score**2
         deviation = np.sqrt(np.maximum(squares / total - mean**2, 0.0))
         deviation = np.where(deviation > 0.0, deviation, 1.0)
         with np.errstate(invalid="ignore"):

@@ -63,9 +63,9 @@ def steps_taken(
             continue
         # An attempt takes at most the steps that remain after its start. A limited one takes at
         # most an interval after its last state, because the next step raises an error.
-        most = steps - attempt.start
+        max_steps = steps - attempt.start
         if attempt.limited and interval is not None:
-            most = min(most, attempt.saved - attempt.start + interval)
+            max_steps = min(max_steps, attempt.saved - attempt.start + interval)
         joins = (
             same_noise
             and before is not None
@@ -77,7 +77,7 @@ def steps_taken(
             group_steps = steps - group_start
         else:
             total += group_steps
-            group_start, group_steps = attempt.start, most
+            group_start, group_steps = attempt.start, max_steps
         before = attempt
     return total + group_steps
 

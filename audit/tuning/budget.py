@@ -151,7 +151,6 @@ class Budget:
             self._spent = after
 
     def _spent_after(self, mechanism: Mechanism, times: int) -> Spent:
-        """The spent mechanisms after one more is charged."""
         if not isinstance(mechanism, Mechanism):
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)
@@ -161,10 +160,10 @@ class Budget:
         if not share <= 1.0:
             runs = "run" if times == 1 else f"{times} runs"
             total = format_rounded(share, up=True, digits=3)
-            left = format_rounded(self.remaining, up=False, digits=3)
+            remainder = format_rounded(self.remaining, up=False, digits=3)
             raise BudgetExceeded(
                 f"budget must cover the {runs}, got {total} of the cap in total with "
-                f"{mechanism.description}; {left} of the cap is left, and nothing is spent"
+                f"{mechanism.description}; {remainder} of the cap is left, and nothing is spent"
             )
         return after
 

@@ -29,7 +29,9 @@ class Devices:
         """A device that no other process here uses until `until` closes; waits for one."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
-            for index, name in sorted(enumerate(self.names), key=lambda one: one[1] not in _latest):
+            for index, name in sorted(
+                enumerate(self.names), key=lambda device: device[1] not in _latest
+            ):
                 with contextlib.suppress(TimeoutError):
                     until.enter_context(locked(self.folder / str(index), wait=False))
                     _latest[:] = [name]

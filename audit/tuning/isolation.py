@@ -73,13 +73,13 @@ def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
 
 
 @contextlib.contextmanager
-def _watched(module: Any, name: str, given: set[str]) -> Iterator[None]:
+def _watched(module: Any, name: str, seeds: set[str]) -> Iterator[None]:
     """Notes the seeds that are given to a module's global generator."""
     seed = module.seed
 
     def noting(*args: Any, **keywords: Any) -> None:
         if any(argument is not None for argument in (*args, *keywords.values())):
-            given.add(_mark(name, (args, sorted(keywords.items()))))
+            seeds.add(_mark(name, (args, sorted(keywords.items()))))
         seed(*args, **keywords)
 
     module.seed = noting
@@ -151,20 +151,20 @@ def silent_for_good() -> Iterator[None]:
     streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in streams.items():
         setattr(sys, name, stream and _StreamWithoutMuted(stream))
-    left: list[threading.Thread] = []
+    new_threads: list[threading.Thread] = []
     try:
         with silence():
             try:
                 yield
             finally:
-                left = [thread for thread in threading.enumerate() if thread not in before]
+                new_threads = [thread for thread in threading.enumerate() if thread not in before]
                 deadline = time.monotonic() + _GRACE_SECONDS
-                for thread in left:
+                for thread in new_threads:
                     thread.join(max(deadline - time.monotonic(), 0.0))
-                left = [thread for thread in left if thread.is_alive()]
-                _mute(left)
+                new_threads = [thread for thread in new_threads if thread.is_alive()]
+                _mute(new_threads)
     finally:
-        if not left:
+        if not new_threads:
             for name, stream in streams.items():
                 setattr(sys, name, stream)
 

@@ -184,8 +184,10 @@ class Journal(Memory):
         if state.get(_OVER) is True:  # its deletion was interrupted
             return None
         checksum = state.pop("checksum", None)
-        known = all(name in state and isinstance(state[name], _STATE[name]) for name in _STATE)
-        if not known or checksum != _checksum("", state):
+        is_complete = all(
+            name in state and isinstance(state[name], _STATE[name]) for name in _STATE
+        )
+        if not is_complete or checksum != _checksum("", state):
             raise self._edited(self._state_path)
         return state
 

@@ -140,29 +140,29 @@ def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
     """Features, labels, and a function that puts both back into the form of the records."""
     kind: Any = type(records)
     wrap: _Rebuild
-    parts: tuple[Any, ...]
+    columns: tuple[Any, ...]
     if kind.__name__ == "TensorDataset" and len(records.tensors) == 2:
-        parts, wrap = records.tensors, kind
+        columns, wrap = records.tensors, kind
     elif isinstance(records, Sequence) and len(records) == 2 and not isinstance(records, str):
-        parts = tuple(records)
+        columns = tuple(records)
         wrap = kind if hasattr(kind, "_fields") else lambda *pair: kind(pair)
     elif hasattr(records, "shape"):
-        parts, wrap = (records,), lambda one: one
+        columns, wrap = (records,), lambda array: array
     else:
         raise InvalidInput(
             "records must be an array, a pair (features, labels) or a TensorDataset of both for "
             f"the differential test, got {with_article(kind.__name__)}"
         )
-    sizes = [len(part) if getattr(part, "ndim", 0) else -1 for part in parts]
+    sizes = [len(column) if getattr(column, "ndim", 0) else -1 for column in columns]
     if min(sizes) < 1 or len(set(sizes)) > 1:
         raise InvalidInput(f"records must have one label each, got parts of {sizes} records")
-    features = _numpy(parts[0])
+    features = _numpy(columns[0])
     shape = features.shape
-    labels = _numpy(parts[1]) if len(parts) > 1 else np.zeros(len(features), np.int64)
+    labels = _numpy(columns[1]) if len(columns) > 1 else np.zeros(len(features), np.int64)
 
     def rebuild(changed: Any) -> Any:
         arrays = (changed.features.reshape(-1, *shape[1:]), changed.labels)
-        return wrap(*(_like(old, new) for old, new in zip(parts, arrays, strict=False)))
+        return wrap(*(_like(old, new) for old, new in zip(columns, arrays, strict=False)))
 
     return features.reshape(len(features), -1) if features.ndim < 2 else features, labels, rebuild
 

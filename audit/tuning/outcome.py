@@ -24,8 +24,8 @@ _N_IS_PUBLIC = "state neighbours='zero-out' (the number of records is public)"
 _ROUNDING = 1e-9
 
 
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING)
+def _same(value: float, compared: float) -> bool:
+    return math.isclose(value, compared, rel_tol=_ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -347,10 +347,10 @@ class Trial:
         except ValueError as error:
             raise ProtocolViolation(str(error)) from error
         phases = [
-            part
+            phase
             for mechanism in recorded
-            for part in (mechanism.parts if isinstance(mechanism, Composition) else (mechanism,))
-            if isinstance(part, DpSgd)
+            for phase in (mechanism.parts if isinstance(mechanism, Composition) else (mechanism,))
+            if isinstance(phase, DpSgd)
         ]
         steps = sum(phase.steps for phase in phases) + self.checkpoints.unrecorded_steps
         noise = min(phase.noise_multiplier for phase in phases)

@@ -61,14 +61,14 @@ class Plan:
         """The trial that `train` is called with."""
         candidate = self.space.at(point)
         seed = secret_integer(64, key, _SEED, index) >> 1
-        part = None
+        record_subset = None
         if self.protocol.part_of_records is not None:
             rate, final = self.protocol.part_of_records
             coins = secret_integer(256, key, _PART)
-            part = Part(coins, rate, final if index == FINAL else None)
+            record_subset = Part(coins, rate, final if index == FINAL else None)
         base = scale_noise(self.base_of(candidate), self.protocol.noise_factor(index))
         constant = self.expected_batch_size
-        trial = Trial(candidate, base, seed, part, constant, device=self.device)
+        trial = Trial(candidate, base, seed, record_subset, constant, device=self.device)
         trial.checkpoints.rules = self.resume_rules
         return trial
 

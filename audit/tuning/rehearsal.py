@@ -111,48 +111,48 @@ def synthetic(records: Any) -> Any:
     return _synthetic(records, np.random.default_rng(), 0)
 
 
-def _synthetic(given: Any, rng: np.random.Generator, depth: int) -> Any:
-    def again(one: Any) -> Any:
-        return _synthetic(one, rng, depth + 1)
+def _synthetic(value: Any, rng: np.random.Generator, depth: int) -> Any:
+    def again(element: Any) -> Any:
+        return _synthetic(element, rng, depth + 1)
 
     if depth > _MAX_DEPTH:
-        raise _unknown(given)
-    if given is None:
+        raise _unknown(value)
+    if value is None:
         return None
-    if isinstance(given, bool | int | float):
-        letter = "f" if isinstance(given, float) else "i"
-        return type(given)(_numbers((), letter, rng))
-    if isinstance(given, np.ndarray) and given.dtype.kind in "fiub":
-        return np.asarray(_numbers(given.shape, given.dtype.kind, rng)).astype(given.dtype)
-    kind = type(given)
+    if isinstance(value, bool | int | float):
+        letter = "f" if isinstance(value, float) else "i"
+        return type(value)(_numbers((), letter, rng))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return np.asarray(_numbers(value.shape, value.dtype.kind, rng)).astype(value.dtype)
+    kind = type(value)
     if kind.__module__.split(".")[0] == "torch":
         import torch
 
-        if isinstance(given, torch.Tensor):
-            letter = "f" if given.is_floating_point() else "i"
-            values = torch.from_numpy(np.asarray(_numbers(tuple(given.shape), letter, rng)))
-            return values.to(dtype=given.dtype, device=given.device)
+        if isinstance(value, torch.Tensor):
+            letter = "f" if value.is_floating_point() else "i"
+            values = torch.from_numpy(np.asarray(_numbers(tuple(value.shape), letter, rng)))
+            return values.to(dtype=value.dtype, device=value.device)
         if kind is torch.utils.data.TensorDataset:
-            return torch.utils.data.TensorDataset(*map(again, given.tensors))
-    if isinstance(given, Mapping):
-        return {name: again(item) for name, item in given.items()}
-    if isinstance(given, tuple) and hasattr(given, "_fields"):
-        return kind(*map(again, given))
-    if isinstance(given, list | tuple):
-        return kind(map(again, given))
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        names = [field.name for field in dataclasses.fields(given) if field.init]
-        return dataclasses.replace(given, **{name: again(getattr(given, name)) for name in names})
-    raise _unknown(given)
+            return torch.utils.data.TensorDataset(*map(again, value.tensors))
+    if isinstance(value, Mapping):
+        return {name: again(item) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*map(again, value))
+    if isinstance(value, list | tuple):
+        return kind(map(again, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: again(getattr(value, name)) for name in names})
+    raise _unknown(value)
 
 
 def _numbers(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Any:
     return rng.standard_normal(shape) if kind == "f" else rng.integers(0, 2, shape)
 
 
-def _unknown(given: Any) -> InvalidInput:
+def _unknown(value: Any) -> InvalidInput:
     return InvalidInput(
         "records must be arrays, tensors, or collections of them, so that synthetic ones can be "
-        f"made for the rehearsal, got {checks.kind_of(given)}; call study.rehearse(train, "
+        f"made for the rehearsal, got {checks.kind_of(value)}; call study.rehearse(train, "
         "records=...) with synthetic or public records first, or pass rehearse=False"
     )

@@ -235,12 +235,12 @@ def _is_torch(*path: str) -> Callable[[Any], bool]:
     """Whether a value is of a class of torch, such as ("utils", "data", "DataLoader")."""
 
     def is_instance(value: Any) -> bool:
-        part = sys.modules.get("torch")
-        if part is None:
+        resolved = sys.modules.get("torch")
+        if resolved is None:
             return False
         for name in path:
-            part = getattr(part, name)
-        return isinstance(value, part)  # type: ignore[arg-type]
+            resolved = getattr(resolved, name)
+        return isinstance(value, resolved)  # type: ignore[arg-type]
 
     return is_instance
 

@@ -238,8 +238,8 @@ class Space:
     def size(self) -> int | None:
         """The number of candidates; None if a hyperparameter is continuous."""
         counts = [dimension.count for dimension in self.dimensions.values()]
-        known = [count for count in counts if count is not None]
-        return math.prod(known) if len(known) == len(counts) else None
+        finite_counts = [count for count in counts if count is not None]
+        return math.prod(finite_counts) if len(finite_counts) == len(counts) else None
 
     def at(self, point: Sequence[float]) -> Candidate:
         """The candidate at a point of the unit cube [dimensions]."""
@@ -282,17 +282,17 @@ class Space:
         return {name or "candidate": dimension.spec for name, dimension in self.dimensions.items()}
 
 
-def _dimension(name: str, given: Any) -> Dimension:
-    if isinstance(given, Dimension):
-        return given
-    if isinstance(given, list | tuple | range) and len(given):
+def _dimension(name: str, values: Any) -> Dimension:
+    if isinstance(values, Dimension):
+        return values
+    if isinstance(values, list | tuple | range) and len(values):
         try:
-            return Choice(_first(given))
+            return Choice(_first(values))
         except InvalidInput as error:
             raise InvalidInput(f"space[{checks.one_line(name)}]: {error}") from None
     raise InvalidInput(
         f"space[{checks.one_line(name)}] must be a list of values, Uniform, LogUniform or Integer, "
-        f"got {checks.one_line(given)}"
+        f"got {checks.one_line(values)}"
     )
 
 

@@ -42,8 +42,8 @@ def write_state(path: Path, content: Mapping[str, Any]) -> None:
     header = json.dumps({"content": packed, "sizes": [array.size for array in arrays]}).encode()
     body: list[Any] = [_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "big"), header, *arrays]
     checksum = hashlib.sha256()
-    for part in body:
-        checksum.update(part)
+    for chunk in body:
+        checksum.update(chunk)
     draft = path.with_name(f"{path.name}{_DRAFT}-{secrets.token_hex(8)}")
     write_durably(path, [*body, checksum.digest()], draft)
 
@@ -77,10 +77,10 @@ def _pack(value: Any, arrays: list[NDArray[np.uint8]], name: str) -> Any:
     if kind is bytes:
         return {"bytes": base64.b64encode(value).decode()}
     if kind in (list, tuple):
-        return {kind.__name__: [_pack(part, arrays, name) for part in value]}
+        return {kind.__name__: [_pack(item, arrays, name) for item in value]}
     if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
-        items = [part for pair in value.items() for part in pair]
-        return {"dict": [_pack(part, arrays, name) for part in items]}
+        items = [item for pair in value.items() for item in pair]
+        return {"dict": [_pack(item, arrays, name) for item in items]}
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         scalar = {"scalar": True} if isinstance(value, np.generic) else {}
         return {"numpy": _add(arrays, np.asarray(value)), **scalar}
@@ -125,16 +125,16 @@ def _pack_jax(value: Any, arrays: list[NDArray[np.uint8]]) -> Any:
 def _unpack(packed: Any, arrays: list[NDArray[np.uint8]]) -> Any:
     if not isinstance(packed, dict):
         return packed
-    kind, part = next(iter(packed.items()))
+    kind, content = next(iter(packed.items()))
     if kind == "bytes":
-        return base64.b64decode(part)
+        return base64.b64decode(content)
     if kind in ("list", "tuple"):
-        values = [_unpack(value, arrays) for value in part]
+        values = [_unpack(value, arrays) for value in content]
         return values if kind == "list" else tuple(values)
     if kind == "dict":
-        items = [_unpack(item, arrays) for item in part]
+        items = [_unpack(item, arrays) for item in content]
         return dict(zip(items[::2], items[1::2], strict=True))
-    place, dtype, shape = part
+    place, dtype, shape = content
     data = arrays[place]
     if kind == "torch":
         import torch

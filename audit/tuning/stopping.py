@@ -121,8 +121,9 @@ def _worst_member(base: Mechanism) -> Mechanism:
         value = getattr(base, field.name)
         if isinstance(value, Mechanism):
             changes[field.name] = _worst_member(value)
-        elif isinstance(value, tuple) and any(isinstance(part, Mechanism) for part in value):
+        elif isinstance(value, tuple) and any(isinstance(member, Mechanism) for member in value):
             changes[field.name] = tuple(
-                _worst_member(part) if isinstance(part, Mechanism) else part for part in value
+                _worst_member(member) if isinstance(member, Mechanism) else member
+                for member in value
             )
     return dataclasses.replace(base, **changes) if changes else base  # type: ignore[type-var]

@@ -217,9 +217,9 @@ class Study:
         if self._training.base is None or self.epsilon is None:
             return
         if self.total_epsilon > self.epsilon:
-            least = format_rounded(self.total_epsilon, up=True, digits=7)
+            smallest_epsilon = format_rounded(self.total_epsilon, up=True, digits=7)
             raise InvalidInput(
-                f"epsilon must be at least {least}, the cost of this base with "
+                f"epsilon must be at least {smallest_epsilon}, the cost of this base with "
                 f"{self.protocol.spec}, got {checks.one_line(self.epsilon)}"
             )
 
@@ -773,17 +773,17 @@ def _difference_between_processes(value: Any, around: tuple[Any, ...]) -> str | 
         return f"{checks.one_line(value)}, whose order is not fixed: use a tuple or a sorted list"
     if isinstance(value, np.ndarray) and "..." in repr(value):
         return f"an array of {value.size} numbers, whose text is shortened: use a list"
-    parts: Iterable[Any] = ()
+    components: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        parts = itertools.chain(value.keys(), value.values())
+        components = itertools.chain(value.keys(), value.values())
     elif isinstance(value, list | tuple):
-        parts = value
+        components = value
     elif is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name) for field in fields(value)]
+        components = [getattr(value, field.name) for field in fields(value)]
     elif _ADDRESS.search(text := repr(value)):
         return f"{checks.one_line(text)}: name it by a text, and look it up in train"
-    for part in parts:
-        if (reason := _difference_between_processes(part, (*around, value))) is not None:
+    for component in components:
+        if (reason := _difference_between_processes(component, (*around, value))) is not None:
             return reason
     return None
 

@@ -59,7 +59,9 @@ class Training:
             self.run(1.0, budget)  # raises if its values are no budget
         budget_of_study = {"steps": self.steps, "sampling_rate": self.sampling_rate}
         full = [({**budget_of_study, **budget}, chance) for budget, chance in chances]
-        full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
+        full.sort(
+            key=lambda named: float(named[0]["steps"]) * float(named[0]["sampling_rate"]) ** 2
+        )
         groups: dict[int, _Chances] = {}
         before = 0.0
         for candidate in full:
@@ -114,7 +116,7 @@ def _named(space: Space) -> list[dict[str, Any]]:
     named = {name: space.dimensions[name] for name in _BUDGET if name in space.dimensions}
     if not named:
         return [{}]
-    part = Space(named)
-    if part.size is None:
-        raise InvalidInput(f"space must name budgets as lists of values, got {part.prior}")
-    return [part.at(point) for point in part.points()]
+    named_space = Space(named)
+    if named_space.size is None:
+        raise InvalidInput(f"space must name budgets as lists of values, got {named_space.prior}")
+    return [named_space.at(point) for point in named_space.points()]

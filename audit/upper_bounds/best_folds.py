@@ -145,10 +145,10 @@ class _Ends:
         return products
 
 
-def _powers(masses: FloatArray, most: int) -> list[FloatArray]:
-    """Masses [n, j (k - 1) + 1] of the sums of j values, for j from 0 to `most`, from [n, k]."""
+def _powers(masses: FloatArray, max_terms: int) -> list[FloatArray]:
+    """Masses [n, j (k - 1) + 1] of the sums of j values, for each j <= `max_terms`, from [n, k]."""
     powers = [np.ones((len(masses), 1))]
-    for _ in range(most):
+    for _ in range(max_terms):
         power = powers[-1]
         longer = np.zeros((len(masses), power.shape[1] + masses.shape[1] - 1))
         for place in range(masses.shape[1]):
@@ -201,6 +201,7 @@ class FoldCurve:
         negligible = max(_NEGLIGIBLE * self.least / max(self._factor, 1.0), 1e-300)
         below, above = np.cumsum(atoms.mass), np.cumsum(atoms.mass[::-1])[::-1]
         inner = (below > negligible) & (above > negligible)
+        # `RatioLattice.of` moves the rest to smaller r, which only makes the run less private.
         loss = atoms.loss[inner] if inner.any() else atoms.loss
         places = min(_MOST_PLACES, _MOST_PRODUCTS // self._others)
         spacing = max(atoms.deviation / _PER_DEVIATION, float(np.ptp(loss)) / places, 1e-6)
@@ -250,6 +251,7 @@ class FoldCurve:
         s = np.unique(s)
         with np.errstate(divide="ignore"):
             log_a = log_derivative(self.repetitions, self.released, np.log1p(-s)) - self._scale
+        # Within a cell phi^(m)(1-s) is largest at its start, and s^(m-1) at its end.
         values = np.exp(log_a[:-1]) * s[1:] ** self._others
         return float(values.max()) * self._factor * (1.0 + _DERIVATIVES)
 
@@ -261,6 +263,8 @@ class FoldCurve:
         for side in (0, 1):
             points = np.arange(ends.shape[1], dtype=np.float64)
             sums.append(np.interp(u, points, ends[side]) + np.interp(v, points, tops[side]))
+        # The gain grows with phi^(m)(1-s) and falls with phi^(m)(1-s'), which both fall with their
+        # s.
         s = np.maximum(sums[0] - added, 0.0) * (1.0 - _ROUNDING)
         return s, np.minimum(sums[1] * (1.0 + _ROUNDING), 1.0)
 
@@ -287,6 +291,7 @@ class FoldCurve:
             place = (np.log(a) - np.log(t) - np.log(b)) / spacing - self._others * run.first
         size = folds.below.shape[1] - 1
         place = np.clip(np.floor(np.nan_to_num(place, nan=-1.0)) + 1.0, 0, size).astype(np.int64)
+        # If rounding moves the place by one, a - t b R is nearly 0 there, which `_GAIN` covers.
         gain = a * folds.below[index, place]
         return np.asarray(gain * (1.0 + _GAIN) - t * b * folds.below_with[index, place])
 
@@ -302,8 +307,8 @@ class FoldCurve:
             open_squares, open_t, values = [], [], []
             u, v = squares.T
             ends = self._ends(*(np.append(x, x + 1) / 2.0**level for x in (u, v)))
-            for part, part_pairs in self._parts(squares, pairs):
-                squares_now, t_now, upper = self._squares(part, part_pairs, level, best, ends)
+            for block, block_pairs in self._parts(squares, pairs):
+                squares_now, t_now, upper = self._squares(block, block_pairs, level, best, ends)
                 open_squares.append(squares_now)
                 open_t.append(t_now)
                 values.append(upper)
@@ -312,6 +317,7 @@ class FoldCurve:
                 np.concatenate(open_t),
                 np.concatenate(values),
             )
+            # A square that is dropped is at most `_enough`, which the upper values below include.
             undecided = upper > self._enough(best)[t_index]
             corner, t_index, upper = corner[undecided], t_index[undecided], upper[undecided]
             if level == self.levels or not len(upper) or 4 * len(upper) > _MOST_PAIRS:
@@ -340,12 +346,12 @@ class FoldCurve:
         if pairs is not None:
             pairs = pairs[:, np.argsort(pairs[0], kind="stable")]
         for start in range(0, len(squares), rows):
-            part = squares[start : start + rows]
+            block = squares[start : start + rows]
             if pairs is None:
-                yield part, None
+                yield block, None
                 continue
-            low, high = np.searchsorted(pairs[0], [start, start + len(part)])
-            yield part, pairs[:, low:high] - np.array([[start], [0]])
+            low, high = np.searchsorted(pairs[0], [start, start + len(block)])
+            yield block, pairs[:, low:high] - np.array([[start], [0]])
 
     def _squares(
         self,
@@ -367,7 +373,9 @@ class FoldCurve:
         folds = ends.folds(u, v)
         a, b = self._slopes(1.0 - s), self._slopes(1.0 - s_with)
         if pairs is None:
-            index, t_index = (part.ravel() for part in np.indices((len(squares), len(self._t))))
+            index, t_index = (
+                axis_index.ravel() for axis_index in np.indices((len(squares), len(self._t)))
+            )
         else:
             index, t_index = pairs
         # Values of folds at two corners, which are attained on the lattice.

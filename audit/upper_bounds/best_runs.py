@@ -100,6 +100,8 @@ class BestRunsCurve(RegionCurve):
         return self._of_all(super().lower)
 
     def _of_all(self, mixture: ShiftedProfiles) -> ShiftedProfiles:
+        # Proposition 7: each hinge in the product of m ratios is a profile of m runs composed, and
+        # the ordered outputs are 1/m! of all.
         pair = self.pair if self.together is None else self.together
         return ShiftedProfiles(
             pair, mixture.weights / math.factorial(self.released), mixture.shifts
@@ -110,10 +112,10 @@ class BestRunsCurve(RegionCurve):
 def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]:
     """One curve for each direction of the base; none if K is always below m."""
     repetitions, m = protocol.repetitions, protocol.released
-    most = float(log_derivative(repetitions, m, 0.0))
-    if most == -math.inf:
+    log_largest = float(log_derivative(repetitions, m, 0.0))
+    if log_largest == -math.inf:
         return []
-    if most > _LARGEST_LOG:
+    if log_largest > _LARGEST_LOG:
         raise NotApplicable(f"E[K (K-1) ... (K-{m - 1})] must be below e^{_LARGEST_LOG:g}")
     together = composed(base, m).pairs if m > 1 else base.pairs
     return [
@@ -127,6 +129,7 @@ def fewer_runs(base: Mechanism, protocol: BestRuns) -> Callable[[float], float]:
     """The part of delta with fewer than m runs, all of which are released."""
     m = protocol.released
     chances = protocol.repetitions.pmf(np.arange(m))
+    # K is independent of the data, so the profiles are averaged. Without a run nothing is released.
     few = [(float(chances[k]), composed(base, k)) for k in range(1, m) if float(chances[k]) > 0.0]
 
     def delta(epsilon: float) -> float:

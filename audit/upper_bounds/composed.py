@@ -143,10 +143,13 @@ class AllRuns:
     @cached_property
     def parts(self) -> list[tuple[float, Mechanism]]:
         """Probabilities and compositions; the largest number of runs represents its range."""
-        most, chances = self._chances
+        max_runs, chances = self._chances
         few = self.base.gaussian_mu is None
-        runs = np.unique(np.ceil(np.geomspace(1.0, most, _FEW if few else _MANY)).astype(np.int64))
-        places = np.searchsorted(runs, np.arange(1, most + 1))
+        runs = np.unique(
+            np.ceil(np.geomspace(1.0, max_runs, _FEW if few else _MANY)).astype(np.int64)
+        )
+        # Fewer runs are a post-processing of more, so the largest number of a range represents it.
+        places = np.searchsorted(runs, np.arange(1, max_runs + 1))
         sums = np.bincount(places, chances[1:], len(runs))
         return [
             (float(chance), composed(self.base, int(k)))
@@ -157,13 +160,13 @@ class AllRuns:
     @cached_property
     def _chances(self) -> tuple[int, FloatArray]:
         """A largest number of runs, and the probabilities [K + 1] up to it."""
-        most = 1
-        while most <= _MAX_RUNS:
-            chances = self.repetitions.pmf(np.arange(most + 1))
-            if probability_of_more(self.repetitions, most) <= self.negligible:
-                most = int(np.flatnonzero(chances)[-1])
-                return most, chances[: most + 1]
-            most *= 2
+        max_runs = 1
+        while max_runs <= _MAX_RUNS:
+            chances = self.repetitions.pmf(np.arange(max_runs + 1))
+            if probability_of_more(self.repetitions, max_runs) <= self.negligible:
+                max_runs = int(np.flatnonzero(chances)[-1])
+                return max_runs, chances[: max_runs + 1]
+            max_runs *= 2
         raise NotApplicable(f"K must be at most {_MAX_RUNS} except with negligible probability")
 
     def delta(self, epsilon: float) -> float:
@@ -205,15 +208,23 @@ def scheduled_runs(base: Mechanism, protocol: BudgetSchedule) -> list[Mechanism]
 def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
     """The release of all runs of a grid, and of the trained candidates."""
 
-    def by_chance(one: Mechanism) -> Mechanism:
-        return one if protocol.inclusion == 1.0 else Mixture((one,), (protocol.inclusion,))
+    def by_chance(mechanism: Mechanism) -> Mechanism:
+        return (
+            mechanism if protocol.inclusion == 1.0 else Mixture((mechanism,), (protocol.inclusion,))
+        )
 
     _check_few(protocol.candidates)
-    several = kinds_of_candidates(base, protocol)
-    if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
+    candidate_kinds = kinds_of_candidates(base, protocol)
+    if (
+        len(candidate_kinds) == 1
+        and not candidate_kinds[0][0].is_directed
+        and not isinstance(base, Candidates)
+    ):
         # All runs of one mechanism have the same direction.
         return composed(by_chance(base), protocol.candidates)
-    return Composition(tuple(by_chance(part) for part, count in several for _ in range(count)))
+    return Composition(
+        tuple(by_chance(candidate) for candidate, count in candidate_kinds for _ in range(count))
+    )
 
 
 def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> bool:
@@ -223,8 +234,10 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
         return False
     pair = base.pairs[0]
     large, large_with = np.exp(pair.events(np.linspace(*pair.event_range, _EVENTS)))[..., None]
-    least = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
-    chance, chance_with = (special.bdtrc(least, runs, rate) for rate in (large, large_with))
+    thresholds = np.unique(np.linspace(0, runs - 1, _COUNTS).astype(np.int64))
+    # That more than some number of runs have a large loss is an event of the composition, which
+    # leaks at least as much as each of its events.
+    chance, chance_with = (special.bdtrc(thresholds, runs, rate) for rate in (large, large_with))
     scaled = scale(np.asarray(chance_with, np.float64), epsilon)
     gains = np.where(chance_with > 0.0, chance - scaled, 0.0)  # no underflow
     return bool(np.any(gains > delta))
@@ -258,8 +271,6 @@ def _register(
     all_runs: Callable[[Mechanism, Any, float], Mechanism | AllRuns],
     exceeds: Exceeds | None = None,
 ) -> None:
-    """Registers the composition of all runs of a protocol."""
-
     def at_other_delta(base: Mechanism, protocol: Protocol, delta: float, _: float) -> BoundValue:
         """The cost of releasing all runs, with compositions that several deltas share."""
         return BoundValue(_shared(all_runs, base, protocol, shared_delta(delta)).epsilon(delta))

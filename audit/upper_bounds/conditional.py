@@ -87,17 +87,17 @@ class TwoEvents:
                 for k in (0, 1)
                 for m in (0, 1)
             ]
-            most = np.max(halves, axis=0)
-            upper = max(float(most.max()), closed, best)
+            bounds = np.max(halves, axis=0)
+            upper = max(float(bounds.max()), closed, best)
             enough = best + gap * max(best, 0.05)
-            while np.count_nonzero(most > enough) > _MAX_BOXES:
+            while np.count_nonzero(bounds > enough) > _MAX_BOXES:
                 gap *= 2.0
                 enough = best + gap * max(best, 0.05)
-            closed = max(closed, float(most[most <= enough].max(initial=0.0)))
-            e, f, most = e[most > enough], f[most > enough], most[most > enough]
+            closed = max(closed, float(bounds[bounds <= enough].max(initial=0.0)))
+            e, f, bounds = e[bounds > enough], f[bounds > enough], bounds[bounds > enough]
             if not e.size:
                 break
-            worst = np.argsort(-most)[: max(_BATCH_OF_BOXES, len(most) // 4)]
+            worst = np.argsort(-bounds)[: max(_BATCH_OF_BOXES, len(bounds) // 4)]
             cells = np.union1d(e[worst], f[worst])
             finer = np.union1d(t, 0.5 * (t[cells] + t[cells + 1]))
             e, f = _within(finer, t, e, f)
@@ -132,9 +132,9 @@ class TwoEvents:
         by_e, by_rest = self.chance.target
         constant, slope = self.chance.all
         # Elsewhere N, which is at most 1-f, is at most delta D.
-        least = self.delta * max(self.chance.acceptance, constant)
+        smallest = self.delta * max(self.chance.acceptance, constant)
         for_e, for_f = (
-            (for_e, _clipped(for_f, least)) if by_rest else (_clipped(for_e, least), for_f)
+            (for_e, _clipped(for_f, smallest)) if by_rest else (_clipped(for_e, smallest), for_f)
         )
         on_e, on_f, possible = self._corners(for_e[0], for_f[0])
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -143,27 +143,31 @@ class TwoEvents:
                 _log_between(side[:, :1], side[:, 1:], on)
                 for on, side in ((on_e, for_e), (on_f, for_f))
             )
-            every, every_with = constant + slope * (np.exp(log_e) - np.expm1(log_rest))
+            accepted, accepted_with = constant + slope * (np.exp(log_e) - np.expm1(log_rest))
             log_target, log_target_with = np.logaddexp(
                 np.log(by_e) + log_e, np.log(by_rest) + log_rest
             )
             target = np.exp(log_target)
-            gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
-            log_gain = np.where(possible, -np.log(every) - log_target_with, -np.inf)
-            for linear in (gain, every_with):
+            gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * accepted
+            log_gain = np.where(possible, -np.log(accepted) - log_target_with, -np.inf)
+            for linear in (gain, accepted_with):
                 logs = np.log(np.maximum(linear, 0.0))
                 if not chords:
                     middle = 0.5 * (linear[0] + linear[3])
-                    most = np.where(possible, logs, -np.inf).max(axis=0)
+                    largest_ratios = np.where(possible, logs, -np.inf).max(axis=0)
                     tangents = np.log(middle) + (linear - middle) / middle
-                    logs = np.where((middle > 0.0) & (most > -np.inf), tangents, most)
+                    logs = np.where(
+                        (middle > 0.0) & (largest_ratios > -np.inf), tangents, largest_ratios
+                    )
                 log_gain = log_gain + logs
             log_gain = np.where(np.isnan(log_gain), -np.inf, log_gain)
             if not chords:
-                ratios = [log_target - log_target_with, np.log(every_with) - np.log(every)]
-                most = np.where(possible, np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), -np.inf)
-                log_gain = np.minimum(log_gain, most.max(axis=1).sum(axis=0))
-        by_both = every_with >= self.chance.acceptance * (1.0 - _ROUNDING)
+                ratios = [log_target - log_target_with, np.log(accepted_with) - np.log(accepted)]
+                largest_ratios = np.where(
+                    possible, np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), -np.inf
+                )
+                log_gain = np.minimum(log_gain, largest_ratios.max(axis=1).sum(axis=0))
+        by_both = accepted_with >= self.chance.acceptance * (1.0 - _ROUNDING)
         log_gain = np.stack([log_gain, np.where(by_both, log_gain, -np.inf)]).max(axis=1)
         return np.asarray(log_gain + (-_ROUNDING if chords else _ROUNDING))
 
@@ -194,9 +198,9 @@ class TwoEvents:
         inside = (on_e >= 0.0) & (on_e <= 1.0) & (on_f >= 0.0) & (on_f <= 1.0)
         on_e, on_f = np.where(inside, on_e, 0.0), np.where(inside, on_f, 0.0)
         e, f = e0 + (e1 - e0) * on_e, f0 + (f1 - f0) * on_f
-        left = rest0 + (rest1 - rest0) * on_f
+        remaining = rest0 + (rest1 - rest0) * on_f
         enough = e + f >= limit * (1.0 - _ROUNDING)
-        return on_e, on_f, inside & enough & (e <= left * (1.0 + _ROUNDING))
+        return on_e, on_f, inside & enough & (e <= remaining * (1.0 + _ROUNDING))
 
 
 def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) -> FloatArray:
@@ -204,12 +208,12 @@ def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) 
     return np.logaddexp(np.log1p(-share) + log_start, np.log(share) + log_end)
 
 
-def _clipped(piece: FloatArray, least: float) -> FloatArray:
-    """The parts of pieces [2, 2, n] whose first probability is at least `least`."""
+def _clipped(piece: FloatArray, smallest: float) -> FloatArray:
+    """The parts of pieces [2, 2, n] whose first probability is at least `smallest`."""
     start, end = np.exp(piece[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         # The share of the start keeps its digits where almost the whole piece is left.
-        share = np.where(end < least, (least - end) / (start - end), 0.0)
+        share = np.where(end < smallest, (smallest - end) / (start - end), 0.0)
         share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
         ends = _log_between(piece[:, 1], piece[:, 0], share)
     return np.stack([piece[:, 0], ends], axis=1)
@@ -295,6 +299,7 @@ def _largest(
         TwoEvents(pair, chance, delta, *options) for pair in base.pairs for chance in chances
     ]
     epsilons = [search.epsilon() for search in searches]
+    # Both directions, and both kinds of target events, are possible: the largest epsilon counts.
     upper, attained = (max(side) for side in zip(*epsilons, strict=True))
     # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)

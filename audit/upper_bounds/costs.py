@@ -254,7 +254,6 @@ def costs_of(base: Mechanism, protocol: ProtocolLike, delta: float) -> TuningCos
 def _with_delta(
     quick: AtOtherDelta, certified: float, base: Mechanism, protocol: Any, delta: float
 ) -> BoundValue:
-    """The body of a bound at a delta other than the certified one."""
     return quick(base, protocol, delta, certified)
 
 
@@ -286,15 +285,16 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
 
     This happens only at extreme parameters, at which the computation of a bound fails numerically.
     """
+    # No bound for every score can be below an epsilon that some score attains.
     attained = max((row.attains for row in rows), default=0.0)
-    least = attained * (1.0 - _COMPOSED_ACCURACY)
+    lower_limit = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (
         f"{FAILED}: the value is below {format_rounded(attained, up=False, digits=6)}, which an "
         "attack attains"
     )
     return [
         replace(row, epsilon=math.inf, reason=reason)
-        if row.claim.any_score and row.epsilon < least
+        if row.claim.any_score and row.epsilon < lower_limit
         else row
         for row in rows
     ]
@@ -330,9 +330,9 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
         >>> smallest(rows).name
         'region'
     """
-    known = [
+    valid = [
         (row.epsilon, place, row)
         for place, row in enumerate(rows)
         if row.applies and row.claim.any_score
     ]
-    return min(known)[2] if known else None
+    return min(valid)[2] if valid else None

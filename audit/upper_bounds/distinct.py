@@ -36,12 +36,12 @@ _NEGLIGIBLE = 1e-3  # share of delta that a curve may lose
 
 def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
     """Probabilities of ranges of the number of runs, with the largest number of each range."""
-    most = protocol.candidates
-    if most > _MAX_CANDIDATES:
+    candidates = protocol.candidates
+    if candidates > _MAX_CANDIDATES:
         raise NotApplicable(f"the list must have at most {_MAX_CANDIDATES} candidates")
-    chances = np.asarray(protocol.repetitions.pmf(np.arange(most)), dtype=np.float64)
+    chances = np.asarray(protocol.repetitions.pmf(np.arange(candidates)), dtype=np.float64)
     # P[min(K, m) = m] is what the smaller numbers leave; it is rounded up.
-    last = max(1.0 - float(chances.sum()) + 1e-15 * most, 0.0)
+    last = max(1.0 - float(chances.sum()) + 1e-15 * candidates, 0.0)
     weights = np.append(chances, last)
     possible = 1 + np.flatnonzero(weights[1:] > 0.0)
     if len(possible) == 0:
@@ -50,6 +50,7 @@ def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
     if len(possible) > _CURVES:
         spread = np.geomspace(possible[0], possible[-1], _CURVES)
         ends = np.unique(np.append(np.ceil(spread).astype(np.int64), possible[-1]))
+    # Each range counts as its largest number of runs, whose grid leaks at least as much.
     sums = np.bincount(np.searchsorted(ends, possible), weights[possible], len(ends))
     return [(float(w), int(k)) for k, w in zip(ends, sums, strict=True) if w > 0.0]
 
@@ -105,11 +106,11 @@ def _profiles(
 
         def profile(epsilon: float) -> float:
             # For each k, releasing all runs is another valid bound, so the smaller one counts.
-            parts = [
+            deltas = [
                 weight * min(curves[k].delta(epsilon), float(releases[k].delta(epsilon)))
                 for weight, k in ranges
             ]
-            return min(sum(parts) * (1.0 + 1e-12), 1.0)
+            return min(sum(deltas) * (1.0 + 1e-12), 1.0)
 
         return profile
 

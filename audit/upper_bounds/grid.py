@@ -72,12 +72,12 @@ class GridCurve:
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        together = sum(one.delta(epsilon) for one in self.upper)
+        together = sum(profiles.delta(epsilon) for profiles in self.upper)
         return min(together * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
 
     def attained_delta(self, epsilon: float) -> float:
         """The bound at epsilon, rounded down."""
-        return min(sum(one.delta(epsilon) for one in self.lower), 1.0)
+        return min(sum(profiles.delta(epsilon) for profiles in self.lower), 1.0)
 
     @cached_property
     def cut(self) -> float:
@@ -93,19 +93,21 @@ class GridCurve:
     @property
     def least(self) -> float:
         """The `cut` if every output of every candidate is possible on both data sets."""
-        least = self.negligible / (sum(self.counts) * self.inclusion)
-        return max(least, sys.float_info.min)  # its logarithm is needed
+        smallest = self.negligible / (sum(self.counts) * self.inclusion)
+        return max(smallest, sys.float_info.min)  # its logarithm is needed
 
     def _mixtures(self, rounded: bool) -> tuple[ShiftedProfiles, ...]:
         steps = [self._boundary(pair, rounded) for pair in self.pairs]
         cut = self.cut if rounded else 0.0
         mixtures = []
         for winner, pair in enumerate(self.pairs):
-            others = [count - (kind == winner) for kind, count in enumerate(self.counts)]
-            log_a, log_b = _sum_of_boundaries(steps, others, math.log(self.least))
+            other_counts = [count - (kind == winner) for kind, count in enumerate(self.counts)]
+            log_a, log_b = _sum_of_boundaries(steps, other_counts, math.log(self.least))
             weight = self.counts[winner] * self.inclusion
             a, log_b = _points(log_a, log_b, rounded)
-            if cut > 0.0 and sum(others) > 0:
+            # An event beyond the cut has a product of at most the cut, so that (cut, 0) bounds it
+            # ("Rare events are cut off", after proposition 3).
+            if cut > 0.0 and sum(other_counts) > 0:
                 a, log_b = np.append(a, cut), np.append(log_b, -np.inf)
             mixtures.append(mixture(pair, weight * a, math.log(weight) + log_b))
         return tuple(mixtures)
@@ -118,13 +120,13 @@ class GridCurve:
         bound. Up to there h(1-s') lies above a polygon of lines b = k a - c with c >= 0, which are
         concave functions in logarithms, so the hull of its corners is enough.
         """
-        floor, others = math.log(self.least), sum(self.counts) - 1
+        floor, other_count = math.log(self.least), sum(self.counts) - 1
 
         def heights(
             log_left: FloatArray, log_left_with: FloatArray
         ) -> tuple[FloatArray, FloatArray]:
             logs = np.maximum(self._log_h(np.stack([log_left, log_left_with])), 2.0 * floor)
-            return np.exp(0.125 * others * logs), np.maximum(logs, [[floor], [2.0 * floor]])
+            return np.exp(0.125 * other_count * logs), np.maximum(logs, [[floor], [2.0 * floor]])
 
         t = dense_events(pair, heights, min(self.points // len(self.pairs), self.points // 4))
         end = self._last_event(pair)
@@ -134,6 +136,7 @@ class GridCurve:
             logs = np.hstack([logs, corner_events(*logs)])
         x, y = self._log_h(logs)
         if rounded:
+            # Both logarithms are negative: a is rounded up and b down.
             x, y = x * (1.0 - numerics.SUM_ROUNDING), y * (1.0 + numerics.SUM_ROUNDING)
         order = np.lexsort((-y, -x))
         x, y = x[order], y[order]
@@ -162,8 +165,8 @@ def log_h(inclusion: float, log_left: FloatArray) -> FloatArray:
     """log h(x) = log(1 - p + p x) from log(x), elementwise, for the inclusion probability p."""
     with np.errstate(divide="ignore"):
         near = np.log1p(inclusion * np.expm1(np.maximum(log_left, -1.0)))
-        rest = math.log1p(-inclusion) if inclusion < 1.0 else -math.inf
-        far = np.logaddexp(rest, math.log(inclusion) + log_left)
+        log_absent = math.log1p(-inclusion) if inclusion < 1.0 else -math.inf
+        far = np.logaddexp(log_absent, math.log(inclusion) + log_left)
     return np.where(log_left > -1.0, near, far)
 
 
@@ -177,13 +180,14 @@ def _sum_of_boundaries(
     dx = np.concatenate([count * x for (x, _), count in zip(steps, counts, strict=True)])
     dy = np.concatenate([count * y for (_, y), count in zip(steps, counts, strict=True)])
     dx, dy = dx[dy < 0.0], dy[dy < 0.0]
+    # The lower boundary of a sum of convex sets consists of all their pieces, the steepest first.
     order = np.argsort(dx / dy, kind="stable")
     dx, dy = dx[order], dy[order]
     inner = (np.append(0.0, np.cumsum(dx)[:-1]) > floor) & np.isfinite(dy)
     bends = np.subtract(dx, dy, out=np.zeros(len(dx)), where=inner)
     largest = max(_LARGEST_BEND, float(bends.sum()) / _MAX_PIECES)
-    parts = np.clip(np.ceil(bends / largest), 1.0, _MAX_PARTS).astype(np.int64)
-    dx, dy = np.repeat(dx / parts, parts), np.repeat(dy / parts, parts)
+    pieces = np.clip(np.ceil(bends / largest), 1.0, _MAX_PARTS).astype(np.int64)
+    dx, dy = np.repeat(dx / pieces, pieces), np.repeat(dy / pieces, pieces)
     return np.append(0.0, np.cumsum(dx)), np.append(0.0, np.cumsum(dy))
 
 
@@ -223,12 +227,13 @@ def sides(
     base: Mechanism, protocol: Grid
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
     """Pairs and counts in every arrangement; candidates of one mechanism share its direction."""
-    several = kinds_of_candidates(base, protocol)
-    if len(several) == 1 and not isinstance(base, Candidates):
+    # If it is unknown which data set has the record, the worst arrangement of directions counts.
+    candidate_kinds = kinds_of_candidates(base, protocol)
+    if len(candidate_kinds) == 1 and not isinstance(base, Candidates):
         return [((pair,), (protocol.candidates,)) for pair in base.pairs]
     return [
-        (tuple(pair for pair, _ in one), tuple(count for _, count in one))
-        for one in arrangements(several)
+        (tuple(pair for pair, _ in arrangement), tuple(count for _, count in arrangement))
+        for arrangement in arrangements(candidate_kinds)
     ]
 
 
@@ -287,6 +292,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
     best = BoundValue(math.inf, error=math.inf)
     arranged = sides(base, protocol)
+    # Each share gives a bound for every score, so the smallest of them is one.
     for share in _SHARES:
         curves = [GridCurve(*side, inclusion, share * delta) for side in arranged]
         epsilon = largest_epsilon((curve.delta for curve in curves), delta)

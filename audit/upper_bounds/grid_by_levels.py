@@ -167,9 +167,9 @@ class _KindOfCandidate:
             else (float(side[0]) for side in self.pair.events(np.array([level])))
         )
         # 1-x-f must be resolved on a logarithmic scale at every level, not only near f = 1.
-        left = np.geomspace(0.5 * self.cut, 1.0, _LAST_EVENTS) * -math.expm1(x)
+        remaining = np.geomspace(0.5 * self.cut, 1.0, _LAST_EVENTS) * -math.expm1(x)
         losses, table = self._table
-        near = np.interp(-np.log(math.exp(x) + left), losses, table)
+        near = np.interp(-np.log(math.exp(x) + remaining), losses, table)
         t = np.unique(np.concatenate([self.events, near, [] if math.isinf(level) else [level]]))
         t = t[_apart(-np.expm1(self.pair.events(t)[0]), t == level, -math.expm1(x))]
         points, before = np.stack(self.pair.events(t)), t <= level
@@ -201,13 +201,13 @@ class _KindOfCandidate:
 
     def touching(self, levels: FloatArray) -> FloatArray:
         """Points log X and log X' [2, n, slopes] of the curve that are nearest to the lines."""
-        found = []
+        points = []
         for level in levels:
             a, b = self._curve(float(level), corners=False)
             a, b = a[np.isfinite(b)], b[np.isfinite(b)]
             best = (np.multiply.outer(_SLOPES, a) - b).argmax(axis=1)
-            found.append(np.stack([a[best], b[best]]))
-        return np.stack(found, axis=1)
+            points.append(np.stack([a[best], b[best]]))
+        return np.stack(points, axis=1)
 
 
 def _apart(f: FloatArray, is_level: BoolArray, last: float) -> BoolArray:
@@ -222,20 +222,21 @@ def _apart(f: FloatArray, is_level: BoolArray, last: float) -> BoolArray:
     return np.asarray(far | is_level)
 
 
-def _cut_off(a: FloatArray, b: FloatArray, least: float) -> tuple[FloatArray, FloatArray]:
-    """Vertices (log X, log X') of a polygon with log X >= least, and its point at `least`."""
-    inside = a >= least
+def _cut_off(a: FloatArray, b: FloatArray, smallest: float) -> tuple[FloatArray, FloatArray]:
+    """Vertices (log X, log X') of a polygon with log X >= smallest, and its point there."""
+    inside = a >= smallest
     if inside.all():
         return a, b
     last = int(np.argmin(np.where(inside, a, np.inf)))
     beyond = int(np.argmax(np.where(inside, -np.inf, a)))
     # X' is linear in X between both.
     fall = -math.expm1(a[beyond] - a[last])
-    share = min(-math.expm1(least - a[last]) / fall, 1.0) if fall > 0.0 else 1.0
+    share = min(-math.expm1(smallest - a[last]) / fall, 1.0) if fall > 0.0 else 1.0
     with np.errstate(divide="ignore"):
         at_cut = np.logaddexp(np.log1p(-share) + b[last], np.log(share) + b[beyond])
+    # A smaller X' only raises k(sigma).
     at_cut -= _SLOPE_ROUNDING
-    return np.append(a[inside], least), np.append(b[inside], at_cut)
+    return np.append(a[inside], smallest), np.append(b[inside], at_cut)
 
 
 def _rounded_rest(log_left: FloatArray, x: float, x_with: float) -> tuple[FloatArray, FloatArray]:
@@ -249,11 +250,11 @@ def _rounded_rest(log_left: FloatArray, x: float, x_with: float) -> tuple[FloatA
     sides = []
     for side, log_level in zip(log_left, (x, x_with), strict=True):
         near = log_level > -math.inf
-        rest = log_subtract(side, np.full(len(side), log_level)) if near else side
+        difference = log_subtract(side, np.full(len(side), log_level)) if near else side
         # The logarithms are exact to a multiple of their size.
         with np.errstate(invalid="ignore"):
             error = side + math.log(_ROUNDING) + (np.log1p(-side) if near else 0.0)
-        sides.append((rest, np.where(side > -np.inf, error, -np.inf)))
+        sides.append((difference, np.where(side > -np.inf, error, -np.inf)))
     return np.minimum(np.logaddexp(*sides[0]), 0.0), log_subtract(*sides[1])
 
 
@@ -297,10 +298,10 @@ class _Winners:
     @cached_property
     def cuts(self) -> FloatArray:
         """The largest gain [n+1] of events that are left out, in each cell."""
-        others = max((float(one.at_zero.cuts[0]) for one in self.elsewhere), default=0.0)
-        own = self._others.cuts if self.kind.count > 1 else np.zeros(len(self.levels) + 1)
+        cut_elsewhere = max((float(kind.at_zero.cuts[0]) for kind in self.elsewhere), default=0.0)
+        cuts_of_kind = self._others.cuts if self.kind.count > 1 else np.zeros(len(self.levels) + 1)
         zero = float(self.kind.at_zero.cuts[0]) if self.kind.count > 1 else 0.0
-        return np.maximum(own, max(zero, others))
+        return np.maximum(cuts_of_kind, max(zero, cut_elsewhere))
 
     def _sums(self, n: int, at_level: FloatArray, at_zero: Sequence[FloatArray]) -> FloatArray:
         """n times a value at the level, and the value at zero for every other candidate."""
@@ -323,8 +324,9 @@ class _Winners:
     @cached_property
     def _caps(self) -> list[FloatArray]:
         """The largest log X of all others [n+1] for every bin: n candidates at the level."""
-        one = np.log1p(-self.kind.inclusion * self._cells[0])
-        return [n * one if n else np.zeros(len(one)) for n, _ in self.bins]
+        # By the lemma of proposition 24, the others may stay at the start of the cell.
+        log_cap = np.log1p(-self.kind.inclusion * self._cells[0])
+        return [n * log_cap if n else np.zeros(len(log_cap)) for n, _ in self.bins]
 
     def heights(self, epsilon: float, near: "_Best | None" = None) -> tuple[FloatArray, "_Best"]:
         """The largest gain [n+1] in each cell, summed over n, and the slopes that were best."""
@@ -342,6 +344,7 @@ class _Winners:
             for side, slope in enumerate((low, np.where(np.isfinite(high), high, low))):
                 window = None if near is None else near[place][side]
                 gains, best = self._gains(place, epsilon + safe_log(slope), window)
+                # An event beyond the cut gains at most its product, which is at most the cut.
                 sides.append(np.maximum(gains, self.cuts))
                 columns.append(best)
             total += copies * ((1.0 - share) * sides[0] + share * sides[1])
@@ -369,6 +372,8 @@ class _Winners:
         constants = np.take_along_axis(self._constants[place], columns, axis=1)
         steep, log_slope = _SLOPES[columns] - 1.0, _LOG_SLOPES[columns]
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            # As log X' >= sigma log X - k, the gain is at most X - e^price X^sigma. That grows with
+            # X up to X^(sigma - 1) = e^-price / sigma, so its largest value is there or at the cap.
             price = log_price[:, None] - constants
             log_x = np.minimum(cap, -(price + log_slope) / steep)
             loss = price + steep * log_x
@@ -376,6 +381,7 @@ class _Winners:
             gains = np.exp(log_x) * np.maximum(-np.expm1(np.minimum(loss, 0.0)), 0.0)
         # Without a price, the gain is the largest product; without a product there is no gain.
         gains = np.where(np.isnan(gains), np.exp(cap), gains)
+        # Each slope bounds the gain, so the smallest bound counts.
         best = gains.argmin(axis=1)
         return gains[rows, best], columns[rows, best]
 
@@ -449,32 +455,40 @@ class LevelCurve:
             for pair, count in zip(self.pairs, self.counts, strict=True)
         ]
         return tuple(
-            _Winners(kind, tuple(one for one in kinds if one is not kind), kind.first_levels)
+            _Winners(
+                kind,
+                tuple(other_kind for other_kind in kinds if other_kind is not kind),
+                kind.first_levels,
+            )
             for kind in kinds
         )
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        total = self.inclusion * sum(one.delta(epsilon) for one in self._winners)
+        total = self.inclusion * sum(winners.delta(epsilon) for winners in self._winners)
         return min(total * (1.0 + PROFILE_ACCURACY), 1.0)
 
     def attained_delta(self, epsilon: float) -> float:
         """A lower bound on the exact value of the bound at epsilon."""
-        total = self.inclusion * sum(one.attained_delta(epsilon) for one in self._winners)
+        total = self.inclusion * sum(winners.attained_delta(epsilon) for winners in self._winners)
         return min(total * (1.0 - PROFILE_ACCURACY), 1.0)
 
     def refined(self, epsilon: float, points: int = _LEVELS) -> "LevelCurve":
         """The curve with levels that are dense where they matter at epsilon."""
-        winners = tuple(one.refined(epsilon, points) for one in self._winners)
+        winners = tuple(
+            winners_of_kind.refined(epsilon, points) for winners_of_kind in self._winners
+        )
         return LevelCurve(self.pairs, self.counts, self.inclusion, self.negligible, winners)
 
     def epsilon(self, delta: float, guess: float) -> float:
         """The smallest epsilon of the bound at delta, rounded up, by slopes that suit a guess."""
-        best = [one.heights(guess)[1] for one in self._winners]
+        best = [winners.heights(guess)[1] for winners in self._winners]
 
         def near(epsilon: float) -> float:
-            parts = zip(self._winners, best, strict=True)
-            total = self.inclusion * sum(one.delta(epsilon, columns) for one, columns in parts)
+            with_columns = zip(self._winners, best, strict=True)
+            total = self.inclusion * sum(
+                winners.delta(epsilon, columns) for winners, columns in with_columns
+            )
             return min(total * (1.0 + PROFILE_ACCURACY), 1.0)
 
         return solve_epsilon(near, delta, guess)
@@ -486,10 +500,12 @@ def _curves(base: Mechanism, protocol: Grid, negligible: float) -> list[LevelCur
     Raises:
         NotApplicable: another bound is never larger, or there are too many kinds of candidates.
     """
-    several = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol)
     if protocol.candidates <= 2:
         raise NotApplicable("for at most two candidates, other bounds are never larger")
-    if protocol.inclusion == 1.0 and all(one.gaussian_mu is not None for one, _ in several):
+    if protocol.inclusion == 1.0 and all(
+        candidate.gaussian_mu is not None for candidate, _ in candidate_kinds
+    ):
         raise NotApplicable("the base is Gaussian: grid-tight is simpler")
     arranged = sides(base, protocol)
     if sum(len(counts) for _, counts in arranged) > _MAX_TABLES:
@@ -525,22 +541,24 @@ def grid_levels(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         True
     """
     shares = _SHARES if protocol.inclusion == 1.0 else _SMALL_SHARE
+    # Events with a factor below the cut cost at most this share of delta (after proposition 24).
     curves = {share: _curves(base, protocol, share * delta) for share in shares}
 
     def reached(share: float, epsilon: float) -> float:
         return max(curve.delta(epsilon) for curve in curves[share])
 
     guess = _first_guess(partial(reached, shares[-1]), delta)
+    # Each share gives a bound for every score, so it does not matter how one is chosen.
     share = min(shares, key=lambda share: reached(share, guess))
     epsilon = 0.0
     # Few levels only increase the bound, so a direction that is below the largest is left out.
     for curve in sorted(curves[share], key=lambda curve: -curve.delta(guess)):
         if curve.delta(epsilon) > delta * (1.0 - PROFILE_ACCURACY):
-            found = guess
+            refined_epsilon = guess
             for points in (_FIRST_LEVELS, _LEVELS):
-                curve = curve.refined(found, points)
-                found = curve.epsilon(delta, found)
-            epsilon = max(epsilon, found)
+                curve = curve.refined(refined_epsilon, points)
+                refined_epsilon = curve.epsilon(delta, refined_epsilon)
+            epsilon = max(epsilon, refined_epsilon)
     return BoundValue(epsilon)
 
 

@@ -44,11 +44,11 @@ _LARGE_EPSILON = 1e6
 
 def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, certified: float) -> BoundValue:
     """The bound with few events, for candidates that all run with the same noise."""
-    several = kinds_of_candidates(base, protocol)
-    worst = max((member for member, _ in several), key=_mu)
+    candidate_kinds = kinds_of_candidates(base, protocol)
+    worst = max((member for member, _ in candidate_kinds), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates > 2:
         return BoundValue(by_chance_shared(_gaussian_pair(_mu(worst)), protocol, delta))
-    if len(several) > 1 or protocol.inclusion < 1.0:
+    if len(candidate_kinds) > 1 or protocol.inclusion < 1.0:
         raise NotApplicable("each delta needs a computation of its own")
     draws = Fixed(protocol.candidates)
     return tight_at_other_delta(worst, draws, delta, certified)
@@ -75,17 +75,22 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         >>> round(grid_tight(GaussianMechanism(0.24721), Grid(10), 1e-5).epsilon, 3)
         2.728
     """
-    several = kinds_of_candidates(base, protocol)
-    worst = max((member for member, _ in several), key=_mu)
+    candidate_kinds = kinds_of_candidates(base, protocol)
+    worst = max((member for member, _ in candidate_kinds), key=_mu)
+    # N(0, 1) against N(mu, 1) dominates smaller mu, so that every candidate may count as the worst.
+    # Proposition 18 is proved for two candidates only. For more, proposition 5 holds.
     if protocol.inclusion < 1.0 and protocol.candidates == 2:
         of_two = find("tight").body(worst, Binomial(2, protocol.inclusion), delta)
         return replace(of_two, source=_OF_TWO)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
+    # Proposition 4, and proposition 17 for candidates with different noise.
     tight_value = tight(worst, Fixed(protocol.candidates), delta)
-    if len(several) > 1:
+    if len(candidate_kinds) > 1:
         try:
-            epsilon = kinds_epsilon([(_mu(member), count) for member, count in several], delta)
+            epsilon = kinds_epsilon(
+                [(_mu(member), count) for member, count in candidate_kinds], delta
+            )
         except DeltaUnreachable:
             epsilon = math.inf
         if epsilon < tight_value.epsilon:
@@ -95,7 +100,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     return BoundValue(
         tight_value.epsilon,
         tight_value.error,
-        attains=tight_value.attains if len(several) == 1 else 0.0,
+        attains=tight_value.attains if len(candidate_kinds) == 1 else 0.0,
     )
 
 
@@ -140,6 +145,8 @@ class _ByChance:
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon, rounded up."""
         curves, beyond = self._curves
+        # Proposition 5: the number of candidates that run is independent of the data. A bin costs
+        # at most its largest number, and numbers beyond the last bin count in full.
         together = sum(chance * min(curve.delta(epsilon), 1.0) for chance, curve in curves)
         return together * (1.0 + QUANTILE_ACCURACY) + beyond
 
@@ -163,18 +170,20 @@ def _bins(protocol: Grid, delta: float, bins: int) -> tuple[list[int], list[floa
     count, chance = protocol.candidates, protocol.inclusion
 
     def exceeded(k: IntArray) -> FloatArray:
-        left = np.maximum(count - k, 1)
-        return np.where(k < count, special.betainc(np.maximum(k, -1) + 1.0, left, chance), 0.0)
+        second_shape = np.maximum(count - k, 1)
+        return np.where(
+            k < count, special.betainc(np.maximum(k, -1) + 1.0, second_shape, chance), 0.0
+        )
 
     def last_above(share: float) -> int:
         return int(last_integer(lambda k: exceeded(k) > share, -1, count))
 
-    most = last_above(_RARE * delta) + 1
-    beyond = float(exceeded(np.array([most]))[0]) * (1.0 + QUANTILE_ACCURACY)
-    if most == 0:
+    largest_count = last_above(_RARE * delta) + 1
+    beyond = float(exceeded(np.array([largest_count]))[0]) * (1.0 + QUANTILE_ACCURACY)
+    if largest_count == 0:
         return [], [], beyond
-    least = max(min(last_above(_USUAL), most), 1)
-    edges = np.unique(np.linspace(least, most, bins).round().astype(np.int64))
+    smallest_count = max(min(last_above(_USUAL), largest_count), 1)
+    edges = np.unique(np.linspace(smallest_count, largest_count, bins).round().astype(np.int64))
     above = np.append(exceeded(np.array([0])), exceeded(edges))
     chances = above[:-1] - above[1:]
     is_possible = chances > 0.0

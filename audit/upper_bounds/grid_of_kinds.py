@@ -90,7 +90,7 @@ class WinnersOfKind:
 
     mu: float
     count: int
-    others: tuple[OtherKind, ...]
+    other_kinds: tuple[OtherKind, ...]
 
     def delta(self, epsilon: float) -> float:
         """The contribution to delta at epsilon >= 0, rounded up."""
@@ -106,6 +106,7 @@ class WinnersOfKind:
         e = special.ndtr(fine)
         # A difference of tails keeps its digits on the side of the smaller tail.
         cells = np.where(fine[:-1] < 0.0, np.diff(e), -np.diff(special.ndtr(-fine)))
+        # G is at most 1 before the first point, and at most its last value behind the last one.
         ends = e[0] + float(special.ndtr(-fine[-1]) * heights[-1])
         return self.count * (float(cells @ heights[:-1]) + ends) * (1.0 + PROFILE_ACCURACY)
 
@@ -129,7 +130,7 @@ class WinnersOfKind:
             with np.errstate(invalid="ignore"):  # an infinite slope; any width is safe
                 ratio = np.log(sigma) + (self.count - 1) * (x_with - x) + slope_at_e
                 return np.asarray(
-                    ratio + sum(other.log_ratio(sigma) for other in self.others) <= 0.0
+                    ratio + sum(kind.log_ratio(sigma) for kind in self.other_kinds) <= 0.0
                 )
 
         low, high = (np.full(len(z), width) for width in _WIDTHS)
@@ -141,11 +142,14 @@ class WinnersOfKind:
         with np.errstate(all="ignore"):
             own_ratio = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
             constant = (self.count - 1) * own_ratio + sum(
-                other.constant(sigma) for other in self.others
+                kind.constant(sigma) for kind in self.other_kinds
             )
             price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
+            # The largest X - e^price X^sigma, which is attained at X^(sigma - 1) = e^-price /
+            # sigma.
             log_height = np.log1p(-1.0 / sigma) - (price + np.log(sigma)) / (sigma - 1.0)
         heights = np.exp(np.where(sigma > 1.0 + 1e-12, np.fmin(log_height, 0.0), 0.0))
+        # G decreases in e, so a bound at a smaller e is also one here.
         return np.minimum.accumulate(np.where(np.isnan(heights), 1.0, heights))
 
 
@@ -160,7 +164,7 @@ def _log_mass(low: FloatArray, high: FloatArray) -> FloatArray:
 def _winners(kinds: tuple[Kind, ...]) -> tuple[WinnersOfKind, ...]:
     all_kinds = [OtherKind(mu, count) for mu, count in kinds]
     return tuple(
-        WinnersOfKind(mu, count, tuple(other for j, other in enumerate(all_kinds) if j != k))
+        WinnersOfKind(mu, count, tuple(kind for j, kind in enumerate(all_kinds) if j != k))
         for k, (mu, count) in enumerate(kinds)
     )
 
@@ -194,10 +198,11 @@ def _merge(kinds: list[Kind], k: int) -> list[Kind]:
     return [*kinds[:k], (mu, count + more), *kinds[k + 2 :]]
 
 
-def _at_most(kinds: Sequence[Kind], most: int) -> list[Kind]:
+def _at_most(kinds: Sequence[Kind], max_kinds: int) -> list[Kind]:
     """At most this many kinds: the closest are merged, and a very small mu is rounded up."""
+    # A candidate may count as one with a larger mu, whose pair dominates it.
     kinds = sorted(((max(mu, _SMALLEST_MU), count) for mu, count in kinds), reverse=True)
-    while len(kinds) > most:
+    while len(kinds) > max_kinds:
         mus = np.array([mu for mu, _ in kinds])
         kinds = _merge(kinds, int(np.argmin((mus[:-1] - mus[1:]) * [n for _, n in kinds[1:]])))
     return kinds

@@ -141,6 +141,8 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
     starts = np.arange(0, len(loss), points)
     ends = np.append(starts[1:], len(loss))
     in_bins = np.add.reduceat(pmf.mass, starts)
+    # Losses behind this bin become infinite, and unusable ones on the left are cut off. Both make
+    # the loss stochastically larger, which only increases the profile (after proposition 6).
     last_bin = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
     usable = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
     usable[last_bin + 1 :] = False
@@ -153,6 +155,8 @@ def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_D
         float(loss[starts[usable][0]]),
         float(loss[ends[usable][-1] - 1]) + 0.5 * spacing,
     )
+    # Either way the total becomes 1 - beyond, and the shift below makes the loss stochastically
+    # larger than before.
     total = float(density.masses.sum())
     if total >= 1.0 - beyond:
         density = density.cut_to(1.0 - beyond)
@@ -197,6 +201,8 @@ def _majorant(at: FloatArray, log: FloatArray, first: float, last: float) -> _De
 
 def _connected(density: _Density, beyond: float) -> LossPair:
     """The density with each piece moved to its ends, which preserves its mass under P and P'."""
+    # Mass that moves to both ends of a piece spreads P'/P without changing its mean under P, which
+    # increases the mean of every convex function of P'/P, and so the profile.
     masses, widths = density.masses, density.widths
     # P' of a piece, times e to the loss at its start.
     with_record = np.exp(density.log[:-1]) * widths * _mean_exp(np.diff(density.log) - widths)
@@ -266,8 +272,8 @@ def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValu
     return BoundValue(epsilon)
 
 
-def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -> float:
-    """The bound for one direction, at least `least`, with the tails of the least region bound."""
+def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, lower_limit: float) -> float:
+    """The bound, at least `lower_limit`, with the tails that give the smallest region bound."""
     runs = protocol.mean_runs
     pair, tail = _smooth(pair, delta / runs)
     repetitions = protocol.runs_distribution
@@ -276,8 +282,9 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
         for share in shares:
             log_concave = log_concave_pair(pair, share * delta / runs, tail)
             region = functools.cache(region_curve(log_concave, repetitions, _REGION_POINTS).delta)
-            if protocol.inclusion == 1.0 and region(least) <= delta:
-                return least
+            # `tight` is at most `region` of the same pair, so this direction cannot raise the cost.
+            if protocol.inclusion == 1.0 and region(lower_limit) <= delta:
+                return lower_limit
             if best is not None and region(best[0]) > delta:
                 break
             try:
@@ -287,9 +294,9 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float, least: float) -
     if best is None:
         raise NotApplicable("the base reveals the data set with a larger probability")
     if protocol.inclusion < 1.0:
-        return max(least, by_chance(best[1], protocol, delta))
+        return max(lower_limit, by_chance(best[1], protocol, delta))
     curve = TightCurve.at(best[1], repetitions, delta)
-    return least if curve.delta(least) <= delta else curve.epsilon(delta)
+    return lower_limit if curve.delta(lower_limit) <= delta else curve.epsilon(delta)
 
 
 def _smooth(pair: DominatingPair, share: float) -> tuple[LossPair, float]:
@@ -306,11 +313,11 @@ def _smooth(pair: DominatingPair, share: float) -> tuple[LossPair, float]:
 
 def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:
     """The left tail whose cut loses the least mass of P', and that loss."""
-    least, best = math.inf, 0.0
+    smallest_loss, best = math.inf, 0.0
     for tail in _LEFT_TAILS:
         lost = log_concave_pair(pair, _SMALLEST_SHARE * share, tail).pmf.q_only
-        if lost < least:
-            least, best = lost, tail
-        elif lost > _TOO_MUCH * least:
+        if lost < smallest_loss:
+            smallest_loss, best = lost, tail
+        elif lost > _TOO_MUCH * smallest_loss:
             break
-    return best, least
+    return best, smallest_loss

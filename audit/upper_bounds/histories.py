@@ -76,25 +76,27 @@ _TRANSFORM = 3e-15
 class _Cells:
     """Cells between extreme events, for winners of every rank."""
 
-    most: FloatArray  # largest probability [m] that a run is worse, decreasing
-    least_with: FloatArray  # smallest probability [m] that it is worse, with the record
-    least: FloatArray  # smallest probability [m] that it is worse, without the record
+    largest: FloatArray  # largest probability [m] that a run is worse, decreasing
+    smallest_with: FloatArray  # smallest probability [m] that it is worse, with the record
+    smallest: FloatArray  # smallest probability [m] that it is worse, without the record
 
     @staticmethod
     def of(adaptive: AdaptiveCurve, events: FloatArray) -> "_Cells":
         """The cells between events with these parameters [m - 1], and beyond the ends."""
         log_left, log_left_with = adaptive.pair.events(events)
-        most, least = adaptive.worse(log_left, log_left)
+        largest, smallest = adaptive.worse(log_left, log_left)
         _, least_with = adaptive.worse(log_left, log_left_with)
-        ends = np.append(0.0, most), np.append(least_with, -np.inf), np.append(least, -np.inf)
+        # A cell takes the largest u and the smallest l of its ends, so that it covers every winner
+        # within.
+        ends = np.append(0.0, largest), np.append(least_with, -np.inf), np.append(smallest, -np.inf)
         return _Cells(*(np.exp(end) for end in ends))
 
 
-def _horizon(most: FloatArray, chances: FloatArray, nothing: float) -> NDArray[np.int64]:
+def _horizon(worse: FloatArray, chances: FloatArray, nothing: float) -> NDArray[np.int64]:
     """Numbers of runs [m] beyond which at most `nothing` is contributed, from P[K = k] [n]."""
     k = np.arange(len(chances))
-    left = chances * k * most[:, None] ** np.maximum(k - 1, 0)
-    return np.asarray((np.cumsum(left[:, ::-1], axis=1) > nothing).sum(axis=1))
+    expected_winners = chances * k * worse[:, None] ** np.maximum(k - 1, 0)
+    return np.asarray((np.cumsum(expected_winners[:, ::-1], axis=1) > nothing).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,14 @@ class HistoryCurve:
 
     def _chords(self, psi: FloatArray) -> ShiftedProfiles:
         """Shifted profiles of the chords over the largest Psi [m, n] of all cells."""
-        most = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
-        most *= 1.0 + numerics.SUM_ROUNDING
-        return chords(self.adaptive.pair, self._plan[2], np.clip(psi.max(axis=0), 0.0, most), most)
+        psi_at_zero = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
+        psi_at_zero *= 1.0 + numerics.SUM_ROUNDING
+        return chords(
+            self.adaptive.pair,
+            self._plan[2],
+            np.clip(psi.max(axis=0), 0.0, psi_at_zero),
+            psi_at_zero,
+        )
 
     @cached_property
     def _plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
@@ -143,20 +150,20 @@ class HistoryCurve:
         k = np.arange(_MAX_RUNS + 1)
         repetitions = self.adaptive.repetitions
         expected = np.cumsum(k * repetitions.pmf(k))
-        most = min(
+        max_runs = min(
             max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * repetitions.mean)), 1), _MAX_RUNS
         )
         for events, per_deviation, most_values in _RESOLUTIONS:
             parameters = replace(self.adaptive, points=events).events
             cells, t = _Cells.of(self.adaptive, parameters), self._lattice(per_deviation)
-            runs = _horizon(cells.most, repetitions.pmf(k[: most + 1]), _NOTHING)
+            runs = _horizon(cells.largest, repetitions.pmf(k[: max_runs + 1]), _NOTHING)
             if runs.sum() * len(t) <= most_values:
                 break
-        while np.minimum(runs, most).sum() * len(t) > _MOST_VALUES:
-            most //= 2
-        if expected[most] < 0.5 * repetitions.mean:
-            most = 1  # nothing to gain
-        return parameters, cells, t, np.minimum(runs, most)
+        while np.minimum(runs, max_runs).sum() * len(t) > _MOST_VALUES:
+            max_runs //= 2
+        if expected[max_runs] < 0.5 * repetitions.mean:
+            max_runs = 1  # nothing to gain
+        return parameters, cells, t, np.minimum(runs, max_runs)
 
     def _lattice(self, per_deviation: float) -> FloatArray:
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
@@ -191,20 +198,20 @@ class HistoryCurve:
         # The first and the last cell have no event at one of their ends.
         starts = np.concatenate([[np.nan], parameters])
         ends = np.concatenate([parameters, [np.nan]])
-        for cells, parts in _ROUNDS:
+        for cells, pieces in _ROUNDS:
             epsilon = self._epsilon_of(psi)
             share, level = self._shares(psi, run, epsilon)
             share[np.isnan(starts + ends)] = 0.0
-            cells = min(cells, int(_MOST_PRODUCTS / (parts * self._products_of_cell(run))))
+            cells = min(cells, int(_MOST_PRODUCTS / (pieces * self._products_of_cell(run))))
             chosen = np.argsort(-share)[:cells]
             chosen = np.sort(chosen[share[chosen] > 0.0])
             if not len(chosen):
                 break
-            shares = np.arange(parts + 1) / parts
+            shares = np.arange(pieces + 1) / pieces
             limits = starts[chosen, None] + (ends - starts)[chosen, None] * shares
             limits[:, -1] = ends[chosen]
             lower_ends, upper_ends = limits[:, :-1].ravel(), limits[:, 1:].ravel()
-            smaller = np.repeat(psi[chosen], parts, axis=0)
+            smaller = np.repeat(psi[chosen], pieces, axis=0)
             # The largest of all parts bounds the cell, and so does its old value.
             np.minimum(
                 smaller, self._of_parts(lower_ends, upper_ends, run, epsilon, level), out=smaller
@@ -269,12 +276,14 @@ class HistoryCurve:
             adaptive.high,
         )
         chances = adaptive.repetitions.pmf(np.arange(int(self._plan[3].max()) + 1))
-        runs = _horizon(lines.most[::2], chances, _FEW * level)
+        runs = _horizon(lines.largest[::2], chances, _FEW * level)
         runs = np.clip(runs, 1, len(chances) - 1)
         runs = np.maximum.accumulate(runs[::-1])[::-1]
-        value, found = worse.largest(lines, chances, runs)
-        _, least = adaptive.worse(log_left[2], log_left_with[2])
-        value += self._further(lines.most.reshape(-1, 2), np.exp(least), found, runs, t[inner])
+        value, earlier_a = worse.largest(lines, chances, runs)
+        _, log_smallest = adaptive.worse(log_left[2], log_left_with[2])
+        value += self._further(
+            lines.largest.reshape(-1, 2), np.exp(log_smallest), earlier_a, runs, t[inner]
+        )
         psi = np.full((len(first), len(t)), np.inf)
         psi[:, inner] = value.max(axis=1)
         return psi
@@ -283,7 +292,7 @@ class HistoryCurve:
         self,
         u: FloatArray,
         u_with: FloatArray,
-        found: FloatArray,
+        earlier_a: FloatArray,
         runs: NDArray[np.int64],
         t: FloatArray,
     ) -> FloatArray:
@@ -292,19 +301,19 @@ class HistoryCurve:
         Args:
             u: largest probability [m, 2] that a run is worse, at both ends of the cells.
             u_with: smallest probability [m] that it is worse, with the record, in the cells.
-            found: the part [m, 2] of the simple bound that belongs to earlier runs.
+            earlier_a: the part [m, 2] of the simple bound that belongs to earlier runs.
             runs: the number [m] of earlier runs.
             t: the points [n].
         """
         repetitions, k = self.adaptive.repetitions, np.arange(int(runs.max()) + 1)
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * len(k)
         slopes = np.exp(repetitions.log_phi_prime_at(numerics.safe_log(u)))
-        left = np.maximum(self.adaptive.high * slopes * up - found / up, 0.0)
+        further_a = np.maximum(self.adaptive.high * slopes * up - earlier_a / up, 0.0)
         earlier = repetitions.pmf(k) * k * u_with[:, None] ** np.maximum(k - 1, 0)
         earlier_with = np.where(k <= runs[:, None], earlier, 0.0).sum(axis=1)
         slopes_with = np.exp(repetitions.log_phi_prime_at(numerics.safe_log(u_with)))
-        left_with = np.maximum(slopes_with / up - earlier_with * up, 0.0) * self.adaptive.low
-        return np.asarray(left[..., None] - left_with[:, None, None] * t)
+        further_b = np.maximum(slopes_with / up - earlier_with * up, 0.0) * self.adaptive.low
+        return np.asarray(further_a[..., None] - further_b[:, None, None] * t)
 
     def _largest(
         self,
@@ -315,37 +324,41 @@ class HistoryCurve:
     ) -> FloatArray:
         """The largest w - t w' of each cell, [m, n] at the points t, rounded up."""
         low, high = self.adaptive.low, self.adaptive.high
-        u, u_with = cells.most, cells.least_with
-        most = int(runs.max())
-        chances = self.adaptive.repetitions.pmf(np.arange(most + 1))
+        u, u_with = cells.largest, cells.smallest_with
+        max_runs = int(runs.max())
+        chances = self.adaptive.repetitions.pmf(np.arange(max_runs + 1))
         # The largest contribution of the remaining runs after the winner [0] and before it [1],
         # divided by 1 + t, and lines a - b t above both.
         value = np.zeros((2, len(u), len(t)))
         a, b, error = np.zeros((3, 2, len(u)))
-        for n in range(most, -1, -1):  # after n runs
+        for n in range(max_runs, -1, -1):  # after n runs
             m = int(np.count_nonzero(runs >= n))
             after = value[0, :m].copy()
             rounding = worse.rounding(a[:, :m])
+            # V_n and W_n of proposition 11, from V_{n+1} and W_{n+1}: K adds one more worse run.
             value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m])
             value[0, :m] += chances[n] * (1.0 - t) / (1.0 + t)
+            # The best run has the density C where the later runs gain, and c where they lose.
             value[1, :m] += np.maximum(high * after, low * after)
             a_after, b_after = a[0, :m], b[0, :m]
             a[:, :m] = u[:m] * a[:, :m] + np.stack([np.full(m, chances[n]), high * a_after])
             b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * b_after])
+            # The line of the simple bound is above the exact V_n and W_n ("Lines" after proposition
+            # 11).
             lines = (a[:, :m, None] - b[:, :m, None] * t) / (1.0 + t)
             np.minimum(value[:, :m], lines, out=value[:, :m])
             # An operator never increases an earlier error: its masses sum to at most 1.
             error[1, :m] += high * error[0, :m]
             error[:, :m] += rounding
         # Further runs count by the simple bound, rounded so that their total is an upper bound.
-        up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * most
+        up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * max_runs
         worse_than_best = numerics.safe_log([u, u_with])
         slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
-        left = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
-        left_with = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
+        further_a = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
+        further_b = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
         total_error = error[1] + (up - 1.0) * a[1]
         psi = value[1] * (1.0 + t) + total_error[:, None] * (1.0 + t)
-        return np.asarray(psi + left[:, None] - left_with[:, None] * t)
+        return np.asarray(psi + further_a[:, None] - further_b[:, None] * t)
 
 
 class _Worse:
@@ -364,14 +377,14 @@ class _Worse:
         self._upper = t[-1] * ratio ** np.arange(1, above + 1)
         self._t = t
         self._size = int(fft.next_fast_len(len(t) + 2 * len(run.masses), real=True))
-        small, large = run.least(cells.least), run.least(cells.most)
+        small, large = run.least(cells.smallest), run.least(cells.largest)
         ratios = ratio ** np.arange(run.first, run.last + 1)
         # Transforms of the masses under P and P', up to the smaller limit and between the limits.
         self._small, self._between = (
             np.conj(fft.rfft(np.stack([limit_masses, limit_masses * ratios]), self._size))
             for limit_masses in (small, large - small)
         )
-        self._never = np.minimum(run.never, cells.most)
+        self._never = np.minimum(run.never, cells.largest)
 
     def rounding(self, a: FloatArray) -> FloatArray:
         """The error of one step [2, m], over 1 + t, of values over 1 + t below lines a - b t."""
@@ -446,4 +459,5 @@ def _directions(
     """The curve of the best run and the pair of any other run, in each direction."""
     curves, runs = adaptive_curves(base, protocol), any_fixed(base).pairs
     # The pairs of a mixture and of its worst candidate need not belong to the same directions.
+    # One pair is that of a mixture over the prior, the other that of every fixed candidate.
     return product(curves, runs) if isinstance(base, Mixture) else zip(curves, runs, strict=True)

@@ -107,6 +107,7 @@ class _Search:
                 f"target_epsilon must {self.refusal}, got {checks.one_line(self.target)}"
             )
         tolerance = max(self.tolerance, _TIGHT_TOLERANCE) if bound is tight else self.tolerance
+        # The result is on the side of `start`, where the tuning meets the target.
         return safe_root(missed, start, end, tolerance)
 
     def by_smallest(self, guess: float) -> float:
@@ -440,15 +441,15 @@ def _search_of_runs(
     max_runs: float = _MAX_RUNS,
 ) -> _Search:
     """The search for the logarithm of the expected number of runs, up to `max_runs`."""
-    least = max(repetitions.means[0], 1.0)
+    smallest_mean = max(repetitions.means[0], 1.0)
     return _Search(
         lambda x: (base, RandomSearch(repetitions.with_mean(math.exp(x)))),
-        start=math.log(least),
+        start=math.log(smallest_mean),
         end=math.log(min(most_runs(repetitions), max_runs)),
         target=target,
         delta=delta,
         tolerance=_SAMPLED_TOLERANCE,
-        refusal=f"allow {least:g} expected runs with {repetitions.spec}",
+        refusal=f"allow {smallest_mean:g} expected runs with {repetitions.spec}",
         longest_step=_FIRST_STEP_RUNS,
     )
 
@@ -546,9 +547,9 @@ def best_repetitions(
             "target_epsilon must be one that some distribution of K meets, got "
             f"{checks.one_line(target)}"
         )
-    several = sorted(by_eta.values(), key=lambda one: -one.expected_quantile)
+    choices = sorted(by_eta.values(), key=lambda choice: -choice.expected_quantile)
     if bound is None:
-        more = _most_runs(several[0].repetitions, base, target, delta, None, limit)
-        if more.mean > several[0].repetitions.mean:
-            several[0] = AffordableRepetitions(more, more.expected_quantile())
-    return several
+        more = _most_runs(choices[0].repetitions, base, target, delta, None, limit)
+        if more.mean > choices[0].repetitions.mean:
+            choices[0] = AffordableRepetitions(more, more.expected_quantile())
+    return choices

@@ -7,8 +7,6 @@ from audit.upper_bounds.registry import BoundValue, bound, find
 
 
 def _register(name: str, place: float, theorem: str) -> None:
-    """Registers a bound for random search over runs that test before they release."""
-
     @bound(
         name,
         place,

@@ -110,10 +110,11 @@ class ReducedGame:
 
 
 def _hockey_stick(
-    epsilon: float, mass: FloatArray, other: FloatArray, low: FloatArray, high: FloatArray
+    epsilon: float, mass: FloatArray, other_mass: FloatArray, low: FloatArray, high: FloatArray
 ) -> float:
     inner, above = mass[1:-1], low >= epsilon
-    exact = inner[above] - scale(np.maximum(other[1:-1][above], 0.0), epsilon)
+    # The cells beyond the edges, the first and the last one, count in full.
+    exact = inner[above] - scale(np.maximum(other_mass[1:-1][above], 0.0), epsilon)
     crosses = ~(high <= epsilon) & ~above
     crossing = inner[crosses] * -np.expm1(epsilon - high[crosses])
     return float(np.sum(exact) + np.sum(crossing) + mass[0] + mass[-1])
@@ -180,8 +181,8 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
         raise NotApplicable("the base must have known output distributions")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
         raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must be negligible at this delta")
-    (pair, count), *further = base.loss_terms
-    if isinstance(pair, LossPair) and count == 1 and not further:
+    (pair, count), *other_terms = base.loss_terms
+    if isinstance(pair, LossPair) and count == 1 and not other_terms:
         epsilon, error = _by_likelihood(pair, repetitions, delta), 0.0
     else:
         fine = base.pairs[0] if isinstance(base.pairs[0], LossPair) else compose(base.loss_terms)

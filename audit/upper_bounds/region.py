@@ -80,14 +80,14 @@ class RegionCurve:
         kink = (log_left[1:] < self._kink) & (log_left[:-1] > self._kink)
         share, corner = np.where(kink, 0.0, share)[inner], np.where(kink, log_b[1:], corner)[inner]
         corner_a = a[:-1][inner] + np.diff(a)[inner] * share
-        most = self._most
-        least = self._log_slopes(*np.full((2, 1), -np.inf))[1]
+        largest_a = self._most
+        log_smallest_b = self._log_slopes(*np.full((2, 1), -np.inf))[1]
         # Before the first point and after the last the box of the limits bounds the curve.
-        a_points = np.concatenate([[most], a, corner_a, a[-1:]])
+        a_points = np.concatenate([[largest_a], a, corner_a, a[-1:]])
         return mixture(
             self.pair,
-            np.minimum(a_points, most * (1.0 + numerics.FLOAT_ROUNDING)),
-            np.concatenate([log_b[:1], log_b, corner, least]),
+            np.minimum(a_points, largest_a * (1.0 + numerics.FLOAT_ROUNDING)),
+            np.concatenate([log_b[:1], log_b, corner, log_smallest_b]),
         )
 
     @cached_property
@@ -132,6 +132,7 @@ class RegionCurve:
             # Events that seldom win matter less, but light terms can decide a small delta.
             return np.exp(0.125 * logs), logs
 
+        # Any events give a valid bound: pieces between them are bounded from outside.
         t = dense_events(self.pair, heights, self.points)
         if self._kink < 0.0:
             for _ in range(4):
@@ -152,6 +153,8 @@ region_curve = numerics.memoize(8)(RegionCurve)
 
 def mixture(pair: DominatingPair, a: FloatArray, log_b: FloatArray) -> ShiftedProfiles:
     """Shifted profiles of the lower hull of the origin and points (a, b) [n], from a and log b."""
+    # Proposition 1: the largest of the lines a - e^eps b r is a sum of hinges in r with kinks at
+    # the slopes of the hull, and each hinge integrates to a profile that is shifted by a log slope.
     vertices = numerics.lower_hull(a, log_b)
     a, log_b = a[vertices], log_b[vertices]
     weights = np.diff(a, prepend=0.0)
@@ -174,10 +177,10 @@ def dense_events(
     """Parameters of about `points` events, dense where two pairs of curves [2, n] change."""
     t = np.linspace(*pair.event_range, _FIRST_POINTS)
     # Each pass resolves the steepest cell of the previous one; events of 1e-15 need a few passes.
-    for most in (*[_FIRST_POINTS] * 6, points, points):
+    for count in (*[_FIRST_POINTS] * 6, points, points):
         moves = [np.abs(np.diff(v)).sum(axis=0) + _MIN_SHARE for v in heights(*pair.events(t))]
         moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
-        t = np.unique(numerics.equidistribute(t, moves, most))
+        t = np.unique(numerics.equidistribute(t, moves, count))
     return t
 
 

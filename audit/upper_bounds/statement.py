@@ -44,7 +44,7 @@ class Premises:
     @property
     def of_runs(self) -> list[str]:
         """The premises of the runs, in the order of the sentence."""
-        return [part for part in (self.runs, self.sampler, self.divisor) if part]
+        return [detail for detail in (self.runs, self.sampler, self.divisor) if detail]
 
 
 def premises_of(runs: Iterable[Mechanism], counted: bool = True) -> Premises:

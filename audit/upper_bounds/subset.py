@@ -74,9 +74,9 @@ class SubsetCurve:
             sure = q - np.exp(np.minimum(epsilon - loss, 0.0)) + np.exp(log_other - loss)
             gains = np.where(share > 0.0, gains, np.exp(log_mass + loss) * np.maximum(sure, 0.0))
             # e^eps (1-q) t.
-            left = np.maximum(1.0 - np.exp(np.minimum(epsilon + log_q + loss, 1.0)), 0.0)
-            losses = left * self.final_mirrored.profile(
-                epsilon + log_other - np.log(np.maximum(left, 1e-300))
+            scaled_t = np.maximum(1.0 - np.exp(np.minimum(epsilon + log_q + loss, 1.0)), 0.0)
+            losses = scaled_t * self.final_mirrored.profile(
+                epsilon + log_other - np.log(np.maximum(scaled_t, 1e-300))
             )
         return q * only + float(gains.sum()), float(np.exp(log_mass) @ losses)
 
@@ -136,6 +136,8 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]
+    # The pair of the tuning has the larger profile of both directions, so only the final run's
+    # direction may be unknown.
     return [
         SubsetCurve(pair, *sides, protocol.sampling_rate, protocol.final == "all")
         for sides in ([ends] if final.is_directed else [ends, ends[::-1]])

@@ -114,6 +114,8 @@ class FoldedGame:
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence of P and P' over the cells, rounded down."""
+        # Cells are a post-processing of the output, and P is rounded down and P' up: at most the
+        # leakage.
         (mass, _), (_, mass_with) = self.masses
         # If the other mass underflows, the ratio is unknown.
         gains = np.where(mass_with > 0.0, mass - scale(mass_with, epsilon), 0.0)
@@ -145,18 +147,18 @@ class _Envelope:
 
     def best(self, epsilon: float) -> tuple[NDArray[np.intp], FloatArray]:
         """The first column [n] where a row is largest, and its value there [n]."""
-        weights, known = _exp_scaled(self._log_weights, epsilon), self._known
-        above = bisect.bisect_left(known, epsilon)
-        if known and known[0] <= epsilon <= known[-1]:
-            columns = self._columns[known[max(above - 1, 0)]].copy()
-            rows = np.flatnonzero(columns != self._columns[known[above]])
+        weights, solved = _exp_scaled(self._log_weights, epsilon), self._known
+        above = bisect.bisect_left(solved, epsilon)
+        if solved and solved[0] <= epsilon <= solved[-1]:
+            columns = self._columns[solved[max(above - 1, 0)]].copy()
+            rows = np.flatnonzero(columns != self._columns[solved[above]])
             if len(rows):
                 gains = self._gains[rows] - weights[rows, None] * self._slopes[rows]
                 columns[rows] = gains.argmax(axis=1)
         else:
             columns = (self._gains - weights[:, None] * self._slopes).argmax(axis=1)
         if epsilon not in self._columns:
-            known.insert(above, epsilon)
+            solved.insert(above, epsilon)
         self._columns[epsilon] = columns
         at = self._rows, columns
         return columns, self._gains[at] - weights * self._slopes[at]
@@ -344,7 +346,7 @@ class TightCurve:
         """
         widths, widths_with = self._widths
         near, near_with, chord_before, growth = self._chords
-        last_cell, most, least = self._limits(chord_before)
+        last_cell, largest_slope, smallest_slope = self._limits(chord_before)
         to, to_with = near * widths, near_with * widths_with
         on, on_with = (1.0 - near) * widths, (1.0 - near_with) * widths_with
         cells = np.arange(len(widths))
@@ -362,7 +364,9 @@ class TightCurve:
                     ]
                 )
                 for (at, between), beyond in zip(
-                    self._cell_slopes(rows, growth), (most, most, least, least), strict=True
+                    self._cell_slopes(rows, growth),
+                    (largest_slope, largest_slope, smallest_slope, smallest_slope),
+                    strict=True,
                 )
             )
             a_corner = a_start + (a_end - a_start) * near[rows, None]
@@ -414,9 +418,9 @@ class TightCurve:
         cells = np.arange(len(chord_before))
         last_cell = np.maximum(cells - _LIMIT_CELLS, 0)
         between_cells = log_subtract(p[last_cell], p[cells + 1])
-        most = self._slope(between_cells) * (1.0 + SUM_ROUNDING)
-        least = self._slope(between_cells + safe_log(chord_before)) * (1.0 - SUM_ROUNDING)
-        return last_cell, most, least
+        largest_slope = self._slope(between_cells) * (1.0 + SUM_ROUNDING)
+        smallest_slope = self._slope(between_cells + safe_log(chord_before)) * (1.0 - SUM_ROUNDING)
+        return last_cell, largest_slope, smallest_slope
 
     def _cell_slopes(self, rows: slice, growth: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
         """Slopes at the events f and between them: of P at both ends of a cell, then of P'."""
@@ -467,8 +471,8 @@ class TightCurve:
         if total <= ratio * delta or not excess.any():
             return self.t
         worst = np.argsort(-excess)
-        most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
-        split = worst[: max(most, len(cells) // 10)]
+        enough = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
+        split = worst[: max(enough, len(cells) // 10)]
         split = split[(split >= 1) & (split < len(self.t))]
         split = split[self._relative_error[split] < _MAX_RELATIVE_ERROR]
         middle = 0.5 * (self.t[split - 1] + self.t[split])
@@ -588,9 +592,9 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     """
     if not base.attained:
         raise NotApplicable("the base must have known output distributions")
-    (loss, count), *further = base.loss_terms
+    (loss, count), *other_terms = base.loss_terms
     if base.gaussian_mu is not None or (
-        isinstance(loss, DominatingPair) and count == 1 and not further
+        isinstance(loss, DominatingPair) and count == 1 and not other_terms
     ):
         attained, error = _attained(base.pairs, repetitions, delta), 0.0
     else:

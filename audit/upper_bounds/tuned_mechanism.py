@@ -54,6 +54,8 @@ class TunedMechanism(Mechanism):
         def delta(epsilon: float) -> float:
             return max(curve.delta(epsilon) for curve in curves)
 
+        # Between these points the profile of the pair is a chord in e^epsilon, above the convex
+        # profile.
         epsilons = np.linspace(0.0, reach(delta) or 1.0, _GRID)
         return PrivacyProfile(epsilons, np.array([delta(epsilon) for epsilon in epsilons]))
 

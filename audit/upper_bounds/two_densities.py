@@ -31,8 +31,10 @@ class EndLines:
     convex one with the record, which is above a tangent.
     """
 
-    most: FloatArray  # largest probability [2 m] that a run is worse, without the record
-    least: FloatArray  # smallest probability [m] that it is worse, with the record, in the middle
+    largest: FloatArray  # largest probability [2 m] that a run is worse, without the record
+    smallest: (
+        FloatArray  # smallest probability [m] that it is worse, with the record, in the middle
+    )
     slope: FloatArray  # its slope [m]
     offset: FloatArray  # s at both ends minus s in the middle [2 m]
 
@@ -41,23 +43,23 @@ class EndLines:
         """Lines for events at the start, the middle and the end of cells [3, m]."""
         s, s_with = -np.expm1(log_left), -np.expm1(log_left_with)
         by_high, by_low = high * np.exp(log_left), 1.0 - low * s
-        most = np.where(by_high[1] < by_low[1], by_high, by_low)[[0, 2]]
+        largest = np.where(by_high[1] < by_low[1], by_high, by_low)[[0, 2]]
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             before, after = np.diff(s_with, axis=0) / np.diff(s, axis=0)
         # Where s' jumps, no line is known to be above it, and the line of b is 0.
-        known = np.isfinite(before) & np.isfinite(after)
-        before, after = np.where(known, before, 0.0), np.where(known, after, 0.0)
+        finite = np.isfinite(before) & np.isfinite(after)
+        before, after = np.where(finite, before, 0.0), np.where(finite, after, 0.0)
         # s' is concave: beyond the middle it is below both chords, extended.
         rise = 0.5 * (before + after)
         above = np.abs(before - after) * np.abs(s[[0, 2]] - s[1]).max(axis=0)
         left_with = np.exp(log_left_with[1]) - above
         by_low, by_high = low * left_with, 1.0 - high * (1.0 - left_with)
-        least = np.where(known, np.maximum(by_low, by_high), 0.0)
+        smallest = np.where(finite, np.maximum(by_low, by_high), 0.0)
         slope = np.where(by_high > by_low, high, low) * -rise
-        slope = np.where(least > 0.0, slope, 0.0)
+        slope = np.where(smallest > 0.0, slope, 0.0)
         return EndLines(
-            np.minimum(most.T.ravel() * (1.0 + numerics.FLOAT_ROUNDING), 1.0),
-            np.maximum(least, 0.0) * (1.0 - numerics.FLOAT_ROUNDING),
+            np.minimum(largest.T.ravel() * (1.0 + numerics.FLOAT_ROUNDING), 1.0),
+            np.maximum(smallest, 0.0) * (1.0 - numerics.FLOAT_ROUNDING),
             slope,
             (s[[0, 2]] - s[1]).T.ravel(),
         )
@@ -133,6 +135,8 @@ class TwoDensities:
             self._next = _REFRESH * n
         share, low, high = self._share, self._low, self._high
         threshold = self._thresholds(padded)
+        # Proposition 26 with eta = -threshold, which holds for every threshold. The factor of
+        # `better` rounds -threshold * better up.
         zero = share * np.maximum(high * a[..., None], threshold)
         zero += (1.0 - share) * np.maximum(low * a[..., None], threshold)
         better = self._better[: value.shape[1], None]
@@ -176,10 +180,10 @@ class TwoDensities:
         limits = [(w * threshold)[..., None] for w in weights]
         rows = max(_CHUNK // (n * taps), 1)
         for first in range(0, k, rows):
-            part = slice(first, first + rows)
-            f = np.maximum(_windows(scaled[0][part], taps, n), limits[0][part])
-            f += np.maximum(_windows(scaled[1][part], taps, n), limits[1][part])
-            sums[part] += f @ self._tail
+            block = slice(first, first + rows)
+            f = np.maximum(_windows(scaled[0][block], taps, n), limits[0][block])
+            f += np.maximum(_windows(scaled[1][block], taps, n), limits[1][block])
+            sums[block] += f @ self._tail
         return np.asarray(sums)
 
     def _thresholds(self, padded: FloatArray) -> FloatArray:
@@ -240,11 +244,11 @@ class TwoDensities:
             counted[1] += np.maximum(high * after, low * after)
             first_a, first_b, first_slope = a[0, :rows], b[0, :m], slope[0, :m]
             more = np.stack([np.full(rows, chances[n]), high * first_a])
-            a[:, :rows] = lines.most[:rows] * a[:, :rows] + more
+            a[:, :rows] = lines.largest[:rows] * a[:, :rows] + more
             more = np.stack([np.zeros(m), low * first_slope])
-            slope[:, :m] = lines.least[:m] * slope[:, :m] + lines.slope[:m] * b[:, :m] + more
+            slope[:, :m] = lines.smallest[:m] * slope[:, :m] + lines.slope[:m] * b[:, :m] + more
             more = np.stack([np.full(m, chances[n]), low * first_b])
-            b[:, :m] = lines.least[:m] * b[:, :m] + more
+            b[:, :m] = lines.smallest[:m] * b[:, :m] + more
             above = a[:, :rows, None] - lines.at_ends(b[:, :m], slope[:, :m])[..., None] * t
             counted[:] = self.capped(counted, above / (1.0 + t))
             # An operator never increases an earlier error: its masses sum to at most 1.

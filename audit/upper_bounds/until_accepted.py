@@ -221,6 +221,7 @@ def _backward(
     pairs: Sequence[DominatingPair], grids: Sequence[FloatArray], released: bool
 ) -> list[_Events]:
     """The events of the steps after each step but the last, by backward induction."""
+    # In the last step it is best to accept every output (end of the proof of proposition 9).
     values = mirrored = pairs[-1].profile(grids[-1])
     remaining = [_Events.around(grids[-1], values, mirrored)]
     for pair, grid in zip(pairs[-2:0:-1], grids[-2:0:-1], strict=True):

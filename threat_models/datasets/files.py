@@ -60,7 +60,7 @@ def local(root: Path, file: RemoteFile) -> Path:
 
 def _remove_if_empty(folders: Sequence[Path]) -> None:
     """Removes the empty ones of these folders, which a failed download created."""
-    for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
         with contextlib.suppress(OSError):
             folder.rmdir()
 

@@ -206,14 +206,14 @@ class _Machine:
 
 
 def _known(module: object, name: object) -> _Name:
-    for known in _KNOWN:
-        if known == (module, name):
-            return known
+    for allowed_name in _KNOWN:
+        if allowed_name == (module, name):
+            return allowed_name
     raise InvalidInput(f"refused: the pickle imports {_short(module)}.{_short(name)}")
 
 
-def _short(part: object) -> str:
-    return part[:40] if isinstance(part, str) else type(part).__name__
+def _short(value: object) -> str:
+    return value[:40] if isinstance(value, str) else type(value).__name__
 
 
 def _text(value: object) -> str:

@@ -157,8 +157,8 @@ def _evidence_of_export(rows: Sequence[Any]) -> Evidence:
 
 
 def _with_objectives(material: Material, columns: Sequence[str]) -> Material:
-    several = sum(column.startswith("values_") for column in columns)
-    return replace(material, objectives=max(several, 1))
+    objective_count = sum(column.startswith("values_") for column in columns)
+    return replace(material, objectives=max(objective_count, 1))
 
 
 table_format(

@@ -129,9 +129,9 @@ def _records(data: bytes) -> Iterator[bytes]:
         raise ValueError("the file does not begin as a log of W&B")
     position, record = _HEADER, b""
     while position + _HEADER <= len(data):
-        left = _BLOCK - position % _BLOCK
-        if left < _HEADER:
-            position += left
+        room = _BLOCK - position % _BLOCK
+        if room < _HEADER:
+            position += room
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + _HEADER])
         position += _HEADER

@@ -94,8 +94,8 @@ class Attack:
         """
         if work <= 0:
             return DEFAULT_TRIALS
-        most = int(ATTACK_WORK / (work * self.runs_per_trial))
-        return min(max(most, MIN_TRIALS), DEFAULT_TRIALS) // 2 * 2
+        affordable = int(ATTACK_WORK / (work * self.runs_per_trial))
+        return min(max(affordable, MIN_TRIALS), DEFAULT_TRIALS) // 2 * 2
 
     def with_residuals(self, trials: int | None, work: float) -> "Attack":
         """The same attack with the residual statistic, where it applies and is not too much work.
@@ -175,16 +175,16 @@ class Attack:
         if jobs is None:
             jobs = _jobs_that_pay(seconds * (trials - len(runs)))
         size = 2 * max(1, min(_MAX_TRIALS_PER_TASK, int(_SECONDS_PER_TASK / seconds)) // 2)
-        parts = [range(i, min(i + size, trials)) for i in range(len(runs), trials, size)]
+        blocks = [range(i, min(i + size, trials)) for i in range(len(runs), trials, size)]
         if jobs == 1:
-            for part in parts:
+            for block in blocks:
                 cpu.check()
-                runs += self.play_some(part)
+                runs += self.play_some(block)
             return runs
-        return runs + self._play_in_processes(parts, jobs, cpu)
+        return runs + self._play_in_processes(blocks, jobs, cpu)
 
     def _play_in_processes(
-        self, parts: Sequence[range], jobs: int, cpu: CpuLimit
+        self, blocks: Sequence[range], jobs: int, cpu: CpuLimit
     ) -> list[Run | None]:
         with imports_of_game():
             from joblib import Parallel, delayed
@@ -192,9 +192,9 @@ class Attack:
         runs: list[Run | None] = []
         try:
             with watch_ray("check again"), Parallel(n_jobs=jobs, **loky_options()) as parallel:
-                for start in range(0, len(parts), jobs):
+                for start in range(0, len(blocks), jobs):
                     cpu.check()
-                    tasks = (delayed(self._play_and_time)(p) for p in parts[start : start + jobs])
+                    tasks = (delayed(self._play_and_time)(p) for p in blocks[start : start + jobs])
                     for played, seconds in parallel(tasks):
                         runs += played
                         cpu.add(seconds)

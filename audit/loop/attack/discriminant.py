@@ -33,7 +33,7 @@ def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | N
         return None
     scale = np.where(varies, scale, 1.0)
     weights = np.where(varies, 1.0 / scale, 0.0)
-    means = [part.mean(axis=0) for part in (without, with_record)]
+    means = [sample.mean(axis=0) for sample in (without, with_record)]
     within = np.concatenate([without - means[0], with_record - means[1]]) * weights
     trials, numbers = len(recorded), int(varies.sum())
     covariance = within.T @ within / max(trials - 2, 1)

@@ -150,7 +150,7 @@ class WhiteBox:
         if len(lambda_a) == 1:
             of_canary = products[:, 0]
             stretches = np.array_split(of_canary, min(steps, _STRETCHES))
-            details = np.array([np.ptp(of_canary), *(part.sum() for part in stretches)])
+            details = np.array([np.ptp(of_canary), *(stretch.sum() for stretch in stretches)])
             if len(self._updated) == 1:
                 energies = np.sum(self._energies, axis=0).reshape(-1) / steps
                 details = np.concatenate([details, np.sum(self._by_tensor, axis=0), energies])
@@ -241,8 +241,10 @@ class WhiteBox:
         self._threshold.start_step()
 
     def _dirac_products(self, divisor: float, unit: float) -> tuple[FloatArray, FloatArray]:
-        every = np.arange(len(self._included))
-        terms = [(float(p) * divisor * c, c * c) for p, c in self._coordinates(every, "grad")]
+        canary_indices = np.arange(len(self._included))
+        terms = [
+            (float(p) * divisor * c, c * c) for p, c in self._coordinates(canary_indices, "grad")
+        ]
         products, squares = np.array(terms).T / unit
         return products, squares
 
@@ -265,8 +267,8 @@ class WhiteBox:
         products, squares = [], []
         with undisturbed(self.model):
             for start in range(0, len(labels), _CANARIES_AT_ONCE):
-                part = slice(start, start + _CANARIES_AT_ONCE)
-                gradients = self._gradients(parameters, features[part], labels[part])
+                block = slice(start, start + _CANARIES_AT_ONCE)
+                gradients = self._gradients(parameters, features[block], labels[block])
                 factors, norms = self._factors(gradients)
                 inner = [
                     (g * p).flatten(1).sum(1) for g, p in zip(gradients, released, strict=True)
@@ -316,9 +318,9 @@ class WhiteBox:
             for p, column in zip(parameters, zip(*gradients_of_records, strict=True), strict=True)
         ]
 
-    def _factors(self, own: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _factors(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Clipping factors of every tensor of every gradient, and the norms before clipping."""
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in own], 1).double()
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients], 1).double()
         threshold = self._threshold.value
         if threshold is None:
             norm = norms.norm(dim=1, keepdim=True)

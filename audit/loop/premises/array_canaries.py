@@ -49,8 +49,8 @@ def search_canaries(
     random = np.random.default_rng(seed)
 
     def flat(values: FloatArray, label: Any) -> FloatArray:
-        parts = gradient(values.astype(features.dtype), label)
-        return np.concatenate([np.asarray(part, np.float64).ravel() for part in parts])
+        gradients = gradient(values.astype(features.dtype), label)
+        return np.concatenate([np.asarray(tensor, np.float64).ravel() for tensor in gradients])
 
     def length(values: FloatArray) -> float:
         return float(np.linalg.norm(flat(values, start.label)))

@@ -78,11 +78,14 @@ def batches_of(
             of_canary = single[inside, t]
             along = of_canary @ (of_canary[0] / lengths[inside, t][0])
             aside = np.linalg.norm(of_canary, axis=1) ** 2 - along**2
-            least, most = lengths[inside, t].min(), lengths[inside, t].max()
+            shortest_unit, longest_unit = lengths[inside, t].min(), lengths[inside, t].max()
             gap = np.linalg.norm(of_canary - of_canary[0], axis=1)
-            constant &= bool(np.all(gap <= 1e-3 * least + 4 * rounding[t]))
+            constant &= bool(np.all(gap <= 1e-3 * shortest_unit + 4 * rounding[t]))
             if np.all(aside <= (1e-3 * lengths[inside, t] + 4 * rounding[t]) ** 2):
-                spread = max(spread, float(most / least - 1 - 8 * rounding[t] / least))
+                spread = max(
+                    spread,
+                    float(longest_unit / shortest_unit - 1 - 8 * rounding[t] / shortest_unit),
+                )
         sizes = np.linalg.norm(exchanged[:, t], axis=1)
         longest = int(np.argmax(sizes))
         if sizes[longest] <= max(4 * rounding[t], 1e-12):
@@ -114,7 +117,7 @@ def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bo
 
 
 def dependence_on_size(
-    whole: FloatArray, single: FloatArray, found: Batches
+    whole: FloatArray, single: FloatArray, batches: Batches
 ) -> Iterator[TestResult]:
     """Tests whether the contribution of one record depends on the size of its batch.
 
@@ -124,17 +127,17 @@ def dependence_on_size(
     Args:
         whole: [R, T, D], differences of runs that differ in every record.
         single: [R, T, D], differences of runs that differ in one record.
-        found: the batches.
+        batches: the batches.
     """
     ranks: list[tuple[FloatArray, FloatArray]] = []
     for t in range(whole.shape[1]):
-        inside = found.included[:, t]
-        lengths = found.units[inside, t]
+        inside = batches.included[:, t]
+        lengths = batches.units[inside, t]
         if len(lengths) < 4:
             continue
-        of_canary, every = single[inside, t], whole[inside, t]
-        sizes = np.sum(of_canary * every, axis=1) / lengths**2
-        off = np.linalg.norm(every - sizes[:, None] * of_canary, axis=1)
+        of_canary, of_all = single[inside, t], whole[inside, t]
+        sizes = np.sum(of_canary * of_all, axis=1) / lengths**2
+        off = np.linalg.norm(of_all - sizes[:, None] * of_canary, axis=1)
         alike = off <= 1e-2 * lengths * np.maximum(np.abs(sizes), 1.0)
         if not np.all(alike & (np.abs(sizes - np.round(sizes)) < 0.1)):
             return  # each record has a random gradient of its own
@@ -166,11 +169,11 @@ def poisson_tests(
         rates: [T], sampling rates that the accountant recorded.
     """
     rate = np.asarray(rates)[None, :] * np.ones_like(counts)
-    known = ~np.isnan(counts) & (rate < 1)
+    testable = ~np.isnan(counts) & (rate < 1)
     # Contributions that are many times the unit belong to other records, not to larger batches.
-    known &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
-    if known.any():
-        yield from _sizes(counts, known, n, rate)
+    testable &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
+    if testable.any():
+        yield from _sizes(counts, testable, n, rate)
     sampled = rate < 1
     if sampled.any():
         yield from _inclusions(included, sampled, rate)
@@ -216,24 +219,24 @@ class _Sizes:
 
     Attributes:
         counts: [R, T], sizes; NaN or any value where they are unknown.
-        known: [R, T], whether a size is known.
+        is_known: [R, T], whether a size is known.
         n: number of records.
         rate: [R, T], the accounted rates.
         sizes, rates: [B], the known entries.
     """
 
     counts: FloatArray
-    known: NDArray[np.bool_]
+    is_known: NDArray[np.bool_]
     n: int
     rate: FloatArray
 
     @property
     def sizes(self) -> FloatArray:
-        return self.counts[self.known]
+        return self.counts[self.is_known]
 
     @property
     def rates(self) -> FloatArray:
-        return self.rate[self.known]
+        return self.rate[self.is_known]
 
     @property
     def mean(self) -> float:
@@ -250,13 +253,13 @@ class _Sizes:
 
 
 def _sizes(
-    counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
+    counts: FloatArray, is_known: NDArray[np.bool_], n: int, rate: FloatArray
 ) -> Iterator[TestResult]:
-    drawn = _Sizes(counts, known, n, rate)
+    drawn = _Sizes(counts, is_known, n, rate)
     numbers: dict[str, float | int | str] = {
         "mean": drawn.mean,
         "expected": float(n * drawn.rates.mean()),
-        "batches": int(known.sum()),
+        "batches": int(is_known.sum()),
         "rate": float(drawn.rates.mean()),
         "n": n,
         "least": float(drawn.sizes.min()),
@@ -304,12 +307,13 @@ def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
     """
     log_p = 0.0
     for t in range(drawn.counts.shape[1]):
-        of_step = drawn.counts[drawn.known[:, t], t]
+        of_step = drawn.counts[drawn.is_known[:, t], t]
         if len(of_step) < 2:
             continue
         if np.ptp(of_step) != 0:
             return 0.0
         rate = min(drawn.rate[0, t], drawn.mean / drawn.n)
+        # Given one batch, each other batch has its size with at most the probability of the mode.
         top = stats.binom.pmf(int(np.floor((drawn.n + 1) * rate)), drawn.n, rate)
         log_p += (len(of_step) - 1) * float(np.log(top))
     return log_p
@@ -340,10 +344,10 @@ def _neighbouring_steps(
     drawn: _Sizes, numbers: dict[str, float | int | str]
 ) -> Iterator[TestResult]:
     """Tests whether the sizes of neighbouring steps of a run are independent."""
-    both_known = drawn.known[:, 1:] & drawn.known[:, :-1]
+    both_known = drawn.is_known[:, 1:] & drawn.is_known[:, :-1]
     if both_known.sum() < 20 or not drawn.same_rate:
         return
-    centered = np.where(drawn.known, drawn.counts - drawn.mean, 0.0)
+    centered = np.where(drawn.is_known, drawn.counts - drawn.mean, 0.0)
     later_sizes, earlier_sizes = centered[:, 1:][both_known], centered[:, :-1][both_known]
     norm = np.linalg.norm(later_sizes) * np.linalg.norm(earlier_sizes)
     if norm <= 0:
@@ -389,6 +393,7 @@ def _gaps(sizes: FloatArray, numbers: dict[str, float | int | str]) -> Iterator[
         "larger": size + 1 + int(seen[size + 1 :].argmax()),
     }
     matters = 3 * seen_inside[place] < min(less[place], more[place])
+    # The data chose the three sizes, so Bonferroni's inequality counts all triples.
     p_value = min(1.0, math.comb(n + 1, 3) * float(p_values.min()))
     yield TestResult(p_value, "gaps in batches", shown, bool(matters))
 
@@ -405,15 +410,20 @@ def _inclusions(
         "share in %": 100 * hits / max(tries, 1),
         "rate in %": 100 * mean_rate,
     }
+    # For unequal rates, the binomial number with the mean rate has the larger upper tail (Hoeffding
+    # 1956).
     yield TestResult(float(stats.binom.sf(hits - 1, tries, mean_rate)), "inclusion rate", numbers)
     runs, steps = included.shape
     if hits and runs > 1 and sampled.all():
         if np.all(included == included[:1]):
+            # All R runs agree at a step with probability q^R + (1-q)^R, at most max(q, 1-q)^(R-1).
             log_p = sum((runs - 1) * np.log(max(q, 1 - q)) for q in rate[0])
             yield TestResult(float(np.exp(log_p)), "inclusion without the seed", numbers)
         else:
             per_run = included.sum(1)
             if np.ptp(per_run) == 0 and np.ptp(rate) < 1e-12:
+                # Given one run, each other run has its number with at most the probability of the
+                # mode.
                 top = stats.binom.pmf(int((steps + 1) * mean_rate), steps, mean_rate)
                 yield TestResult(
                     float(top ** (runs - 1)),

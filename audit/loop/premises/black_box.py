@@ -200,20 +200,20 @@ def _inferred_shapes(released: _Runs, records: TrainingSet) -> dict[str, _Suspec
     return {name: _Suspect(pair, True, None, math.inf, False) for name in names}
 
 
-def _compare(base: _Released, other: _Released) -> dict[str, Any]:
+def _compare(base: _Released, neighbour: _Released) -> dict[str, Any]:
     """Numbers that are constant over seeds and differ between two data sets.
 
     Returns:
         By name, which entries differ; None where the shape or the presence does.
     """
     differing: dict[str, Any] = {}
-    constant, also = _constant(base), _constant(other)
+    constant, also = _constant(base), _constant(neighbour)
     for name in {*constant, *also}:
         if (name in constant) != (name in also):
-            if all(name in run for run in base) != all(name in run for run in other):
+            if all(name in run for run in base) != all(name in run for run in neighbour):
                 differing[name] = None
             continue
-        ours, theirs = base[0][name], other[0][name]
+        ours, theirs = base[0][name], neighbour[0][name]
         if ours.shape != theirs.shape:
             differing[name] = None
             continue
@@ -225,8 +225,8 @@ def _compare(base: _Released, other: _Released) -> dict[str, Any]:
     return differing
 
 
-def _shapes_that_differ(base: _Released, other: _Released) -> list[str]:
-    return [name for name, differs in _compare(base, other).items() if differs is None]
+def _shapes_that_differ(base: _Released, neighbour: _Released) -> list[str]:
+    return [name for name, differs in _compare(base, neighbour).items() if differs is None]
 
 
 def _suspect(sides: Sequence[tuple[TrainingSet, _Released]], name: str) -> _Suspect:
@@ -265,8 +265,10 @@ def _without_noise(
     leaks = {}
     for name, suspect in suspects.items():
         twice = suspect.exchanges and check.relation != "replace-one"
+        # p (1 - e^-epsilon (p - delta)) grows up to p = 1 if epsilon is at least log 2.
         allowed = max(2 * claimed if twice else claimed, math.log(2))
         chance = max(-math.log1p(-math.exp(-allowed) * (1 - delta)), 1e-300)
+        # Bonferroni's inequality over the suspects.
         needed = math.log(len(suspects) / FAMILY_ERROR) / chance
         if not (suspect.has_fractions and len(suspect.values) >= _DIFFERENT_FRACTIONS):
             suspect.seeds = max(_SEEDS, math.ceil(min(needed, 1e9)))
@@ -345,13 +347,13 @@ def _spread(runs: _Released) -> dict[str, FloatArray]:
     return spreads
 
 
-def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> float:
+def _shift(base: _Released, neighbour: _Released, spread: dict[str, FloatArray]) -> float:
     """Distance between the noisy numbers of runs with equal seeds, in standard deviations."""
     total = 0.0
     for name, scale in spread.items():
-        if any(name not in run or run[name].shape != scale.shape for run in (*base, *other)):
+        if any(name not in run or run[name].shape != scale.shape for run in (*base, *neighbour)):
             continue
-        pairs = zip(base, other, strict=True)
+        pairs = zip(base, neighbour, strict=True)
         with np.errstate(divide="ignore", invalid="ignore"):
             gaps = [np.subtract(b[name], a[name], dtype=float) for a, b in pairs]
             shift = np.mean(np.abs(gaps), 0)

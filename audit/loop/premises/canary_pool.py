@@ -43,12 +43,12 @@ class PoolRecord:
     family: str
 
 
-def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRecord]:
+def canary_pool(records: TrainingSet, chosen: TrainingSet | None) -> list[PoolRecord]:
     """The canaries, the most promising first.
 
     Args:
         records: the data; at least one record.
-        given: a canary that the caller chose, which is tried first.
+        chosen: a canary that the caller chose, which is tried first.
 
     Example:
         >>> data = TrainingSet(np.eye(3), np.array([0, 1, 1]))
@@ -57,8 +57,8 @@ def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRec
         ([0, 1], True)
     """
     pool: list[PoolRecord] = []
-    if given is not None:
-        for x, y in zip(given.features, given.labels, strict=True):
+    if chosen is not None:
+        for x, y in zip(chosen.features, chosen.labels, strict=True):
             pool.append(PoolRecord(x.astype(records.features.dtype), y, 1.0, "given"))
     kind = records.features.dtype.kind
     made = _dense(records) if kind == "f" else _tokens(records)
@@ -214,8 +214,8 @@ def gradient_of(
 
     x, y = _as_tensors(record, parameters[0])
     trained = [p for p in parameters if p.requires_grad]
-    parts = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
-    return torch.cat([g.reshape(-1) for g in parts if g is not None]).detach()
+    gradients = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
+    return torch.cat([g.reshape(-1) for g in gradients if g is not None]).detach()
 
 
 def longest_gradient(
@@ -310,8 +310,8 @@ def _gradient(value: Any, parameters: list[Any]) -> Any:
     """The gradient by all parameters that have one, [D], which can be differentiated again."""
     import torch
 
-    parts = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-    return torch.cat([part.reshape(-1) for part in parts if part is not None])
+    gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+    return torch.cat([tensor.reshape(-1) for tensor in gradients if tensor is not None])
 
 
 def _as_record(features: NDArray[Any] | None, start: PoolRecord) -> PoolRecord | None:
@@ -369,6 +369,6 @@ def opposite_pair(
         return []
     if not reached_pairs:
         return []
-    _, x, pair = min(reached_pairs, key=lambda each: each[0])
+    _, x, pair = min(reached_pairs, key=lambda entry: entry[0])
     features = x.detach().double().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
     return [replace(records[i], features=features) for i in pair]

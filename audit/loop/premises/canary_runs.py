@@ -65,7 +65,7 @@ class CanaryRuns:
     Attributes:
         pool: the canaries that could be trained on.
         traces: a run with each of them.
-        found: the contributions of the canaries.
+        contributions: the contributions of the canaries.
         pair: the two canaries whose contributions differ most in one step; one canary twice if it
             differs most from an absent record.
         strongest: the best canary for an attack, which still contributes in later steps.
@@ -75,7 +75,7 @@ class CanaryRuns:
 
     pool: Sequence[PoolRecord]
     traces: Sequence[Trace]
-    found: Contributions
+    contributions: Contributions
     pair: tuple[PoolRecord, PoolRecord]
     strongest: PoolRecord
     comparable: int | None = None
@@ -228,6 +228,8 @@ def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRec
                 numbers += _numbers_of_steps(experiment, data, range(len(numbers), seeds))
             if min(len(usual), len(of_suspect)) < seeds:
                 break  # the function raises an error for some seeds
+            # Bonferroni's inequality over the suspects and the looks, of which the first rejects
+            # only below `_CERTAIN`.
             p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, of_suspect))
             if p_value < _CERTAIN or usual == of_suspect or not experiment.work_left(0.6):
                 break
@@ -309,28 +311,28 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
 
 
 def changes_other_records(
-    experiment: Experiment, canaries: CanaryRuns, others: TrainingSet
+    experiment: Experiment, canaries: CanaryRuns, records: TrainingSet
 ) -> bool:
     """Whether an exchanged record changes the contributions of the other records.
 
     If it does not, exchanging it has the same effect among any other records.
     """
     # Later steps of the experiment may have been tested since these canaries ran.
-    pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
+    pool, steps, seed = canaries.pool, len(canaries.contributions.largest), experiment.base_seed
     reference = next(i for i, record in enumerate(pool) if record is canaries.pair[0])
-    with_reference = experiment.coupled(experiment.exchange(others, pool[reference]), seed)
+    with_reference = experiment.coupled(experiment.exchange(records, pool[reference]), seed)
     # Records that differ in size, in label and in direction.
     for wanted in (
-        lambda each: each is canaries.pair[1],
-        lambda each: each.family == "own",
-        lambda each: each.label != canaries.pair[0].label,
+        lambda record: record is canaries.pair[1],
+        lambda record: record.family == "own",
+        lambda record: record.label != canaries.pair[0].label,
     ):
         other_index = next(
-            (i for i, each in enumerate(pool) if wanted(each) and i != reference), None
+            (i for i, record in enumerate(pool) if wanted(record) and i != reference), None
         )
         if other_index is None:
             continue
-        with_other = experiment.coupled(experiment.exchange(others, pool[other_index]), seed)
+        with_other = experiment.coupled(experiment.exchange(records, pool[other_index]), seed)
         if experiment.ended_early(with_reference) or experiment.ended_early(with_other):
             continue
         usual_gradients = [canaries.traces[i].gradients[:steps] for i in (reference, other_index)]
@@ -339,7 +341,7 @@ def changes_other_records(
             with_reference.gradients[:steps] - with_other.gradients[:steps],
         )
         sizes = np.maximum(np.linalg.norm(usual_change, axis=1), np.linalg.norm(change_now, axis=1))
-        rounding = 8 * canaries.found.rounding[:steps]
+        rounding = 8 * canaries.contributions.rounding[:steps]
         if np.any(np.linalg.norm(usual_change - change_now, axis=1) > 0.02 * sizes + rounding):
             return True
     return False
@@ -361,10 +363,10 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
         return False
     place = experiment.place
     neighbouring = place + 1 if place >= 0 else place - 1
-    canary, *further = {
+    canary, *other_canaries = {
         id(record): record for record in (*canaries.pair, *canaries.pool[-2:])
     }.values()
-    for compared in further:
+    for compared in other_canaries:
         orders = [
             replace_one(replace_one(experiment.records, neighbour, neighbouring), exchanged, place)
             for neighbour, exchanged in ((canary, compared), (compared, canary))
@@ -375,7 +377,7 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
             if any(experiment.ended_early(run) for run in runs):
                 break
             gap = np.linalg.norm(runs[0].gradients - runs[1].gradients, axis=1)
-            if np.any(gap > 8 * canaries.found.rounding[: experiment.steps]):
+            if np.any(gap > 8 * canaries.contributions.rounding[: experiment.steps]):
                 break
         else:
             return True
@@ -404,9 +406,9 @@ def weights_without_noise(experiment: Experiment, pool: Sequence[PoolRecord]) ->
     """
     of_data = [record for record in pool if record.family == "own"]
     # Large records may saturate the model, so that they move no weights.
-    for record, *others in filter(None, (pool, of_data)):
-        last = others[-1] if others else record
-        compared = next((r for r in others if r.label != record.label), last)
+    for record, *later_records in filter(None, (pool, of_data)):
+        last = later_records[-1] if later_records else record
+        compared = next((r for r in later_records if r.label != record.label), last)
         step, depends = _step_of_weights(experiment, record, compared)
         if depends:
             return step
@@ -471,7 +473,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
         return
     compared = next((record for record in differing if record.family == "own"), differing[0])
     assert experiment.accounted is not None
-    steps = len(canaries.found.largest)
+    steps = len(canaries.contributions.largest)
     steps = steps if canaries.comparable is None else canaries.comparable
     rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
     changes: list[FloatArray] = []
@@ -487,7 +489,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
             continue
         changes.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
         sizes = np.linalg.norm(np.stack(changes), axis=2)
-        changed = sizes > 8 * canaries.found.rounding[:steps]
+        changed = sizes > 8 * canaries.contributions.rounding[:steps]
         # Stopping early without a finding cannot cause a false finding.
         if changed.mean() < 1.1 * rate or not experiment.work_left(0.5):
             break
@@ -496,7 +498,7 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     gaps = np.stack(changes)
     varies = any(
         np.linalg.norm(changes_of_step - changes_of_step[0], axis=1).max()
-        > _VARIES * sizes[inside, t].max() + 8 * canaries.found.rounding[t]
+        > _VARIES * sizes[inside, t].max() + 8 * canaries.contributions.rounding[t]
         for t, inside in enumerate(changed.T)
         if inside.any()
         for changes_of_step in [gaps[inside, t]]
@@ -575,12 +577,12 @@ def measure(
 
     measured, before = contributions_of(traces), len(traces)
     seen = np.flatnonzero(measured.largest > measured.rounding)
-    further = _Sorted()
+    ascended = _Sorted()
     for canary in _ascended(experiment, pool, loss, seen):
-        further.add(experiment, canary)
-    if further.other_steps:
-        _compare_numbers_of_steps(experiment, further.other_steps[:_MAX_SUSPECTS])
-    pool, traces = [*pool, *further.pool], [*traces, *further.traces]
+        ascended.add(experiment, canary)
+    if ascended.other_steps:
+        _compare_numbers_of_steps(experiment, ascended.other_steps[:_MAX_SUSPECTS])
+    pool, traces = [*pool, *ascended.pool], [*traces, *ascended.traces]
     if len(traces) > before:
         measured = contributions_of(traces)
     resized = _Sorted()
@@ -674,10 +676,10 @@ def measure_again(experiment: Experiment) -> CanaryRuns | None:
     return _chosen(runs.pool, runs.traces, measured)
 
 
-def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:
-    index, other_index = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
+def _chosen(pool: list[PoolRecord], traces: list[Trace], measured: Contributions) -> CanaryRuns:
+    index, other_index = (int(i) for i in measured.pairs[int(np.argmax(measured.largest))])
     chosen = [pool[i] for i in (index, other_index) if i >= 0]
-    return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])
+    return CanaryRuns(pool, traces, measured, (chosen[0], chosen[-1]), pool[measured.best_pair[0]])
 
 
 def _without_last(experiment: Experiment) -> FloatArray | None:

@@ -220,7 +220,6 @@ def _unfinished(check: Check, reason: str, seconds: float) -> PremiseReport:
 
 
 def _of_black_box(check: Check, first: Trace, claim: float | None, delta: float) -> _Outcome:
-    """Tests a function that is not watched."""
     reason = "the function did not call watch with its optimizer"
     if first.watched:
         reason = "the watched optimizer took no step, or it ignored the closure of its steps"
@@ -232,7 +231,6 @@ def _of_black_box(check: Check, first: Trace, claim: float | None, delta: float)
 def _of_watched(
     check: Check, first: Trace, claim: float | None, delta: float, loss: Loss | None
 ) -> _Outcome:
-    """Tests every premise of a watched function."""
     coupled = _coupled_canaries(check, first)
     if isinstance(coupled, str):
         check.verdicts.cannot_test(coupled)

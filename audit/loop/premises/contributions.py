@@ -67,8 +67,8 @@ def contributions(
         finite = np.isfinite(values).all(axis=1)
         shifted = np.where(finite[:, None], values - values[np.argmax(finite)], 0.0)
         squares = np.zeros((count, count))
-        for index, part in enumerate(slices):
-            squared_distances = _squared_distances(shifted[:, part])
+        for index, columns in enumerate(slices):
+            squared_distances = _squared_distances(shifted[:, columns])
             squares += squared_distances
             by_tensor[t, index] = np.sqrt(squared_distances.max()) / 2
         distances[t] = np.sqrt(squares) / 2
@@ -79,11 +79,12 @@ def contributions(
         rounding[t] = 8 * epsilon_of_type * float(norms.max(initial=0.0))
         if absent is not None and t < len(absent) and np.isfinite(absent[t]).all():
             gap = np.where(finite[:, None], values - absent[t], 0.0)
+            # Compared with its absence, a record changes a step by its whole contribution.
             reach = np.linalg.norm(gap, axis=1)
             if reach.max() > largest[t]:
                 largest[t], pairs[t] = reach.max(), (int(np.argmax(reach)), -1)
-            for index, part in enumerate(slices):
-                reach_of_tensor = np.linalg.norm(gap[:, part], axis=1).max()
+            for index, columns in enumerate(slices):
+                reach_of_tensor = np.linalg.norm(gap[:, columns], axis=1).max()
                 by_tensor[t, index] = max(by_tensor[t, index], reach_of_tensor)
     row, other_index = np.unravel_index(np.argmax(total), total.shape)
     best_pair = int(row), int(other_index)

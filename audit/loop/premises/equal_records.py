@@ -115,20 +115,20 @@ class _Runs:
     """Released gradients of runs with other seeds, [T, D] each, on three data sets.
 
     Attributes:
-        same: n copies of a quiet record.
-        other: n copies of the canary.
+        of_quiet: n copies of a quiet record.
+        of_canary: n copies of the canary.
         mixed: n - 1 copies of the quiet record, and the canary in the last place.
         full: whether every batch holds all records; None before it is known.
     """
 
-    same: list[FloatArray]
-    other: list[FloatArray]
+    of_quiet: list[FloatArray]
+    of_canary: list[FloatArray]
     mixed: list[FloatArray]
     full: bool | None = None
 
     def batches(self, rounding: FloatArray) -> Batches:
-        same_runs = np.stack(self.same[: len(self.other)])
-        return batches_of(same_runs, np.stack(self.other), np.stack(self.mixed), rounding)
+        same_runs = np.stack(self.of_quiet[: len(self.of_canary)])
+        return batches_of(same_runs, np.stack(self.of_canary), np.stack(self.mixed), rounding)
 
 
 def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
@@ -138,7 +138,7 @@ def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualReco
         runs = _gather(experiment, canaries, quiet)
         if runs is None:
             return None
-        batches = runs.batches(canaries.found.rounding)
+        batches = runs.batches(canaries.contributions.rounding)
         if not _hides_batches(experiment, batches):
             return _measured(_Case.of(experiment, canaries, quiet, runs, batches))
         tried.append(quiet)
@@ -177,8 +177,10 @@ def _quiet_record(
     return None
 
 
-def _same(one: PoolRecord, other: PoolRecord) -> bool:
-    return bool(np.array_equal(one.features, other.features) and one.label == other.label)
+def _same(record: PoolRecord, compared: PoolRecord) -> bool:
+    return bool(
+        np.array_equal(record.features, compared.features) and record.label == compared.label
+    )
 
 
 def _three_data_sets(
@@ -199,9 +201,9 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     n, base = len(experiment.records), experiment.base
     data = _three_data_sets(experiment, canaries, quiet, n)
     runs = _Runs([], [], [])
-    least = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
-    while len(runs.same) < _MAX_RUNS:
-        count = len(runs.same)
+    min_runs = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
+    while len(runs.of_quiet) < _MAX_RUNS:
+        count = len(runs.of_quiet)
         seed = experiment.seed_of(1000 + count)
         needed = data[:1] if runs.full else data
         traces = [experiment.coupled(records, seed, digests=False) for records in needed]
@@ -210,30 +212,30 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
-        lists = (runs.same, runs.other, runs.mixed)
+        lists = (runs.of_quiet, runs.of_canary, runs.mixed)
         for gradients_of_data, gradient in zip(lists, gradients, strict=False):
             gradients_of_data.append(gradient)
         count += 1
         if count == 4:
-            in_batches = runs.batches(canaries.found.rounding)
+            in_batches = runs.batches(canaries.contributions.rounding)
             if _hides_batches(experiment, in_batches):
                 return runs
             runs.full = _all_in_every_batch(experiment, in_batches, n)
-        if count >= least:
+        if count >= min_runs:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
             precise = 1 / math.sqrt(2.0 * numbers) < _RELATIVE_ERROR
             if precise and (runs.full or batches >= _MIN_BATCHES):
                 break
-            without_noise = np.ptp(np.stack(runs.same), axis=0).max() == 0
-            if runs.full and count == least and without_noise:
+            without_noise = np.ptp(np.stack(runs.of_quiet), axis=0).max() == 0
+            if runs.full and count == min_runs and without_noise:
                 break
             if numbers * 24 > 2 * MAX_BYTES or not experiment.work_left(0.8):
                 break
     reason = ""
-    if len(runs.same) < 3:
+    if len(runs.of_quiet) < 3:
         reason = "the runs ended early"
-    elif not np.isfinite(np.stack(runs.same)).all():
+    elif not np.isfinite(np.stack(runs.of_quiet)).all():
         reason = "the released gradients are not finite where all records are equal"
     if reason:
         experiment.verdicts.cannot_test(reason, ("noise", "batches"))
@@ -253,26 +255,28 @@ def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) 
     return count >= 2
 
 
-def _all_in_every_batch(experiment: Experiment, found: Batches, n: int) -> bool:
-    known = found.counts[~np.isnan(found.counts)]
+def _all_in_every_batch(experiment: Experiment, batches: Batches, n: int) -> bool:
+    finite_counts = batches.counts[~np.isnan(batches.counts)]
     accounted = experiment.accounted
     full = accounted is None or all(accounted.rate(t) >= 1 for t in range(experiment.steps))
-    return bool(full and known.size and np.all(known == n) and found.unit_spread < 1e-3)
+    return bool(
+        full and finite_counts.size and np.all(finite_counts == n) and batches.unit_spread < 1e-3
+    )
 
 
-def _hides_batches(experiment: Experiment, found: Batches) -> bool:
+def _hides_batches(experiment: Experiment, batches: Batches) -> bool:
     """Whether sampled batches cannot all be empty, and no batch size is visible at some step.
 
     Then the quiet record and the canary contribute alike, and the quiet record's contribution to
     batches of different sizes would be taken for noise.
     """
-    if found.proportional is None:
+    if batches.proportional is None:
         return False
-    unseen: NDArray[np.bool_] = np.all(found.proportional == 0, axis=0)
+    unseen: NDArray[np.bool_] = np.all(batches.proportional == 0, axis=0)
     if experiment.accounted is None:
         return bool(unseen.all())
     rates = np.array([experiment.accounted.rate(t) for t in range(len(unseen))])
-    draws = found.counts.shape[0] * len(experiment.records)
+    draws = batches.counts.shape[0] * len(experiment.records)
     all_empty = np.where(rates < 1, 1 - rates, 1.0) ** draws
     return bool(np.any(unseen & (all_empty < _NEVER)))
 
@@ -286,9 +290,8 @@ class _Case:
         canaries: runs with each canary.
         quiet: the record that is copied.
         copies: n copies of it.
-        runs: the runs.
-        same: [R, T, D], released gradients of runs on the copies.
-        other: [R', T, D], of runs on copies of the canary, with the first R' seeds.
+        of_quiet: [R, T, D], released gradients of runs on the copies.
+        of_canary: [R', T, D], of runs on copies of the canary, with the first R' seeds.
         mixed: [R', T, D], of runs on the copies with one canary.
         batches: the batches of these runs.
         counts: [R, T], numbers proportional to the batch sizes, or None for full batches.
@@ -303,8 +306,8 @@ class _Case:
     quiet: PoolRecord
     copies: TrainingSet
     runs: _Runs
-    same: FloatArray
-    other: FloatArray
+    of_quiet: FloatArray
+    of_canary: FloatArray
     mixed: FloatArray
     batches: Batches
     counts: FloatArray | None
@@ -322,7 +325,7 @@ class _Case:
         batches: Batches,
     ) -> "_Case":
         base = experiment.base
-        same_runs = np.stack(runs.same)
+        same_runs = np.stack(runs.of_quiet)
         data = copies(experiment.records, quiet, len(experiment.records))
         counts = None if runs.full else batches.proportional
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
@@ -335,7 +338,7 @@ class _Case:
             data,
             runs,
             same_runs,
-            np.stack(runs.other),
+            np.stack(runs.of_canary),
             np.stack(runs.mixed),
             batches,
             counts,
@@ -355,9 +358,9 @@ def _measured(case: _Case) -> EqualRecords:
     experiment, runs, noise = case.experiment, case.runs, case.noise
     among_equal = _raise_contributions(case)
     _state_what_is_tested(case)
-    missing = _missing_noise(experiment, case.canaries, noise, case.same, case.other)
+    missing = _missing_noise(experiment, case.canaries, noise, case.of_quiet, case.of_canary)
     if not missing:
-        _noise_by_coordinate(experiment, case.same, case.other, noise)
+        _noise_by_coordinate(experiment, case.of_quiet, case.of_canary, noise)
     if case.varying:
         spread = case.batches.unit_spread
         experiment.verdicts.findings.append(divided_by_batch(spread, case.others_change()))
@@ -368,8 +371,8 @@ def _measured(case: _Case) -> EqualRecords:
         if not case.varying and case.canaries.comparable is None:
             _test_batches(case, experiment.accounted)
     if case.random_gradients and not runs.full:
-        gaps_of_all = case.other - case.same[: len(case.other)]
-        gaps_of_one = case.mixed - case.same[: len(case.mixed)]
+        gaps_of_all = case.of_canary - case.of_quiet[: len(case.of_canary)]
+        gaps_of_one = case.mixed - case.of_quiet[: len(case.mixed)]
         experiment.verdicts.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
     return EqualRecords(
         case.quiet,
@@ -389,9 +392,9 @@ def _raise_contributions(case: _Case) -> FloatArray:
     Runs on equal records that differ in one are neighbours, too.
     """
     mixed = case.mixed
-    gaps = np.linalg.norm(mixed - case.same[: len(mixed)], axis=2).max(axis=0) / 2
+    gaps = np.linalg.norm(mixed - case.of_quiet[: len(mixed)], axis=2).max(axis=0) / 2
     more = _pair_gaps(case.experiment, case.canaries, case.copies, mixed)
-    largest = case.canaries.found.largest
+    largest = case.canaries.contributions.largest
     top = largest[: case.experiment.steps]
     among_equal: FloatArray = np.maximum(gaps, more)[: len(largest)]
     np.maximum(top, among_equal, out=top)
@@ -407,7 +410,7 @@ def _state_what_is_tested(case: _Case) -> None:
         experiment.verdicts.tested.append("batches")
     else:
         experiment.verdicts.cannot_test("no accountant states how batches are drawn", ("batches",))
-    experiment.verdicts.measured["runs of the noise test"] = float(len(case.same))
+    experiment.verdicts.measured["runs of the noise test"] = float(len(case.of_quiet))
 
 
 def _test_noise(case: _Case) -> None:
@@ -417,40 +420,42 @@ def _test_noise(case: _Case) -> None:
     cannot explain are reported.
     """
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
-    least = MIN_CORRELATION
+    min_correlation = MIN_CORRELATION
     if case.random_gradients:
-        least = max(least, 1.3 * _share_of_signal(experiment, case.canaries, noise))
+        min_correlation = max(
+            min_correlation, 1.3 * _share_of_signal(experiment, case.canaries, noise)
+        )
         experiment.verdicts.notes.append(
             "what a record adds to a step differs between runs (dropout, augmentation, or a "
             "mistake), so the tests of the noise detect only larger mistakes"
         )
-    if not noise.silent.all() and least < 1:
+    if not noise.silent.all() and min_correlation < 1:
         between_steps = experiment.accounted is not None
         experiment.verdicts.collect(
-            *independence(noise, base.names, base.shapes, between_steps, least),
+            *independence(noise, base.names, base.shapes, between_steps, min_correlation),
             words=lambda test: explain_test(test, case.random_gradients and case.others_change()),
         )
         if not case.varying and not case.random_gradients:
             _test_shape_of_noise(case)
     if not case.varying:
-        experiment.verdicts.collect(*noise_again(case.same, noise))
+        experiment.verdicts.collect(*noise_again(case.of_quiet, noise))
 
 
 def _test_shape_of_noise(case: _Case) -> None:
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
-    same, counts = case.same, case.counts
+    gradients_of_equal, counts = case.of_quiet, case.counts
     experiment.verdicts.collect(
         *shape_of_noise(noise, experiment.first_step),
         *(() if counts is None else scale_by_batch(noise, counts)),
         *flat_noise(noise),
         *length_of_noise(noise),
-        *grain_of_noise(same, case.other, noise, base.epsilon_of_type),
-        *rank_of_noise(same, counts, base.slices, base.epsilon_of_type),
+        *grain_of_noise(gradients_of_equal, case.of_canary, noise, base.epsilon_of_type),
+        *rank_of_noise(gradients_of_equal, counts, base.slices, base.epsilon_of_type),
     )
     accounted = experiment.accounted
     if accounted is not None and counts is not None:
         sigmas = np.array([accounted.sigma(t) for t in range(experiment.steps)])
-        for gradients in (same, case.other):
+        for gradients in (gradients_of_equal, case.of_canary):
             sizes = case.batches.counts[: len(gradients)]
             experiment.verdicts.collect(
                 *one_more_record(gradients[: len(sizes)], sizes, noise, sigmas)
@@ -463,13 +468,17 @@ def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
     Random gradients and batches of unknown size can only enlarge the measured noise.
     """
     experiment, noise = case.experiment, case.noise
-    top = case.canaries.found.largest[: experiment.steps]
+    top = case.canaries.contributions.largest[: experiment.steps]
     sigma = np.array([accounted.sigma(t) for t in range(len(top))])
     required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
-    for directions in (case.same.mean(axis=0), _pair_direction(experiment, case.canaries)):
+    # Directions must be independent of the residuals. The mean over runs is regressed out of them,
+    # and the difference of two coupled runs contains no noise.
+    for directions in (case.of_quiet.mean(axis=0), _pair_direction(experiment, case.canaries)):
         lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
         units = directions / lengths
-        experiment.verdicts.collect(*noise_along(case.same, case.counts, units, noise, required))
+        experiment.verdicts.collect(
+            *noise_along(case.of_quiet, case.counts, units, noise, required)
+        )
 
 
 def _test_batches(case: _Case, accounted: Accounted) -> None:
@@ -484,7 +493,7 @@ def _test_batches(case: _Case, accounted: Accounted) -> None:
         return
     inclusions = [batches.included, *_inclusions_elsewhere(case, rates)]
     experiment.verdicts.collect(
-        *batches_in_noise(case.noise, [x[: len(case.same)] for x in inclusions])
+        *batches_in_noise(case.noise, [x[: len(case.of_quiet)] for x in inclusions])
     )
     if len(set(rates)) == 1 and n > 1:
         experiment.verdicts.collect(*even_inclusions(inclusions, rates[0]))
@@ -505,7 +514,7 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
             experiment,
             case.canaries,
             case.copies,
-            case.runs.same,
+            case.runs.of_quiet,
             case.batches.counts,
             float(np.mean(rates)),
         )
@@ -516,8 +525,8 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
         experiment.verdicts.measured["detectable rate"] = detectable_ratio(tries, rates[0])
     if decoded is None:
         return _inclusions_of_first(case)
-    known = np.isfinite(decoded.included).all(axis=(0, 1))
-    places = np.flatnonzero(known)[:_MAX_PLACES]
+    is_decoded = np.isfinite(decoded.included).all(axis=(0, 1))
+    places = np.flatnonzero(is_decoded)[:_MAX_PLACES]
     return [decoded.included[:, :, place] > 0 for place in places]
 
 
@@ -534,12 +543,12 @@ def _inclusions_of_first(case: _Case) -> list[NDArray[np.bool_]]:
         gradients.append(trace.gradients[: experiment.steps])
     if len(gradients) < 2:
         return []
-    changes = np.stack(gradients) - case.same[: len(gradients)]
-    return [included_of(changes, case.canaries.found.rounding)[0]]
+    changes = np.stack(gradients) - case.of_quiet[: len(gradients)]
+    return [included_of(changes, case.canaries.contributions.rounding)[0]]
 
 
 def _pair_gaps(
-    experiment: Experiment, canaries: CanaryRuns, same: TrainingSet, mixed: FloatArray
+    experiment: Experiment, canaries: CanaryRuns, equal_records: TrainingSet, mixed: FloatArray
 ) -> FloatArray:
     """[T], half the largest distance of canaries among equal records."""
     reach = np.zeros(experiment.steps)
@@ -548,13 +557,13 @@ def _pair_gaps(
         exchanged = canaries.pool[:: math.ceil(len(canaries.pool) / _MAX_AMONG_EQUAL)]
         reach = (
             largest_distances(
-                experiment, [experiment.exchange(same, canary) for canary in exchanged]
+                experiment, [experiment.exchange(equal_records, canary) for canary in exchanged]
             )
             / 2
         )
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
-    data = experiment.exchange(same, canaries.pair[1])
+    data = experiment.exchange(equal_records, canaries.pair[1])
     for i, usual in enumerate(mixed[:_MAX_PAIR_RUNS]):
         trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
         if experiment.ended_early(trace) or not experiment.work_left(0.85):
@@ -577,7 +586,7 @@ def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise)
     """Largest share of the residuals' variance that the accounted noise does not explain."""
     if experiment.accounted is None:
         return 1.0
-    largest = canaries.found.largest[: experiment.steps]
+    largest = canaries.contributions.largest[: experiment.steps]
     sigma = np.array([experiment.accounted.sigma(t) for t in range(len(largest))])
     required = np.square(sigma * largest)[:, None]
     observed = np.square(noise.scales_by_tensor[: len(largest)])
@@ -602,7 +611,7 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             )
             return
         for gradients_of_data, trace in zip(
-            (runs.same, runs.other, runs.mixed), traces, strict=True
+            (runs.of_quiet, runs.of_canary, runs.mixed), traces, strict=True
         ):
             gradients_of_data.append(trace.gradients[: experiment.steps])
         accounted = traces[0].accounted
@@ -610,9 +619,9 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
             rates = [accounted.rate(t) for t in range(experiment.steps)]
         if not experiment.work_left(0.85):
             break
-    if len(runs.same) < 4:
+    if len(runs.of_quiet) < 4:
         return
-    batches = runs.batches(case.canaries.found.rounding)
+    batches = runs.batches(case.canaries.contributions.rounding)
     tests = poisson_tests(batches.counts, batches.included, n, rates)
     kinds = ("no empty batch", "mean of batches", "inclusion rate")
     experiment.verdicts.collect(
@@ -626,11 +635,11 @@ def _missing_noise(
     canaries: CanaryRuns,
     noise: Noise,
     gradients: FloatArray,
-    others: FloatArray,
+    gradients_of_canary: FloatArray,
 ) -> bool:
     """Reports tensors and steps without noise: their gradient is the same for every seed."""
     silent, names = noise.silent, experiment.base.names
-    reach, rounding = canaries.found.by_tensor, canaries.found.rounding
+    reach, rounding = canaries.contributions.by_tensor, canaries.contributions.rounding
     moved = np.asarray(reach[: experiment.steps] > rounding[: experiment.steps, None])
     matters = np.any(moved, axis=0)
     accounted = experiment.accounted
@@ -639,7 +648,7 @@ def _missing_noise(
     if not (silent & matters[None, :]).any():
         return False
     if silent[:, matters].all():
-        agree = (gradients[0] == others[0]).all(axis=0)
+        agree = (gradients[0] == gradients_of_canary[0]).all(axis=0)
         fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
         experiment.verdicts.findings.append(no_noise(len(gradients), fixed))
         return True
@@ -661,32 +670,34 @@ def _missing_noise(
 
 
 def _noise_by_coordinate(
-    experiment: Experiment, one: FloatArray, other: FloatArray, noise: Noise
+    experiment: Experiment, of_quiet: FloatArray, of_canary: FloatArray, noise: Noise
 ) -> None:
     """Reports coordinates without noise, on all data or on copies of one of two records.
 
     A selection of coordinates after the noise is allowed. Then the zeros differ between runs, or,
     if only values above a limit are kept, no kept coordinate has both signs.
     """
-    differ, bare = np.zeros(one.shape[2], np.bool_), np.zeros(one.shape[2], np.bool_)
-    rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(one).max(axis=0)
-    moved = np.abs(other - one[: len(other)]).max(axis=0) > 4 * rounding
+    differ, bare = np.zeros(of_quiet.shape[2], np.bool_), np.zeros(of_quiet.shape[2], np.bool_)
+    rounding = ROUNDINGS * experiment.base.epsilon_of_type * np.abs(of_quiet).max(axis=0)
+    moved = np.abs(of_canary - of_quiet[: len(of_canary)]).max(axis=0) > 4 * rounding
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     if noise.degrees.min() > 1:
         # Rounding must be far smaller than the noise, or it hides it.
         scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
         still = (np.abs(noise.residuals).max(axis=0) <= rounding) & (rounding < 0.1 * scales)
         bare = np.any(still & moved & ~silent, axis=0)
-    for t in range(one.shape[1]):
-        zeros = [runs[:, t] == 0 for runs in (one, other)]
+    for t in range(of_quiet.shape[1]):
+        zeros = [runs[:, t] == 0 for runs in (of_quiet, of_canary)]
         fixed = all(np.all(values == values[0]) for values in zeros)
-        noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
+        noisy = all(
+            np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (of_quiet, of_canary)
+        )
         if fixed and noisy:
             differ |= zeros[0][0] != zeros[1][0]
     for kind, affected in (("coordinates without noise", bare), ("noise by coordinate", differ)):
         if affected.any():
-            parts = zip(experiment.base.names, experiment.base.slices, strict=True)
-            names = [name for name, part in parts if affected[part].any()]
+            named_slices = zip(experiment.base.names, experiment.base.slices, strict=True)
+            names = [name for name, columns in named_slices if affected[columns].any()]
             shown = {
                 "coordinates": int(affected.sum()),
                 "of": len(affected),

@@ -333,11 +333,11 @@ def draw_alike(run: Trace, compared: Trace, steps: int | None = None) -> bool:
     return all(a.generators == b.generators for a, b in pairs)
 
 
-def _is_reference(base: Trace, own: Trace) -> bool:
+def _is_reference(base: Trace, of_data: Trace) -> bool:
     """Whether a run can be a reference: finite gradients, and the draws of a record of the data."""
     if base.error or not base.steps or not np.isfinite(base.gradients).all():
         return False
-    return own.error is not None or draw_alike(base, own)
+    return of_data.error is not None or draw_alike(base, of_data)
 
 
 def _moved(base: Trace, trace: Trace) -> NDArray[np.bool_]:

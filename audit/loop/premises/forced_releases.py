@@ -246,6 +246,7 @@ def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
         ours, theirs = ([_mean_of(numbers, name) for numbers in side] for side in values)
         if min(len(ours), len(theirs)) < 2:
             continue
+        # Both samples have the same distribution if no removal of a record changes it.
         p_value = two_sample_p_value(ours, theirs)
         n = len(reference)
         numbers: dict[str, float | int | str] = {"name": name, "n": n, "less": n // 2}

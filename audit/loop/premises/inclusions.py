@@ -70,6 +70,7 @@ def tries_to_see(ratio: float, rate: float) -> float:
         2369
     """
     larger = min(ratio * rate, 1.0)
+    # A normal approximation: it plans the number of draws, and no verdict depends on it.
     level = stats.norm.isf(FAMILY_ERROR / _TESTS)
     spread = level * math.sqrt(rate * (1 - rate))
     spread += stats.norm.ppf(_POWER) * math.sqrt(larger * (1 - larger))
@@ -94,7 +95,7 @@ def inclusions_of_many(
     experiment: Experiment,
     canaries: CanaryRuns,
     quiet: TrainingSet,
-    same: Sequence[FloatArray],
+    of_quiet: Sequence[FloatArray],
     counts: FloatArray,
     rate: float,
 ) -> Inclusions | None:
@@ -104,7 +105,7 @@ def inclusions_of_many(
         experiment: the experiment.
         canaries: runs with each canary.
         quiet: n copies of a quiet record.
-        same: [T, D] each, the released gradients of runs on these copies with the seeds
+        of_quiet: [T, D] each, the released gradients of runs on these copies with the seeds
             1000, 1001, ... of the experiment.
         counts: [R, T], the batch sizes of these runs; NaN where unknown.
         rate: the accounted sampling rate.
@@ -114,7 +115,7 @@ def inclusions_of_many(
     chosen = chosen[: len(places)]
     if len(chosen) < 2:
         return None
-    contributions = _contributions(experiment, chosen, len(quiet), same, counts)
+    contributions = _contributions(experiment, chosen, len(quiet), of_quiet, counts)
     if contributions is None:
         return None
     mixed = quiet
@@ -122,22 +123,24 @@ def inclusions_of_many(
         mixed = replace_one(mixed, canary, int(place))
     decoders = [_Decoder.of(contributions[t]) for t in range(experiment.steps)]
     needed = tries_to_see(_TARGET_RATIO, rate) / SHARE_OF_TRIES
-    known = sum(len(decoder.places) for decoder in decoders)
-    if known == 0:
+    decoded_places = sum(len(decoder.places) for decoder in decoders)
+    if decoded_places == 0:
         return None
-    runs = min(max(math.ceil(needed / known), _MIN_RUNS), _MAX_RUNS)
+    runs = min(max(math.ceil(needed / decoded_places), _MIN_RUNS), _MAX_RUNS)
     rows: list[FloatArray] = []
     for number in range(runs):
         if number % _RUNS_AT_ONCE == 0 and number >= _MIN_RUNS and not experiment.work_left(0.7):
             break
         seed = experiment.seed_of(1000 + number)
-        without = same[number] if number < len(same) else _gradients(experiment, quiet, seed)
+        without = (
+            of_quiet[number] if number < len(of_quiet) else _gradients(experiment, quiet, seed)
+        )
         with_canaries = _gradients(experiment, mixed, seed)
         if without is None or with_canaries is None:
             return None
         row = np.full((experiment.steps, len(chosen)), np.nan)
         for t, decoder in enumerate(decoders):
-            decoded = decoder(with_canaries[t] - without[t], canaries.found.rounding[t])
+            decoded = decoder(with_canaries[t] - without[t], canaries.contributions.rounding[t])
             if decoded is None:
                 return None  # what records contribute is not a sum of what each adds
             row[t, decoder.places] = decoded
@@ -145,7 +148,7 @@ def inclusions_of_many(
     return Inclusions(np.stack(rows))
 
 
-def judge_used_records(found: Inclusions, rate: float) -> Iterator[TestResult]:
+def judge_used_records(inclusions: Inclusions, rate: float) -> Iterator[TestResult]:
     """Tests whether records that are used at all are drawn more often than accounted.
 
     One half of the data selects the records, and the other half tests them. Under independent draws
@@ -154,10 +157,10 @@ def judge_used_records(found: Inclusions, rate: float) -> Iterator[TestResult]:
     same in all runs, or steps, for a part that each run draws.
 
     Args:
-        found: the batches.
+        inclusions: the batches.
         rate: the accounted sampling rate.
     """
-    included = found.included
+    included = inclusions.included
     runs, steps, _ = included.shape
     halves = []
     if runs >= 2:
@@ -187,18 +190,18 @@ def _different(canaries: CanaryRuns, steps: int) -> list[PoolRecord]:
     gradients = np.stack([trace.gradients[:steps].ravel() for trace in canaries.traces])
     start = next(i for i, canary in enumerate(canaries.pool) if canary is canaries.pair[0])
     chosen = [start]
-    left = gradients - gradients[start]
-    longest = float(np.linalg.norm(left, axis=1).max())
+    residuals = gradients - gradients[start]
+    longest = float(np.linalg.norm(residuals, axis=1).max())
     while len(chosen) < _MAX_CANARIES:
-        norms = np.linalg.norm(left, axis=1)
+        norms = np.linalg.norm(residuals, axis=1)
         best = int(np.argmax(norms))
         if norms[best] <= 1e-6 * np.linalg.norm(gradients[start]):
             break
         if len(chosen) >= _SOME_CANARIES and norms[best] < _CLEARLY_INDEPENDENT * longest:
             break
         chosen.append(best)
-        direction = left[best] / norms[best]
-        left = left - np.outer(left @ direction, direction)
+        direction = residuals[best] / norms[best]
+        residuals = residuals - np.outer(residuals @ direction, direction)
     return [canaries.pool[i] for i in chosen]
 
 
@@ -206,16 +209,16 @@ def _contributions(
     experiment: Experiment,
     chosen: Sequence[PoolRecord],
     n: int,
-    same: Sequence[FloatArray],
+    of_quiet: Sequence[FloatArray],
     counts: FloatArray,
 ) -> FloatArray | None:
     """[T, m, D], what each canary adds in the place of the quiet record; NaN if unknown."""
-    shape = experiment.steps, len(chosen), same[0].shape[1]
+    shape = experiment.steps, len(chosen), of_quiet[0].shape[1]
     contribution = np.full(shape, np.nan)
-    known = np.zeros(experiment.steps, np.bool_)
+    resolved = np.zeros(experiment.steps, np.bool_)
     lessons = 0
     for number in np.argsort(-np.nansum(counts > 0, axis=1), kind="stable")[:_MAX_LESSONS]:
-        new = ~known & np.isfinite(counts[number]) & (counts[number] > 0)
+        new = ~resolved & np.isfinite(counts[number]) & (counts[number] > 0)
         if not new.any():
             continue
         for index, canary in enumerate(chosen):
@@ -225,11 +228,11 @@ def _contributions(
             gradients = _gradients(experiment, data, experiment.seed_of(1000 + int(number)))
             if gradients is None:
                 return None
-            change = gradients[new] - same[number][new]
+            change = gradients[new] - of_quiet[number][new]
             contribution[new, index] = change / counts[number][new][:, None]
-        known |= new
+        resolved |= new
         lessons += 1
-        if known.all():
+        if resolved.all():
             break
     return contribution if lessons else None
 

@@ -106,6 +106,7 @@ class _Release:
             assert self.noise_multiplier is not None
             share = 1.0 / (self.noise_multiplier * largest)
             degrees = (runs - 1) * width
+            # The sum of squares over the stated variance is chi-square if the noise is as stated.
             p_value = float(stats.chi2.cdf(degrees * share**2, degrees))
         else:
             share = self.epsilon / largest
@@ -231,7 +232,7 @@ def _reference(check: Check, first: Trace, seeds: Sequence[int]) -> list[_Values
 def _usable_changes(
     check: Check,
     place: int,
-    found: Sequence[Any],
+    changes_of_neighbours: Sequence[Any],
     same_n: Sequence[bool],
     halves: Sequence[float],
 ) -> tuple[FloatArray, FloatArray] | None:
@@ -240,13 +241,16 @@ def _usable_changes(
     Args:
         check: the check, which collects the reason if there is nothing to compare.
         place: index of the declared value.
-        found: the change on each neighbour; None where it differs between seeds, and () where the
-            function gave no values.
+        changes_of_neighbours: the change on each neighbour; None where it differs between seeds,
+            and () where the function gave no values.
         same_n: whether each neighbour has as many records.
         halves: the share of a change that one record makes, for each neighbour.
     """
     number = place + 1
-    if any(change is None and has_same_n for change, has_same_n in zip(found, same_n, strict=True)):
+    if any(
+        change is None and has_same_n
+        for change, has_same_n in zip(changes_of_neighbours, same_n, strict=True)
+    ):
         check.verdicts.cannot_test(
             f"declared value {number} is not additive: what a record changes differs "
             "between seeds (a sampled batch, a choice such as the exponential mechanism, or a "
@@ -257,7 +261,7 @@ def _usable_changes(
         return None
     usable = [
         (change, half)
-        for change, half in zip(found, halves, strict=True)
+        for change, half in zip(changes_of_neighbours, halves, strict=True)
         if isinstance(change, np.ndarray)
     ]
     if not usable:
@@ -297,7 +301,7 @@ def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
     if len(values) < len(trace.declared) or len(usual) < len(first.declared):
         return None
     pairs = zip(values, usual, strict=False)
-    if all(value.shape == other.shape for value, other in pairs):
+    if all(value.shape == usual_value.shape for value, usual_value in pairs):
         return None
     return [*values, *(np.zeros_like(value) for value in usual[len(values) :])]
 
@@ -442,7 +446,7 @@ def _collect(check: Check, releases: Sequence[_Release], of: int) -> None:
     slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
     noise = estimate_noise(noisy[:, None, :], None, slices, np.finfo(float).eps)
     names = [f"declared value {release.number}" for release in releases]
-    shapes = [(part.stop - part.start,) for part in slices]
+    shapes = [(columns.stop - columns.start,) for columns in slices]
     check.verdicts.collect(*independence(noise, names, shapes, between_steps=False))
 
 
@@ -482,8 +486,8 @@ def _compare_scales(
             if norm == 0:
                 continue
             ratio = float((spread[0] * spread[1]).sum() / norm)
-            left = np.abs(spread[1] - ratio * spread[0]).max()
-            if abs(ratio - 1) < 1e-6 or left > 1e-6 * np.abs(spread[0]).max():
+            residual = np.abs(spread[1] - ratio * spread[0]).max()
+            if abs(ratio - 1) < 1e-6 or residual > 1e-6 * np.abs(spread[0]).max():
                 continue
             by_n = len(data) != n
             source = "the number of records" if by_n else "a record"

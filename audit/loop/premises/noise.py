@@ -47,8 +47,8 @@ class Noise:
 
     Attributes:
         residuals: [R, T, D], residuals of the regression, scaled to the variance of the noise.
-        kept: [R, T], share of a run's variance that the regression leaves; 0 for the only run whose
-            batch has another size than all others.
+        residual_share: [R, T], share of a run's variance that the regression leaves; 0 for the only
+            run whose batch has another size than all others.
         degrees: [T], degrees of freedom per coordinate.
         squares: [T, tensors], sums of squares before that scaling.
         sizes: [tensors], numbers of coordinates.
@@ -56,7 +56,7 @@ class Noise:
     """
 
     residuals: FloatArray
-    kept: FloatArray
+    residual_share: FloatArray
     degrees: NDArray[np.int64]
     squares: FloatArray
     sizes: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Noise:
     @property
     def informative(self) -> NDArray[np.bool_]:
         """[R, T], whether the regression leaves noise in a run."""
-        informative: NDArray[np.bool_] = self.kept > _MIN_KEPT
+        informative: NDArray[np.bool_] = self.residual_share > _MIN_KEPT
         return informative
 
     @property
@@ -134,15 +134,16 @@ def estimate_noise(
         basis, _ = np.linalg.qr(np.stack(columns, 1))
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
-        left = values - basis @ (basis.T @ values)
+        residual = values - basis @ (basis.T @ values)
         left_over[:, t] = 1.0 - np.square(basis).sum(1)
-        residuals[:, t] = left / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
-        for index, part in enumerate(slices):
-            squares[t, index] = np.square(left[:, part]).sum()
-            size = np.abs(values[:, part]).max(initial=0.0)
-            spread = np.abs(left[:, part]).max(initial=0.0)
+        # The regression leaves this share of the variance of the noise in each run.
+        residuals[:, t] = residual / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
+        for index, coordinates in enumerate(slices):
+            squares[t, index] = np.square(residual[:, coordinates]).sum()
+            size = np.abs(values[:, coordinates]).max(initial=0.0)
+            spread = np.abs(residual[:, coordinates]).max(initial=0.0)
             silent[t, index] = spread <= ROUNDINGS * epsilon_of_type * size
-    sizes = np.array([part.stop - part.start for part in slices])
+    sizes = np.array([interval.stop - interval.start for interval in slices])
     return Noise(residuals, left_over, degrees, squares, sizes, silent)
 
 
@@ -151,7 +152,7 @@ def independence(
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     between_steps: bool,
-    least: float = MIN_CORRELATION,
+    min_correlation: float = MIN_CORRELATION,
 ) -> Iterator[TestResult]:
     """Tests whether the noise is independent between steps, tensors and coordinates.
 
@@ -160,7 +161,7 @@ def independence(
         names: names of the tensors.
         shapes: shapes of the tensors.
         between_steps: whether noise must be independent between steps.
-        least: correlations up to this one are not reported.
+        min_correlation: correlations up to this one are not reported.
     """
     loud = ~noise.silent.any(axis=1)  # steps at which every tensor has noise
     steps = np.flatnonzero(loud)
@@ -177,25 +178,25 @@ def independence(
             if pairs:
                 first = np.concatenate([unit[:, a].ravel() for a, _ in pairs])
                 second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
-                yield from _correlated(first, second, share, "steps", {"lag": lag}, least)
-        yield from _most_correlated_steps(unit, steps, share, least)
-        yield from _shared_by_steps(unit, share, least)
+                yield from _correlated(first, second, share, "steps", {"lag": lag}, min_correlation)
+        yield from _most_correlated_steps(unit, steps, share, min_correlation)
+        yield from _shared_by_steps(unit, share, min_correlation)
     ends = np.cumsum([0, *noise.sizes])
     for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-        part = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
+        tensor = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
         for axis, length in enumerate(shape):
             if length > 1:
-                moved = np.moveaxis(part, axis + 2, -1)
+                moved = np.moveaxis(tensor, axis + 2, -1)
                 yield from _correlated(
                     moved[..., 1:].ravel(),
                     moved[..., :-1].ravel(),
                     share,
                     "coordinates",
                     {"tensor": name, "axis": axis},
-                    least,
+                    min_correlation,
                 )
-        flat = part.reshape(*unit.shape[:2], -1)
-        yield from _repeated(flat, share, name, least)
+        flat = tensor.reshape(*unit.shape[:2], -1)
+        yield from _repeated(flat, share, name, min_correlation)
     lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
     for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
         width = min(noise.sizes[i], noise.sizes[j])
@@ -211,11 +212,13 @@ def independence(
                 share,
                 "tensors",
                 {"first": names[i], "second": names[j], "lag": lag, "when": when},
-                least,
+                min_correlation,
             )
 
 
-def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterator[TestResult]:
+def _repeated(
+    unit: FloatArray, share: float, name: str, min_correlation: float
+) -> Iterator[TestResult]:
     """Tests whether the noise of a tensor repeats itself, at the distance that correlates most."""
     runs, steps, width = unit.shape
     if width < 3:
@@ -234,6 +237,7 @@ def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterat
     capped = np.minimum(correlations, 1 - 1e-12)
     statistics = capped * np.sqrt(degrees[lags] / (1 - capped**2))
     best = int(np.argmax(statistics))
+    # Two-sided, and by Bonferroni's inequality over the distances, of which the data chose one.
     p_value = min(1.0, 2 * len(lags) * float(stats.t.sf(statistics[best], degrees[lags[best]])))
     correlation = float(correlations[best])
     numbers: dict[str, float | int | str] = {
@@ -241,10 +245,12 @@ def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterat
         "lag": int(lags[best]),
         "correlation": correlation,
     }
-    yield TestResult(p_value, "repeated", numbers, correlation > least)
+    yield TestResult(p_value, "repeated", numbers, correlation > min_correlation)
 
 
-def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[TestResult]:
+def _shared_by_steps(
+    unit: FloatArray, share: float, min_correlation: float
+) -> Iterator[TestResult]:
     """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
 
     Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
@@ -254,11 +260,14 @@ def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[T
     if steps < 2 or runs < 2:
         return
     with np.errstate(divide="ignore"):
+        # The normal score of a chi-square number is normal.
         sizes = stats.norm.ppf(stats.chi2.cdf(np.square(unit).sum(2), width))
     limit = stats.norm.isf(1e-300)
     for name, values in (("sum", unit.sum(2) / np.sqrt(width)), ("size", sizes)):
         x = np.clip(values, -limit, limit)
         x = x - x.mean(axis=0)
+        # One-way analysis of variance, whose groups are the runs: independent steps give an F
+        # statistic.
         between = steps * np.square(x.mean(axis=1)).sum()
         within = np.square(x - x.mean(axis=1, keepdims=True)).sum()
         free = max(share * runs, 1.0), max(share * runs * (steps - 1), 1.0)
@@ -266,11 +275,11 @@ def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[T
         correlation = float((ratio - 1.0) / (ratio - 1.0 + steps))
         p_value = float(stats.f.sf(ratio, *free))
         numbers: dict[str, float | int | str] = {"of": name, "correlation": correlation}
-        yield TestResult(p_value, "shared noise", numbers, correlation > least)
+        yield TestResult(p_value, "shared noise", numbers, correlation > min_correlation)
 
 
 def _most_correlated_steps(
-    unit: FloatArray, steps: NDArray[np.int64], share: float, least: float
+    unit: FloatArray, steps: NDArray[np.int64], share: float, min_correlation: float
 ) -> Iterator[TestResult]:
     """Pearson's test of the two steps that correlate most, with Bonferroni's correction."""
     rows = unit.transpose(1, 0, 2).reshape(len(steps), -1)
@@ -286,7 +295,7 @@ def _most_correlated_steps(
         share,
         "steps",
         {"lag": int(steps[other_row] - steps[row])},
-        least,
+        min_correlation,
     ):
         yield replace(test, p_value=min(1.0, pairs * test.p_value))
 
@@ -297,7 +306,7 @@ def _correlated(
     share: float,
     kind: str,
     numbers: Mapping[str, float | int | str],
-    least: float,
+    min_correlation: float,
 ) -> Iterator[TestResult]:
     """The test of Pearson's correlation, if there are at least 20 degrees of freedom."""
     norm = np.linalg.norm(first) * np.linalg.norm(second)
@@ -308,7 +317,7 @@ def _correlated(
     capped = min(abs(correlation), 1 - 1e-12)
     statistic = capped * np.sqrt(degrees / (1 - capped**2))
     p_value = float(2 * stats.t.sf(statistic, degrees))
-    matters = abs(correlation) > least
+    matters = abs(correlation) > min_correlation
     yield TestResult(p_value, kind, {**numbers, "correlation": correlation}, matters)
 
 
@@ -322,7 +331,7 @@ def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
     width = int(noise.sizes.sum())
     sizes, batches = [], []
     for t in np.flatnonzero(~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0)):
-        used = noise.kept[:, t] > 0.5
+        used = noise.residual_share[:, t] > 0.5
         if used.any() and np.ptp(counts[used, t]) > 0:
             squares = np.square(noise.residuals[used, t]).sum(1)
             standardised = squares / squares.mean() * width
@@ -352,6 +361,8 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
         squares = np.square(unit).sum(1)
         distances = squares[:, None] + squares[None, :] - 2 * unit @ unit.T
         np.fill_diagonal(distances, np.inf)
+        # Half of the squared distance of two runs is noncentral chi-square, and so stochastically
+        # at least a central one.
         nearest = min(nearest, max(float(distances.min()) / 2, 0.0))
     if math.isfinite(nearest):
         pairs = steps * runs * (runs - 1) / 2
@@ -361,7 +372,7 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
 
 
 def grain_of_noise(
-    one: FloatArray, other: FloatArray, noise: Noise, spacing: float
+    of_quiet: FloatArray, of_canary: FloatArray, noise: Noise, spacing: float
 ) -> Iterator[TestResult]:
     """Tests whether the noise takes few values, so that low digits of the sum remain visible.
 
@@ -370,23 +381,26 @@ def grain_of_noise(
     runs on other records agree with them equally often, and nothing is reported.
 
     Args:
-        one: [R, T, D], released gradients, as for `estimate_noise`.
-        other: [R', T, D], released gradients of runs with the same seeds on other records.
-        noise: the noise of `one`.
+        of_quiet: [R, T, D], released gradients, as for `estimate_noise`.
+        of_canary: [R', T, D], released gradients of runs with the same seeds on other records.
+        noise: the noise of `of_quiet`.
         spacing: relative spacing of the floating-point type.
     """
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
-    slack = 2 * spacing * np.maximum(np.abs(one).max(axis=0), np.abs(other).max(axis=0))
-    apart = np.median(np.abs(other - one[: len(other)]), axis=0)
-    usable = ~silent & (one.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
+    slack = 2 * spacing * np.maximum(np.abs(of_quiet).max(axis=0), np.abs(of_canary).max(axis=0))
+    apart = np.median(np.abs(of_canary - of_quiet[: len(of_canary)]), axis=0)
+    usable = ~silent & (of_quiet.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
     steps, places = np.nonzero(usable)
     if not len(steps):
         return
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), _MAX_GRAINS)).astype(int)
     steps, places = steps[chosen], places[chosen]
     near, scale = slack[steps, places], scales[steps, places]
-    ours, theirs = one[:_MAX_GRAIN_RUNS, steps, places], other[:_MAX_GRAIN_RUNS, steps, places]
+    ours, theirs = (
+        of_quiet[:_MAX_GRAIN_RUNS, steps, places],
+        of_canary[:_MAX_GRAIN_RUNS, steps, places],
+    )
     seen = across = pairs = pairs_across = 0
     for lag in range(1, len(ours)):
         later = ours[lag:]
@@ -394,6 +408,7 @@ def grain_of_noise(
         seen, pairs = seen + int(equal.sum()), pairs + len(equal)
         equal = np.abs(later[: len(theirs)] - theirs[: len(later)]) <= near
         across, pairs_across = across + int(equal.sum()), pairs_across + len(equal)
+    # The density of the difference of two normal numbers is at most 1 / (2 sqrt(pi) scale).
     expected = pairs * float((near / scale).sum()) / math.sqrt(math.pi)
     numbers = {"seen": seen, "pairs": pairs * len(near)}
     matters = seen * pairs_across > 4 * across * pairs
@@ -424,6 +439,7 @@ def noise_along(
     expected = np.square(scales * directions).sum(1)
     used = (expected > 0) & ~noise.silent.any(axis=1)
     if used.any():
+        # With at least the required noise, this is stochastically at least chi-square.
         total = float((along_noise.squares[used, 0] / expected[used]).sum())
         degrees = float(along_noise.degrees[used].sum())
         ratio = math.sqrt(total / max(degrees, 1.0))
@@ -442,9 +458,9 @@ def rank_of_noise(
     """
     half = len(gradients) // 2
     halves = [
-        estimate_noise(x, None if counts is None else counts[part], slices, spacing)
-        for part in (slice(0, half), slice(half, 2 * half))
-        for x in [gradients[part]]
+        estimate_noise(x, None if counts is None else counts[half_range], slices, spacing)
+        for half_range in (slice(0, half), slice(half, 2 * half))
+        for x in [gradients[half_range]]
     ]
     if half < 2 or any(
         half_noise.silent.any() or (half_noise.degrees < 1).any() for half_noise in halves
@@ -452,11 +468,11 @@ def rank_of_noise(
         return
     rows, degrees = [], [int(half_noise.degrees.sum()) for half_noise in halves]
     for half_noise in halves:
-        left = half_noise.residuals / np.repeat(
+        unit_residuals = half_noise.residuals / np.repeat(
             half_noise.scales_by_tensor, half_noise.sizes, axis=1
         )
-        left_over = np.sqrt(np.maximum(half_noise.kept, _MIN_KEPT))[:, :, None]
-        rows.append((left * left_over).reshape(-1, left.shape[2])[:_MAX_ROWS])
+        left_over = np.sqrt(np.maximum(half_noise.residual_share, _MIN_KEPT))[:, :, None]
+        rows.append((unit_residuals * left_over).reshape(-1, unit_residuals.shape[2])[:_MAX_ROWS])
     used = len(rows[1]) / (half * len(halves[1].degrees))
     weights = np.linalg.eigvalsh(rows[0] @ rows[0].T).clip(min=0.0)
     total, free = float(np.square(rows[1] @ rows[0].T).sum()), used * degrees[1]
@@ -465,6 +481,7 @@ def rank_of_noise(
     def log_bound(t: float) -> float:
         return float(-t * total - 0.5 * free * np.log1p(-2 * t * weights).sum())
 
+    # Chernoff's bound holds for each t, so the best t may be searched.
     optimum = optimize.minimize_scalar(
         log_bound, bounds=(0.0, 0.5 * (1 - 1e-9) / weights.max()), method="bounded"
     )
@@ -483,7 +500,7 @@ def flat_noise(noise: Noise) -> Iterator[TestResult]:
     if width > _MAX_FLAT or degrees < 2 * width:
         return
     scales = np.repeat(noise.scales_by_tensor[steps], noise.sizes, axis=1)
-    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.kept[:, steps, None])
+    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.residual_share[:, steps, None])
     rows = rows.reshape(-1, width)
     smallest = math.sqrt(max(float(np.linalg.eigvalsh(rows.T @ rows)[0]), 0.0))
     expected = math.sqrt(degrees) - math.sqrt(width)
@@ -538,6 +555,7 @@ def one_more_record(
         squares, variance = float(x @ x), float(noise.scales[t]) ** 2
         slope = float(np.square(x @ gradients[:, t] / squares).sum())
         total += slope * squares / variance
+        # The noncentrality if a record adds `_MAX_SLOPE` C. The tail grows with it.
         allowed += squares * (_MAX_SLOPE / sigmas[t]) ** 2
         slopes.append((slope / variance - width / squares) * sigmas[t] ** 2)
     if slopes:
@@ -566,6 +584,7 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
     sizes = stats.norm.ppf(np.clip(stats.chi2.cdf(np.square(unit), 1), 1e-12, 1 - 1e-12))
     share = float(np.mean(noise.degrees)) / len(unit)
     lags = range(min(2, unit.shape[1]))
+    # Bonferroni's inequality over records, lags, coordinates, and noise or its absolute value.
     tests = 2 * len(lags) * len(inclusions) * unit.shape[2]
     for included, lag, values in itertools.product(inclusions, lags, (unit, sizes)):
         later = included[:, lag:]
@@ -607,10 +626,10 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
         bound = stats.f(width, width * (int(noise.degrees[t]) - 1))
         tails = np.minimum(bound.sf(per_run / of_other_runs), bound.cdf(per_run / of_other_runs))
         p_value = min(1.0, 2 * runs * float(tails.min()))
-        least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
+        smallest, largest = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
         number = first_step + t + 1
-        numbers: dict[str, float | int | str] = {"step": number, "least": least, "most": most}
-        yield TestResult(p_value, "scale of runs", numbers, most > 1.1 * least)
+        numbers: dict[str, float | int | str] = {"step": number, "least": smallest, "most": largest}
+        yield TestResult(p_value, "scale of runs", numbers, largest > 1.1 * smallest)
     ends = np.cumsum([0, *noise.sizes])
     standardized = [
         (noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
@@ -644,13 +663,13 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
     The squares of a group with an estimated scale, over its degrees of freedom, have a beta
     distribution, so the expected number of large values is exact.
     """
-    every = np.sort(np.abs(np.concatenate(groups)))
+    magnitudes = np.sort(np.abs(np.concatenate(groups)))
     best: tuple[float, float, int, float] | None = None
     for limit in _LIMITS:
         rates = [stats.beta.sf(min(limit**2 / m, 1.0), 0.5, (m - 1) / 2) for m in degrees]
         expected = float(np.dot(rates, [len(group) for group in groups]))
-        seen = len(every) - int(np.searchsorted(every, limit, side="right"))
-        p_value = float(stats.binom.cdf(seen, len(every), expected / len(every)))
+        seen = len(magnitudes) - int(np.searchsorted(magnitudes, limit, side="right"))
+        p_value = float(stats.binom.cdf(seen, len(magnitudes), expected / len(magnitudes)))
         if best is None or p_value < best[0]:
             best = p_value, limit, seen, expected
     if best is not None:
@@ -659,7 +678,7 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[T
             "limit": limit,
             "seen": seen,
             "expected": expected,
-            "numbers": len(every),
+            "numbers": len(magnitudes),
         }
         yield TestResult(min(1.0, len(_LIMITS) * p_value), "tails", numbers, seen < expected / 2)
 

@@ -168,30 +168,30 @@ class _AtSize:
     divisor: float | None
     expected_batch_size: float | None = None
 
-    def ratio(self, other: "_AtSize") -> float | None:
+    def ratio(self, compared: "_AtSize") -> float | None:
         """How many times larger a record's contribution is than at the other size."""
-        steps: int = min(len(self.units), len(other.units))
-        both_seen = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
+        steps: int = min(len(self.units), len(compared.units))
+        both_seen = np.isfinite(self.units[:steps]) & np.isfinite(compared.units[:steps])
         if not both_seen.any():
             return None
-        mine, theirs = self.units[:steps][both_seen], other.units[:steps][both_seen]
+        mine, theirs = self.units[:steps][both_seen], compared.units[:steps][both_seen]
         slack = 4 * self.rounding[:steps][both_seen] / theirs
         sure = slack < 0.2 * np.abs(mine / theirs - 1)
         return float(np.median(mine[sure] / theirs[sure])) if sure.any() else 1.0
 
-    def differs(self, other: "_AtSize") -> bool:
+    def differs(self, compared: "_AtSize") -> bool:
         """Whether anything is different at the other size."""
-        ratio = self.ratio(other)
+        ratio = self.ratio(compared)
         if ratio is not None and abs(ratio - 1) > 1e-4:
             return True
-        divisor = self.divisor is not None and self.divisor != other.divisor
-        steps = None not in (self.steps, other.steps) and self.steps != other.steps
-        return divisor or steps or self.parameters != other.parameters
+        divisor = self.divisor is not None and self.divisor != compared.divisor
+        steps = None not in (self.steps, compared.steps) and self.steps != compared.steps
+        return divisor or steps or self.parameters != compared.parameters
 
-    def states_otherwise(self, other: "_AtSize") -> bool:
+    def states_otherwise(self, compared: "_AtSize") -> bool:
         """Whether divisor, accountant or steps differ."""
-        stated = self.divisor != other.divisor or self.parameters != other.parameters
-        return stated or self.steps != other.steps
+        stated = self.divisor != compared.divisor or self.parameters != compared.parameters
+        return stated or self.steps != compared.steps
 
     def numbers(self) -> dict[str, Any]:
         """The numbers of a message."""
@@ -213,7 +213,7 @@ def _at_size(
         else experiment.exchange(equal_records, canary)
     )
     units = np.full(experiment.steps, np.nan)
-    rounding = canaries.found.rounding
+    rounding = canaries.contributions.rounding
     complete: Trace | None = None
     for i in range(_MAX_RUNS):
         seed = experiment.seed_of(1000 + i)

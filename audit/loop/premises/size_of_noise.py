@@ -98,9 +98,9 @@ def compare_size(
 
 def _reach(experiment: Experiment, canaries: CanaryRuns) -> tuple[FloatArray, NDArray[np.bool_]]:
     """[T] each, the largest contribution of the tested steps, and whether it exceeds rounding."""
-    steps = min(experiment.steps, len(canaries.found.largest))
-    reach = canaries.found.largest[:steps]
-    return reach, np.asarray(reach > canaries.found.rounding[:steps])
+    steps = min(experiment.steps, len(canaries.contributions.largest))
+    reach = canaries.contributions.largest[:steps]
+    return reach, np.asarray(reach > canaries.contributions.rounding[:steps])
 
 
 def _report_no_contribution(experiment: Experiment) -> None:
@@ -134,14 +134,15 @@ def _leave_out_reordered(experiment: Experiment, canaries: CanaryRuns, equal: Eq
         "records alone"
     )
     reach[:] = equal.reach[:steps]
-    by_tensor = canaries.found.by_tensor[:steps]
+    by_tensor = canaries.contributions.by_tensor[:steps]
     np.minimum(by_tensor, reach[:, None], out=by_tensor)
 
 
 def _compare_unequal_noise(case: "_Case", ratios: FloatArray) -> None:
     """Compares noise of several scales with the accounted multiplier."""
     if np.any(ratios < case.sigma * (1 - SHORTFALL)):
-        # The scales are upper confidence limits, so this shortfall is certain.
+        # Scales are raised by six standard errors, which a normal error exceeds with probability
+        # 1e-9.
         at = int(np.argmin(ratios / case.sigma))
         case.experiment.verdicts.collect(
             TestResult(1e-9, "size", {}),
@@ -158,6 +159,7 @@ def _report_shortfalls(case: "_Case", ratios: FloatArray, worst: int) -> bool:
     rank = {"step": 0, "all steps": 1}
     sure = [test for test in tests if test[0] < FAMILY_ERROR / 1000]
     _, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
+    # Bonferroni's inequality over the steps, all steps together, and the tensors.
     p_value = min(1.0, min(tests)[0] * (len(ratios) + 1 + len(case.equal.noise.sizes)))
     case.experiment.verdicts.collect(
         TestResult(p_value, "size", {}), words=lambda _: _too_little_noise(case, at, kind)
@@ -228,7 +230,7 @@ class _Case:
     @property
     def grows(self) -> bool:
         """Whether the contribution grows with the size of the record."""
-        distances = self.canaries.found.distances
+        distances = self.canaries.contributions.distances
         sizes = np.array([record.size for record in self.canaries.pool])[: len(distances)]
         big, middle = (
             distances[np.ix_(chosen, chosen)].max(initial=0.0)
@@ -262,11 +264,13 @@ def _by_unequal_noise(
 def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
     """(p-value, step, "step", "all steps" or tensor) where the noise is less than accounted."""
     noise, usable, sigma = case.equal.noise, case.usable, case.sigma
-    contribution = case.canaries.found
+    contribution = case.canaries.contributions
     steps, width = len(usable), int(noise.sizes.sum())
     required = sigma * contribution.largest[:steps]
     squares = noise.squares[:steps]
     for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
+        # With at least the required noise, the sum of squares is stochastically at least
+        # chi-square.
         degrees = float(noise.degrees[t] * width)
         yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
     # All steps together find a small shortfall that no single step shows.
@@ -333,7 +337,10 @@ def _compare_claim(
     rate = min(float(np.nanmean(counts)) / len(experiment.records), 1.0)
     run: Mechanism
     if rate > _FULL:
-        reach, scales = canaries.found.of_pair[:steps][usable], equal.noise.scales[:steps][usable]
+        reach, scales = (
+            canaries.contributions.of_pair[:steps][usable],
+            equal.noise.scales[:steps][usable],
+        )
         run = GaussianMechanism(float(np.linalg.norm(reach / scales)))
     else:
         effective = experiment.verdicts.measured["effective noise multiplier"]
@@ -352,7 +359,7 @@ def _compare_claim(
 
 def _too_little_noise(case: _Case, step: int, kind: str) -> Finding:
     """One record adds more to a step, to all steps, or to a tensor than the noise allows for."""
-    contribution, noise, base = case.canaries.found, case.equal.noise, case.experiment.base
+    contribution, noise, base = case.canaries.contributions, case.equal.noise, case.experiment.base
     reach, scale = float(contribution.largest[step]), float(noise.scales[step])
     sigma, state = float(case.sigma[step]), base.steps[step]
     effective = scale / reach
@@ -404,13 +411,13 @@ _Cause = tuple[str, str, str]
 
 def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> _Cause:
     """Broken premise, likely cause and fix where the noise is `ratio` times too small."""
-    several = _several_times(case, step) if beyond else None
+    repeats = _several_times(case, step) if beyond else None
     return (
         _of_all_records(case, step)
         or _without_clipping(case)
         or _of_each_tensor(case, step, ratio)
         or _carried_on(case, step, ratio)
-        or several
+        or repeats
         or _by_a_schedule(case, step)
         or _divided_again(case, step, ratio)
         or _by_random_gradients(case, ratio)
@@ -422,12 +429,13 @@ def _of_all_records(case: _Case, step: int) -> _Cause | None:
     """A statistic over records enters their contributions."""
     if not case.equal.others_change():
         return None
+    where = _where(case, case.canaries.contributions.by_tensor[step])
     return (
         "contribution",
-        f"{OTHERS_CHANGE}{_where(case, case.canaries.found.by_tensor[step])}: a statistic over "
-        "records (a mean, a count, a quantile, a norm) enters their gradients, thresholds or "
-        "weights, their selection depends on it, records are mixed or padded to the longest one, "
-        "or the sum is clipped instead of each one.",
+        f"{OTHERS_CHANGE}{where}: a statistic over records (a mean, a count, a quantile, a "
+        "norm) enters their gradients, thresholds or weights, their selection depends on it, "
+        "records are mixed or padded to the longest one, or the sum is clipped instead of each "
+        "one.",
         "Compute no statistic over records without noise, and clip the gradient of every "
         "single record to norm C before summing.",
     )
@@ -448,7 +456,7 @@ def _without_clipping(case: _Case) -> _Cause | None:
 
 def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
     """Each tensor is clipped to C: each contributes C, for which the noise of one suffices."""
-    contribution = case.canaries.found
+    contribution = case.canaries.contributions
     reach, by_tensor = float(contribution.largest[step]), contribution.by_tensor[step]
     largest = max(by_tensor)
     alike = [
@@ -468,7 +476,7 @@ def _of_each_tensor(case: _Case, step: int, ratio: float) -> _Cause | None:
 
 def _carried_on(case: _Case, step: int, ratio: float) -> _Cause | None:
     """A state adds a record to every step after the first one whose batch holds it."""
-    largest = case.canaries.found.largest
+    largest = case.canaries.contributions.largest
     first_usable = int(np.argmax(case.usable))
     included = case.equal.batches.included
     carried = np.array_equal(np.maximum.accumulate(included, axis=1), included)
@@ -486,7 +494,7 @@ def _carried_on(case: _Case, step: int, ratio: float) -> _Cause | None:
 
 def _by_a_schedule(case: _Case, step: int) -> _Cause | None:
     """The noise falls from step to step, and the contribution does not."""
-    largest = case.canaries.found.largest
+    largest = case.canaries.contributions.largest
     scales = np.where(case.usable, case.equal.noise.scales[: len(case.usable)], 0.0)
     loudest = int(np.argmax(scales))
     falls = scales[step] < 0.9 * scales[loudest] and largest[step] > 0.9 * largest[loudest]
@@ -550,7 +558,7 @@ def _several_times(case: _Case, step: int) -> tuple[str, str, str] | None:
     state = case.experiment.base.steps[step]
     if state.clip is None or state.divisor is None:
         return None
-    times = float(case.canaries.found.largest[step]) * state.divisor / state.clip
+    times = float(case.canaries.contributions.largest[step]) * state.divisor / state.clip
     if times < 1.5 or abs(times - round(times)) > 0.02 * times:
         return None
     return (

@@ -119,10 +119,10 @@ class Verdicts:
             explained |= set(EXPLAINED_BY_RANDOM_GRADIENTS)
         if self.has("number of steps"):
             explained.add("number of steps")
-        left = {kind: finding for kind, finding in by_kind.items() if kind not in explained}
-        if len(left) + len(self.findings) > 1:
-            left.pop("one more record", None)  # it assumes noise and batches as accounted
-        return left
+        unexplained = {kind: finding for kind, finding in by_kind.items() if kind not in explained}
+        if len(unexplained) + len(self.findings) > 1:
+            unexplained.pop("one more record", None)  # it assumes noise and batches as accounted
+        return unexplained
 
     def _add(self, by_kind: dict[str, Finding]) -> None:
         """Adds statistical findings; the one that may cause the others comes first."""
@@ -140,9 +140,11 @@ class Verdicts:
                 cause = by_kind.pop("size")
             else:
                 by_kind["size"] = _explained(by_kind["size"])
-        further = [*self.findings, *by_kind.values()]
+        all_findings = [*self.findings, *by_kind.values()]
         self.findings[:] = (
-            further if cause is None else [cause, *(_explained(finding) for finding in further)]
+            all_findings
+            if cause is None
+            else [cause, *(_explained(finding) for finding in all_findings)]
         )
 
 

@@ -271,8 +271,10 @@ class CoupledRuns:
         else:
             trace = self._run_here(records, seed, like, stop_after, digests)
         self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
-        least = self.least_recorded
-        if trace.complete and (least is None or trace.unrecorded > least.unrecorded):
+        record_holder = self.least_recorded
+        if trace.complete and (
+            record_holder is None or trace.unrecorded > record_holder.unrecorded
+        ):
             self.least_recorded = trace
         return trace
 
@@ -391,14 +393,14 @@ class RecordingWatch(Watch):
 
         parameters = self._parameters()
         self._described = [id(p) for p in parameters]
-        known = {}
+        names_by_id = {}
         if self._model is not None:
-            known = {id(p): name for name, p in self._model.named_parameters()}
+            names_by_id = {id(p): name for name, p in self._model.named_parameters()}
         leaf_names = getattr(self._optimizer, "leaf_names", None)
         if leaf_names is not None:
-            known = {id(p): name for p, name in zip(parameters, leaf_names, strict=True)}
+            names_by_id = {id(p): name for p, name in zip(parameters, leaf_names, strict=True)}
         self.recorded.names = [
-            known.get(id(p), f"parameter {i}").removeprefix("_module.")
+            names_by_id.get(id(p), f"parameter {i}").removeprefix("_module.")
             for i, p in enumerate(parameters)
         ]
         self.recorded.sizes = [p.numel() for p in parameters]
@@ -413,8 +415,8 @@ class RecordingWatch(Watch):
 
     def _weights(self) -> list[Any]:
         """All parameters, also those that another optimizer updates."""
-        every = [*self._parameters(), *(() if self._model is None else self._model.parameters())]
-        return list({id(tensor): tensor for tensor in every}.values())
+        tensors = [*self._parameters(), *(() if self._model is None else self._model.parameters())]
+        return list({id(tensor): tensor for tensor in tensors}.values())
 
     def _record_and_force(self) -> None:
         import torch
@@ -446,11 +448,11 @@ class RecordingWatch(Watch):
             )
             if self._like is not None and number < len(self._like.steps):
                 forced = self._like.steps[number].gradient
-                for p, part in zip(parameters, self._like.slices, strict=True):
-                    values = torch.from_numpy(forced[part]).view(p.shape)
+                for p, columns in zip(parameters, self._like.slices, strict=True):
+                    values = torch.from_numpy(forced[columns]).view(p.shape)
                     if p.grad is not None:
                         p.grad.copy_(values)
-                    elif np.any(forced[part]):
+                    elif np.any(forced[columns]):
                         p.grad = values.to(p.device, p.dtype, copy=True)
                 # Adaptive clipping releases its next threshold too.
                 if number < len(self._like.clips) and self._like.clips[number] is not None:

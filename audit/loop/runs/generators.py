@@ -34,8 +34,8 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
     """
     state = hashlib.blake2b(digest_size=16)
     state.update(repr(hash(random.getstate())).encode())
-    _, keys, place, *further = np.random.get_state()  # noqa: NPY002
-    state.update(np.asarray(keys).tobytes() + repr((place, further)).encode())
+    _, keys, place, *normal_cache = np.random.get_state()  # noqa: NPY002
+    state.update(np.asarray(keys).tobytes() + repr((place, normal_cache)).encode())
     torch = sys.modules["torch"]
     state.update(torch.get_rng_state().numpy().tobytes())
     if torch.cuda.is_initialized():
@@ -45,8 +45,8 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
     if generator is not None:
         state.update(generator.get_state().cpu().numpy().tobytes())
     if last is not None:
-        for part in _local_states(last):
-            state.update(part)
+        for local_state in _local_states(last):
+            state.update(local_state)
     return state.digest()
 
 
@@ -108,11 +108,11 @@ def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     if state is not None:
         yield state
     elif split is not None:
-        for part in split(value):
+        for member in split(value):
             # Most values hold no generator, and this happens in each step of each run.
-            kind = type(part)
+            kind = type(member)
             if _readers(kind) != _NO_READERS:
-                yield from _states(part, depth + 1, seen)
+                yield from _states(member, depth + 1, seen)
 
 
 _Read = Callable[[Any], bytes | None]
@@ -174,7 +174,7 @@ def state_of_generator(value: Any) -> Any:
 
 def _of_bits(state: Any) -> bytes:
     if isinstance(state, Mapping):
-        return b"".join(_of_bits(part) for part in state.values())
+        return b"".join(_of_bits(entry) for entry in state.values())
     if isinstance(state, np.ndarray):
         return state.tobytes()
     # The state of a Python generator is a tuple of 625 numbers.

@@ -58,12 +58,12 @@ class KeyUses:
     parents: dict[bytes, bytes] = field(default_factory=dict)
     draws: list[Draw] = field(default_factory=list)
 
-    def revealed_by(self, key: bytes, least: int) -> set[str]:
+    def revealed_by(self, key: bytes, min_uses: int) -> set[str]:
         """Purposes whose draws, at least this number, all follow from a key."""
         revealed = set()
         for purpose in _PURPOSES:
             draws = self.draws_for(purpose)
-            if len(draws) >= least and all(self._follows(draw.key, key) for draw in draws):
+            if len(draws) >= min_uses and all(self._follows(draw.key, key) for draw in draws):
                 revealed.add(purpose)
         return revealed
 

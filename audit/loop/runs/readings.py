@@ -113,10 +113,10 @@ def reason_of(error: Exception) -> str:
     )
 
 
-def _joined(parts: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
+def _joined(pairs: Sequence[tuple[Any, FloatArray]]) -> tuple[Any, FloatArray]:
     """The first model, and all numbers."""
-    model = next((model for model, _ in parts if model is not None), None)
-    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
+    model = next((model for model, _ in pairs if model is not None), None)
+    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in pairs)])
 
 
 def details(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
@@ -166,11 +166,11 @@ def _margins(logits: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     logits = np.asarray(logits, dtype=np.float64).reshape(len(labels), -1)
     if logits.shape[1] == 1:
         return np.where(labels > 0, logits[:, 0], -logits[:, 0])
-    known = labels >= 0
-    rows, place = np.arange(len(labels)), np.where(known, labels, 0)
+    is_labelled = labels >= 0
+    rows, place = np.arange(len(labels)), np.where(is_labelled, labels, 0)
     of_label = logits[rows, place]
     other_logits = logits.copy()
     other_logits[rows, place] = -np.inf
     with np.errstate(invalid="ignore"):
         margin = of_label - np.logaddexp.reduce(other_logits, axis=1)
-    return np.where(known, margin, -np.inf)
+    return np.where(is_labelled, margin, -np.inf)

@@ -181,17 +181,17 @@ def run_once(
     nothing = np.empty(0)
     model, numbers = readings.model_and_numbers(result)
     try:
-        score, further = _read(task, model, numbers, len(included))
+        score, details = _read(task, model, numbers, len(included))
     except Exception as error:  # of the user's model or loss
         if task.validation is not None:
             raise InvalidInput(readings.reason_of(error)) from error
-        score, further, unread = nothing, _evenly_spaced(numbers), readings.reason_of(error)
+        score, details, unread = nothing, _evenly_spaced(numbers), readings.reason_of(error)
     return Run(
         score=score,
         lambda_a=nothing if trace is None else trace.lambda_a,
         lambda_c=nothing if trace is None else trace.lambda_c,
         choice=_choice(task, model, score),
-        details=further if trace is None else np.concatenate([further, trace.details]),
+        details=details if trace is None else np.concatenate([details, trace.details]),
         claim=claim_of(watch, task.delta),
         history=history_of(watch.accountant),
         unread=unread,
@@ -210,8 +210,8 @@ def _read(
         score = readings.record_scores(model, task.canaries, task.loss)
         if canaries > 1:
             return score, numbers
-    further = readings.details(model, task.records, task.loss)
-    return score, np.concatenate([score, further, _evenly_spaced(numbers)])
+    details = readings.details(model, task.records, task.loss)
+    return score, np.concatenate([score, details, _evenly_spaced(numbers)])
 
 
 def _evenly_spaced(numbers: FloatArray) -> FloatArray:

@@ -252,7 +252,6 @@ class Watch:
         return tree.with_values(values)
 
     def _initial_weights(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The weights that the run starts from, by name."""
         if self._recorder is not None:
             self._recorder._initial_weights(state)
         return {} if self._initial is None else self._initial

@@ -101,11 +101,11 @@ class CpuLimit:
             share: share of the limit that the run may use.
         """
         timer = getattr(signal, "setitimer", None)
-        left = min(self.seconds - self.used, share * self.seconds)
+        seconds_left = min(self.seconds - self.used, share * self.seconds)
         if timer is None or threading.current_thread() is not threading.main_thread():
             yield
             return
-        if not math.isfinite(left):
+        if not math.isfinite(seconds_left):
             yield
             return
 
@@ -113,7 +113,7 @@ class CpuLimit:
             raise CouldNotFinish(self.reason)
 
         before = signal.signal(signal.SIGVTALRM, stop)
-        timer(signal.ITIMER_VIRTUAL, max(left, 1e-3), 1.0)
+        timer(signal.ITIMER_VIRTUAL, max(seconds_left, 1e-3), 1.0)
         try:
             yield
         finally:

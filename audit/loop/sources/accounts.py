@@ -59,8 +59,8 @@ class StatedAccountant:
             self.add_event(event.event, times * checks.integer("count", event.count, 1))
         elif kind == "ComposedDpEvent":
             for _ in range(times):
-                for part in event.events:
-                    self.add_event(part)
+                for member in event.events:
+                    self.add_event(member)
         elif kind == "GaussianDpEvent":
             self.add(event.noise_multiplier, 1.0, times)
         elif kind == "PoissonSampledDpEvent" and type(event.event).__name__ == "GaussianDpEvent":

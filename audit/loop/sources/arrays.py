@@ -65,9 +65,10 @@ class ArraySteps:
             encoded = np.split(encoder @ np.stack(self._rows), np.cumsum(sizes)[:-1], axis=1)
             shapes = [(steps, *leaf.values.shape) for leaf in tree.leaves]
             self._release(tree, encoded, shapes)
-        parts = np.split(forced, np.cumsum(sizes)[:-1])
+        flat_leaves = np.split(forced, np.cumsum(sizes)[:-1])
         shaped = [
-            part.reshape(leaf.values.shape) for part, leaf in zip(parts, tree.leaves, strict=True)
+            flat_leaf.reshape(leaf.values.shape)
+            for flat_leaf, leaf in zip(flat_leaves, tree.leaves, strict=True)
         ]
         return _with_new_values(tree, noisy, shaped)
 
@@ -113,10 +114,10 @@ def record_gradient(gradient: Any, params: Any) -> Callable[[Any, Any], list[Val
 def _with_new_values(tree: Tree, noisy: Any, released: Sequence[Values]) -> Any:
     """The tree itself where the values are its own, else a tree with the new values."""
     pairs = zip(tree.leaves, released, strict=True)
-    same = all(
+    is_unchanged = all(
         np.array_equal(leaf.values.astype(np.float64), new, equal_nan=True) for leaf, new in pairs
     )
-    return noisy if same else tree.with_values(released)
+    return noisy if is_unchanged else tree.with_values(released)
 
 
 def _encoder(encoder: Any) -> Values:

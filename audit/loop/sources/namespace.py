@@ -50,8 +50,10 @@ def _write(path: str, text: str) -> None:
 
 def _mount(libc: ctypes.CDLL, source: str | None, target: str, kind: str | None, flags: int,
            options: str = "") -> None:  # fmt: skip
-    parts = [None if part is None else part.encode() for part in (source, target, kind)]
-    if libc.mount(*parts, ctypes.c_ulong(flags), options.encode() or None):
+    encoded = [
+        None if argument is None else argument.encode() for argument in (source, target, kind)
+    ]
+    if libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
 
@@ -85,7 +87,7 @@ def _cover(libc: ctypes.CDLL, point: str, layer: str) -> None:
                 if os.access("/", os.W_OK):
                     raise
             return
-        below = [each for each in _mount_points() if each.startswith(f"{point}/")]
+        below = [path for path in _mount_points() if path.startswith(f"{point}/")]
         upper, work = f"{layer}/upper", f"{layer}/work"
         os.makedirs(upper)
         os.makedirs(work)

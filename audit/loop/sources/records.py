@@ -111,7 +111,7 @@ def _joined(features: Any, targets: Any, canary: Any) -> tuple[Any, Any]:
         return np.concatenate([x.reshape(len(x), -1), y.reshape(len(y), -1)], 1).astype(kind)
 
     if isinstance(canary, Sequence) and len(canary) == 2:
-        single = (np.asarray(checks.detached(part))[None] for part in canary)
+        single = (np.asarray(checks.detached(value))[None] for value in canary)
         canary = (rows(*single)[0], 0)
     return (rows(features, targets), np.zeros(len(features), np.int64)), canary
 
@@ -180,11 +180,11 @@ def _of_mapping(records: Mapping[Any, Any]) -> tuple[Any, Any]:
     """Features and labels of a dictionary of arrays: the label has one number per record."""
     arrays = {key: _array(str(key), value) for key, value in records.items()}
     scalars = [key for key, array in arrays.items() if array.ndim == 1]
-    others = [key for key, array in arrays.items() if array.ndim > 1]
+    multidimensional = [key for key, array in arrays.items() if array.ndim > 1]
     if len(arrays) == 1:
         return next(iter(arrays.values())), None
-    if len(scalars) == 1 and len(others) == 1:
-        return arrays[others[0]], arrays[scalars[0]]
+    if len(scalars) == 1 and len(multidimensional) == 1:
+        return arrays[multidimensional[0]], arrays[scalars[0]]
     shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
     raise InvalidInput(
         "records must have one array of features and one of labels (one number each), got "
@@ -195,7 +195,9 @@ def _of_mapping(records: Mapping[Any, Any]) -> tuple[Any, Any]:
 def _array(name: str, values: Any) -> Any:
     try:
         if isinstance(values, list | tuple):
-            values = [part if (own := as_numbers(part)) is None else own for part in values]
+            values = [
+                item if (converted := as_numbers(item)) is None else converted for item in values
+            ]
         array = np.asarray(checks.detached(values))
     except (ValueError, TypeError) as error:
         raise InvalidInput(

@@ -98,7 +98,7 @@ class ScriptResult:
     def not_tested(self) -> list[str]:
         """Parts of the script that no verdict covers."""
         facts = self.facts
-        parts = [
+        items = [
             "everything before make_private: scaling, vocabulary, class weights, subsets, initial "
             "weights",
             "printed numbers, logs and files",
@@ -108,13 +108,13 @@ class ScriptResult:
         ]
         if facts["loaders"]:
             shown = ", ".join(facts["loaders"][:4])
-            parts.append(f"other loaders, taken as public ({shown})")
+            items.append(f"other loaders, taken as public ({shown})")
         if facts["unchanged"]:
             shown = ", ".join(facts["unchanged"][:4])
-            parts.append(f"parts of a record that were not exchanged ({shown})")
+            items.append(f"parts of a record that were not exchanged ({shown})")
         if facts["more_engines"]:
-            parts.append("everything after the second call of make_private")
-        return parts
+            items.append("everything after the second call of make_private")
+        return items
 
     @property
     def short(self) -> str:
@@ -125,7 +125,7 @@ class ScriptResult:
         return self._verdict(str(self.report))
 
     def _verdict(self, report: str) -> str:
-        outside = [f"not tested: {part}" for part in self.not_tested]
+        outside = [f"not tested: {item}" for item in self.not_tested]
         return "\n".join([report, *self.setting, *outside])
 
     def to_dict(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _answer_of(options: Mapping[str, Any], protection: str) -> dict[str, Any]:
     read, write = os.pipe()
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path),
+        "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     start = Path(__file__).with_name("namespace.py")

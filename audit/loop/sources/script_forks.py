@@ -48,14 +48,14 @@ class ForkedTrain:
 
     def __init__(self, train: ScriptTrain) -> None:
         self._facts = train.facts
-        self._connection, other = Pipe()
+        self._connection, child_end = Pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns that a process with threads is copied
             self._process = os.fork()
         if self._process == 0:
             self._connection.close()
-            _wait_at_hook(train, other)
-        other.close()
+            _wait_at_hook(train, child_end)
+        child_end.close()
 
     def __call__(self, *_: Any) -> NoReturn:
         raise AssertionError("runs are copies")

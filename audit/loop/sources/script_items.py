@@ -43,9 +43,9 @@ class ItemForm:
             InvalidInput: the items hold no arrays of numbers.
         """
         leaves = [dict(_leaves(item, ())) for item in items]
-        paths = [path for path in leaves[0] if all(path in each for each in leaves)]
-        arrays = {path: [each[path] for each in leaves] for path in paths}
-        wide = {path: own for path, own in arrays.items() if max(a.size for a in own) > 1}
+        paths = [path for path in leaves[0] if all(path in item_leaves for item_leaves in leaves)]
+        arrays = {path: [item_leaves[path] for item_leaves in leaves] for path in paths}
+        wide = {path: column for path, column in arrays.items() if max(a.size for a in column) > 1}
         if not wide:
             raise InvalidInput(
                 "the data set must have items with an array of numbers, got "
@@ -53,13 +53,13 @@ class ItemForm:
             )
 
         def rank(path: Path) -> tuple[bool, int, int]:
-            own = wide[path]
-            values = len(np.unique(np.concatenate([a.ravel() for a in own])))
-            real = own[0].dtype.kind == "f"
-            return real, max(a.size for a in own) if real else 0, values
+            column = wide[path]
+            values = len(np.unique(np.concatenate([a.ravel() for a in column])))
+            real = column[0].dtype.kind == "f"
+            return real, max(a.size for a in column) if real else 0, values
 
         features = max(wide, key=rank)
-        single = [p for p, own in arrays.items() if p != features and own[0].size == 1]
+        single = [p for p, column in arrays.items() if p != features and column[0].size == 1]
         varied = [p for p in single if len({a.item() for a in arrays[p]}) > 1]
         label = next(iter([*varied, *single]), None)
         shapes = {a.shape for a in wide[features]}
@@ -116,11 +116,11 @@ def _leaves(item: Any, path: Path) -> list[tuple[Path, Any]]:
     if numbers is not None:
         return [(path, numbers)] if numbers.dtype.kind in "fiub" else []
     if isinstance(item, Mapping):
-        return [leaf for key, part in item.items() for leaf in _leaves(part, (*path, key))]
+        return [leaf for key, member in item.items() for leaf in _leaves(member, (*path, key))]
     if isinstance(item, list | tuple):
         if isinstance(item, list) and item and all(isinstance(v, int | float) for v in item):
             return [(path, np.asarray(item))]
-        return [leaf for key, part in enumerate(item) for leaf in _leaves(part, (*path, key))]
+        return [leaf for key, member in enumerate(item) for leaf in _leaves(member, (*path, key))]
     return []
 
 
@@ -133,11 +133,11 @@ def _with(item: Any, path: Path, values: Any) -> Any:
         new = copy.copy(item)
         new[key] = _with(item[key], tuple(below), values)  # type: ignore[index]
         return new
-    parts = list(item)
-    parts[key] = _with(parts[key], tuple(below), values)
+    members = list(item)
+    members[key] = _with(members[key], tuple(below), values)
     if hasattr(item, "_fields"):
-        return type(item)(*parts)
-    return type(item)(parts)
+        return type(item)(*members)
+    return type(item)(members)
 
 
 def _like(old: Any, values: Any) -> Any:

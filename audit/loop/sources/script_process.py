@@ -98,7 +98,7 @@ def test_script(options: dict[str, Any], give_up: Callable[[str], NoReturn]) -> 
     if finding is not None:
         findings.insert(0, finding)
     return {
-        "report": {**asdict(report), "findings": [asdict(each) for each in findings]},
+        "report": {**asdict(report), "findings": [asdict(result) for result in findings]},
         "facts": {
             **asdict(facts),
             "loaders": sorted(facts.loaders),
@@ -167,7 +167,7 @@ def _noise_finding(facts: Any) -> Finding | None:
 
 def report_of(values: dict[str, Any]) -> PremiseReport:
     """A report from the answer of the process."""
-    findings = tuple(Finding(**each) for each in values["findings"])
+    findings = tuple(Finding(**finding) for finding in values["findings"])
     tuples = {name: tuple(values[name]) for name in ("tested", "notes")}
     return PremiseReport(**{**values, **tuples, "findings": findings})
 
@@ -194,8 +194,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BaseException as error:  # of the script or ours
-        own = isinstance(error, InvalidInput)
-        answer = {"error": " ".join(str(error).split()) if own else format_error(error)}
+        is_user_error = isinstance(error, InvalidInput)
+        answer = {"error": " ".join(str(error).split()) if is_user_error else format_error(error)}
     _write_answer(descriptor, answer)
 
 

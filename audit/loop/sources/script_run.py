@@ -363,14 +363,14 @@ class _Run:
         """A constant seed becomes a function of itself and of the run's seed."""
 
         def changed(place: Any, name: str, shown: str) -> tuple[Any, str, Any]:
-            own = getattr(place, name)
+            original = getattr(place, name)
 
             def seeded(value: Any = None, *args: Any, **kwargs: Any) -> Any:
                 if isinstance(value, int | np.integer) and not self._seeding:
                     self.facts.seeds.append(f"{shown}({value})")
                     if self.hooked:
                         value = (int(value) * 0x9E3779B1 + self.seed + 1) % 2**32
-                return own(value, *args, **kwargs)
+                return original(value, *args, **kwargs)
 
             return place, name, seeded
 
@@ -624,7 +624,7 @@ def quiet_output() -> Iterator[_Output]:
     """Sends everything that is printed to a file in memory, also from compiled code."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    kept = os.dup(1), os.dup(2)
+    saved = os.dup(1), os.dup(2)
     descriptor = os.memfd_create("output") if hasattr(os, "memfd_create") else os.open(
         os.devnull, os.O_RDWR
     )  # fmt: skip
@@ -635,7 +635,7 @@ def quiet_output() -> Iterator[_Output]:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os.dup2(kept[0], 1)
-        os.dup2(kept[1], 2)
-        for each in (*kept, descriptor):
-            os.close(each)
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for opened in (*saved, descriptor):
+            os.close(opened)

@@ -67,9 +67,9 @@ def _tensors(shapes: Sequence[tuple[int, ...]], types: Sequence[Any]) -> list[to
 
 def types_of(tree: Tree) -> list[Any]:
     """The types of a tree's arrays in torch; whole numbers become float64."""
-    known = {
+    torch_types = {
         "float16": torch.float16,
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
     }
-    return [known.get(leaf.values.dtype.name, torch.float64) for leaf in tree.leaves]
+    return [torch_types.get(leaf.values.dtype.name, torch.float64) for leaf in tree.leaves]

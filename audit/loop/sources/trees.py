@@ -142,7 +142,7 @@ def _take_apart(
         raise InvalidInput(f"{parameter} must not be nested more than {_MAX_DEPTH} levels deep")
 
     def children(pairs: Sequence[tuple[str, Any]]) -> list[Callable[[Any], Any]]:
-        return [_take_apart(each, name, parameter, leaves, depth + 1) for name, each in pairs]
+        return [_take_apart(child, name, parameter, leaves, depth + 1) for name, child in pairs]
 
     if value is None:
         return lambda values: None
@@ -154,25 +154,25 @@ def _take_apart(
         return next
     if isinstance(value, Mapping):
         keys = list(value)
-        parts = children([(_joined(path, str(key)), value[key]) for key in keys])
+        rebuilders = children([(_joined(path, str(key)), value[key]) for key in keys])
         kind = type(value) if type(value) is not dict else dict
 
         def mapping(values: Any) -> Any:
-            new = {key: part(values) for key, part in zip(keys, parts, strict=True)}
+            new = {key: rebuild(values) for key, rebuild in zip(keys, rebuilders, strict=True)}
             return new if kind is dict else kind(new)  # type: ignore[call-arg]
 
         return mapping
     if isinstance(value, list | tuple):
-        parts = children([(f"{path}[{i}]", each) for i, each in enumerate(value)])
+        rebuilders = children([(f"{path}[{i}]", child) for i, child in enumerate(value)])
         if hasattr(value, "_fields"):
-            return lambda values: type(value)(*[part(values) for part in parts])
-        return lambda values: type(value)([part(values) for part in parts])
+            return lambda values: type(value)(*[rebuild(values) for rebuild in rebuilders])
+        return lambda values: type(value)([rebuild(values) for rebuild in rebuilders])
     jax = sys.modules.get("jax")
     if jax is not None and not jax.tree_util.all_leaves([value]):
         inner, structure = jax.tree_util.tree_flatten(value)
-        parts = children([(f"{path}[{i}]", each) for i, each in enumerate(inner)])
+        rebuilders = children([(f"{path}[{i}]", child) for i, child in enumerate(inner)])
         return lambda values: jax.tree_util.tree_unflatten(
-            structure, [part(values) for part in parts]
+            structure, [rebuild(values) for rebuild in rebuilders]
         )
     raise InvalidInput(
         f"{parameter} must be an array or dictionaries, lists and tuples of arrays, got "

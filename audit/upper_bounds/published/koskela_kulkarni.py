@@ -43,14 +43,15 @@ def subset_divergences(
         [0.084, 0.169]
     """
     q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
-    most = checks.integer("orders", float(np.max(orders)), 2)
+    largest_order = checks.integer("orders", float(np.max(orders)), 2)
     if q in (0.0, 1.0):  # only one of the runs reads the record; the other may be infinite
         divergences = np.asarray((tuned if q == 1.0 else final)(orders))
         return divergences, divergences
-    every = np.arange(2.0, most + 1.0)
+    integer_orders = np.arange(2.0, largest_order + 1.0)
     # Log moments (k-1) D_k for k = 0, 1, 2, ...; those of 0 and 1 are 0.
     moments = [
-        np.concatenate([[0.0, 0.0], (every - 1.0) * curve(every)]) for curve in (tuned, final)
+        np.concatenate([[0.0, 0.0], (integer_orders - 1.0) * curve(integer_orders)])
+        for curve in (tuned, final)
     ]
     with_record, without_record = [], []
     log_q, log_rest = np.log(q), np.log1p(-q)

@@ -195,18 +195,18 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
     return _monotone(curve)
 
 
-def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArray:
+def _largest(powers: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArray:
     """Largest a (a/b)^rest [n] over the vertices; infinite if it may be at a dropped vertex."""
     # a / b decreases along the hull, so a larger power selects an earlier vertex.
     log_ratio = log_a - log_b
     low_end, high_end = (
-        int(np.argmax(log_a + end * log_ratio)) for end in (rest.max(), rest.min())
+        int(np.argmax(log_a + end * log_ratio)) for end in (powers.max(), powers.min())
     )
     between = slice(min(low_end, high_end), max(low_end, high_end) + 1)
-    heights = log_a[between] + np.outer(rest, log_ratio[between])
+    heights = log_a[between] + np.outer(powers, log_ratio[between])
     best = np.argmax(heights, axis=1)
     cut = (best + between.start == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
-    return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
+    return np.where(cut, np.inf, heights[np.arange(len(powers)), best])
 
 
 def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:

@@ -118,6 +118,7 @@ class ReducedGameRenyi:
         none = float(safe_log(self.repetitions.probability_of_none))
         log_sum = float(special.logsumexp(np.append(log_terms, none)))
         divergence = max(log_sum + SUM_ROUNDING, 0.0) / (order - 1.0)
+        # The outputs beyond the cells may reveal the data set at the price of their probability.
         return float(epsilon_of_order(divergence, order, delta - beyond))
 
     def _where_p_is(self, mean: float, negligible: float) -> tuple[FloatArray, float]:
@@ -140,12 +141,13 @@ class ReducedGameRenyi:
         return np.linspace(low, high, 1 << 12), beyond
 
     def _chords(
-        self, order: float, edges: FloatArray, mean: float, other: float
+        self, order: float, edges: FloatArray, mean: float, other_mean: float
     ) -> tuple[FloatArray, FloatArray]:
         """Log of the largest contribution of each cell [n-1], and the range of log r in it."""
         repetitions, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
         slopes = self._slope_ratios(edges)
-        normal = (mean - other) * (edges - 0.5 * (mean + other))
+        # The log ratio of both normal densities is linear in x, so its values at the ends bound it.
+        normal = (mean - other_mean) * (edges - 0.5 * (mean + other_mean))
         low, high = slopes if sign > 0 else (-slopes[1], -slopes[0])
         rounding = FLOAT_ROUNDING * np.maximum(np.abs(normal[1:]), np.abs(normal[:-1]))
         low = low + np.minimum(normal[1:], normal[:-1]) - rounding
@@ -155,7 +157,7 @@ class ReducedGameRenyi:
             safe_log(np.maximum(mass + way * rounding, 0.0)[::-1])
             for way, (mass, rounding) in (
                 (way, cell_masses(special.log_ndtr(edges[::-1] - at), repetitions))
-                for way, at in ((1.0, mean), (-1.0, other))
+                for way, at in ((1.0, mean), (-1.0, other_mean))
             )
         )
         # (e^(alpha w) - 1) / (e^w - 1), the chord's slope in units of lo^(alpha - 1).
@@ -189,14 +191,16 @@ class ReducedGameRenyi:
         rounding = FLOAT_ROUNDING * (1.0 + np.maximum(np.abs(at), np.abs(before)))
         rounding = rounding[1:] + rounding[:-1]
         after, fall_after = g(end + step)
-        further, fall_further = g(start - self.mu - step)
-        most = (after - at[1:] + rounding) * np.exp(fall_before[:-1] - fall_after)
-        least = (before[:-1] - further - rounding) * np.exp(fall[1:] - fall_further)
+        before_previous, fall_before_previous = g(start - self.mu - step)
+        steepest = (after - at[1:] + rounding) * np.exp(fall_before[:-1] - fall_after)
+        flattest = (before[:-1] - before_previous - rounding) * np.exp(
+            fall[1:] - fall_before_previous
+        )
         with np.errstate(over="ignore"):
-            most, least = self.mu * most / step, self.mu * least / step
+            steepest, flattest = self.mu * steepest / step, self.mu * flattest / step
         return (
-            np.maximum(np.maximum(at[:-1] - before[1:], least) - rounding, 0.0),
-            np.minimum(at[1:] - before[:-1], most) + rounding,
+            np.maximum(np.maximum(at[:-1] - before[1:], flattest) - rounding, 0.0),
+            np.minimum(at[1:] - before[:-1], steepest) + rounding,
         )
 
     def _cells(self, largest_order: float) -> FloatArray:
@@ -273,6 +277,8 @@ def _renyi_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
     high = _LARGEST_SHIFT / game.mu
 
     def one_direction(sign: float) -> float:
+        # Each order gives a bound, so a rough search is enough. Only the bound itself is rounded
+        # up.
         order = best_conversion(partial(game._rough_renyi, sign=sign), delta, 1e-5, high)[0]
         return max(game.renyi_epsilon(order, delta, sign), 0.0)
 
