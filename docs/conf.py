@@ -280,11 +280,12 @@ def _typeset_docstrings(app: Any, tree: nodes.document) -> None:
 
 
 def _fold_proofs(app: Any, tree: nodes.document) -> None:
-    """Folds each proof of the page of proofs, from its first word to the square at its end."""
+    """Folds each proof and computation on the page of theory, up to the square at its end."""
     if app.env.docname != "theory":
         return
     for first in list(tree.findall(nodes.paragraph)):
-        if not first.astext().startswith("Proof.") or not isinstance(first[0], nodes.emphasis):
+        kind = re.match(r"(Proof|Computation)( \(\w+\))?\.", first.astext())
+        if kind is None or not isinstance(first[0], nodes.emphasis):
             continue
         parent = first.parent
         begin = parent.index(first)
@@ -294,7 +295,9 @@ def _fold_proofs(app: Any, tree: nodes.document) -> None:
             if any(node.astext() == r"\square" for node in parent[index].findall(nodes.math))
         )
         end = next(ends)
-        summary = f"Proof of {proposition}" if (proposition := _stated(parent, begin)) else "Proof"
+        summary = kind[0][:-1]
+        if proposition := _stated(parent, begin):
+            summary += f" for {proposition}" if kind[1] == "Computation" else f" of {proposition}"
         opening = f'<details class="proof"><summary>{summary}</summary>'
         parent.insert(end + 1, nodes.raw("", "</details>", format="html"))
         parent.insert(begin, nodes.raw("", opening, format="html"))

@@ -20,7 +20,7 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self, trial, records):
         super().__init__()
-        generator = torch.Generator().manual_seed(trial.seed)  # of the noise and of the batches
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # not trial.seed
         self.trial, self.engine = trial, PrivacyEngine(accountant="rdp")
         model, data = torch.nn.Linear(64, 10), torch.utils.data.TensorDataset(*records)
         self.model, self.optimizer, self.loader = self.engine.make_private(

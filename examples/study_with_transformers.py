@@ -32,7 +32,7 @@ class PrivateTrainer(transformers.Trainer, transformers.TrainerCallback):
 def train(trial, records):
     bert = transformers.BertForSequenceClassification(CONFIG).train()
     bert.bert.embeddings.requires_grad_(False)  # without gradients of single records in Opacus
-    rng = torch.Generator().manual_seed(trial.seed)  # of the noise and of the batches
+    rng = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # of noise and batches
     data = DPDataLoader(TensorDataset(*records), sample_rate=trial.sampling_rate, generator=rng)
     adam = torch.optim.Adam(bert.parameters(), trial.candidate["learning_rate"])
     noise = {"noise_multiplier": trial.noise_multiplier, "noise_generator": rng}

@@ -35,7 +35,7 @@ def html(certificate: Content) -> str:
         pairs(text.statements(certificate)),
         "<h2>Limits for any attack</h2>",
         pairs(text.limits(certificate)),
-        f'<div class="figures">{_figures(certificate)}</div>',
+        _figures(certificate),
         "<h2>Privacy profile of the tuning</h2>",
         table(
             ["delta", "epsilon"],
@@ -79,6 +79,7 @@ def _conditions(certificate: Content, grounds: Sequence[Ground]) -> str:
 
 
 def _figures(certificate: Content) -> str:
+    """The profile and the trade-off curve; a sentence where matplotlib is not installed."""
     numbers = certificate.numbers
 
     def profile(axes: Any) -> None:
@@ -103,7 +104,11 @@ def _figures(certificate: Content) -> str:
         profile: "The tuning is (epsilon, delta)-DP at every point. Red: the certified point.",
         trade_off: "The errors of every attack lie on or above the solid line.",
     }
-    return "".join(figure(_svg(draw, words), words) for draw, words in captions.items())
+    try:
+        figures = [figure(_svg(draw, words), words) for draw, words in captions.items()]
+    except ImportError:  # in the plain installation
+        return "<p>The figures of this page are left out, because matplotlib was not installed.</p>"
+    return f'<div class="figures">{"".join(figures)}</div>'
 
 
 def _svg(draw: Callable[[Any], None], words: str) -> str:

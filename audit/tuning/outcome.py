@@ -1,6 +1,7 @@
 """A trial, its outcome, and the result of a study."""
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -364,6 +365,8 @@ class Trial:
                 word = "at most" if side > 0 else "at least"
                 raise ProtocolViolation(f"{name} must be {word} {allowed!r} in a run, got {used!r}")
         self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
+        for source in (*self._optimizers.values(), *self._loaders.values()):
+            self._check_generators(source)
         for loader in self._loaders.values():
             self._check_loader(loader, self.base.sampling_rate)
         if self.base.neighbours == "add-remove":
@@ -376,6 +379,30 @@ class Trial:
                 for phase in phases
             ):
                 self.checked.add("constants")
+
+    def _check_generators(self, source: Any) -> None:
+        """Refuses a generator with the numbers of torch's global one, which the study has seeded.
+
+        The noise would be a function of the initial weights, which are no secret.
+        """
+        sampler = getattr(source, "batch_sampler", None)
+        for owner in (source, sampler):
+            generator = getattr(owner, "generator", None)
+            if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
+                continue
+            torch = sys.modules["torch"]
+            # On a processor, torch uses 32 bits of a seed.
+            bits = 0xFFFFFFFF if generator.device.type == "cpu" else 0xFFFFFFFFFFFFFFFF
+            is_global = generator is torch.default_generator or generator in getattr(
+                torch.cuda, "default_generators", ()
+            )
+            if not is_global and (generator.initial_seed() ^ self.seed) & bits == 0:
+                raise ProtocolViolation(
+                    "the generator of the noise or of the batches must not be seeded with "
+                    "trial.seed, which torch's global generator has: it repeats the numbers of the "
+                    "initial weights; use torch.Generator().manual_seed(int(torch.randint(2**62, "
+                    "())))"
+                )
 
     def _check_rates(self, rates: Iterable[float], constant: float) -> None:
         """Refuses a rate of 1 / len(loader): with batches of fixed size, it depends on n."""

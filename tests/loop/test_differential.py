@@ -366,6 +366,19 @@ def test_a_contribution_that_depends_on_the_size_of_its_batch_is_named() -> None
     assert list(dependence_on_size(whole, last * directions, found)) == []
 
 
+def test_a_contribution_as_short_as_its_rounding_shows_no_division() -> None:
+    # As with dropout in a model whose gradients have vanished: lengths of 2 and 12 roundings, in
+    # directions that are not the same. A division by the batch size has the longer lengths below.
+    rounding = np.array([2e-7])
+    short = np.array([[[12.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]], [[1.0, 0.0, 1.5]]]) * rounding
+    assert batches_of(0 * short, short, short, rounding).unit_spread == 0
+    divided = np.array([1.0, 0.5, 0.25])[:, None, None] * [[[1e-3, 0.0, 2e-3]]]
+    divided += 1e-7 * np.random.default_rng(3).normal(size=divided.shape)
+    assert batches_of(0 * divided, divided, divided, rounding).unit_spread == pytest.approx(
+        3.0, abs=0.01
+    )
+
+
 @pytest.mark.slow
 def test_a_record_that_overflows_is_named_and_an_error_is_noted() -> None:
     def overflowing(records: Any, *others: Any) -> Any:

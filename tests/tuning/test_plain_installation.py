@@ -22,12 +22,16 @@ with locked(Path(sys.argv[1]), wait=False):
 
 def test_a_study_needs_no_further_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for package in ("filelock", "joblib", "opacus", "pandas"):
+    for package in ("filelock", "joblib", "matplotlib", "opacus", "pandas", "torch"):
         monkeypatch.setitem(sys.modules, package, None)
     study = audit.Study({"lr": [0.1]}, "grid:1", base=GaussianMechanism(0.5), scored_on="public")
     best = study.run(lambda trial: audit.Outcome(trial.candidate["lr"], None))
     assert best.candidate == {"lr": 0.1}
     assert list(tmp_path.iterdir()) == []
+    for suffix in ("json", "html", "txt", "yaml"):
+        study.certificate.save(tmp_path / f"certificate.{suffix}")
+    page = (tmp_path / "certificate.html").read_text()
+    assert "figures of this page are left out, because matplotlib was not installed" in page
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:

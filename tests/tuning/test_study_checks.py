@@ -197,6 +197,32 @@ def test_the_optimizer_of_another_run_is_refused() -> None:
         checked_constants(optimizer=optimizer, expected_batch_size=120)
 
 
+@pytest.mark.parametrize("place", ["optimizer", "sampler"])
+def test_a_generator_with_the_seed_of_the_global_one_is_refused(place: str) -> None:
+    # Torch's generators with equal seeds draw equal numbers, so that the noise follows from the
+    # initial weights. On a processor, torch uses 32 bits of a seed.
+    torch = pytest.importorskip("torch")
+
+    def draws(seed: int) -> Any:
+        return torch.rand(4, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(draws(5), draws(2**40 + 5))
+
+    def train(trial: Any, seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        optimizer, loader = Optimizer(120), CountedLoader(0.1)
+        (optimizer if place == "optimizer" else loader.batch_sampler).generator = generator
+        trial.check(Recorded((1.0, 0.1, 100)), loader, optimizer)
+        return noisy(trial)
+
+    checked = {"base": accounting.DpSgd(1.0, 100, 0.1, "zero-out")}
+    for other in (0, 2**40):
+        with pytest.raises(tuning.StudyAborted, match=r"must not be seeded with trial\.seed"):
+            study(**checked).run(lambda trial, other=other: train(trial, trial.seed ^ other))
+    best = study(**checked).run(lambda trial: train(trial, int(torch.randint(2**62, ()))))
+    assert best.candidate is not None
+
+
 class BatchSplittingSampler:
     """A sampler with the name of that of Opacus's BatchMemoryManager."""
 

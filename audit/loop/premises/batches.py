@@ -17,6 +17,8 @@ from audit.arrays import FloatArray
 from audit.loop.premises.noise import TestResult
 
 _TOLERANCE = 2e-3
+# A contribution has a direction if it is this many times as long as its rounding.
+_CLEAR = 40.0
 # Batch sizes are tested if their variance over that of Poisson sampling is outside of this range.
 _TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
 # Batches hold at most this number of copies of each record.
@@ -76,16 +78,10 @@ def batches_of(
         inside = included[:, t]
         if inside.sum() > 1:
             of_canary = single[inside, t]
-            along = of_canary @ (of_canary[0] / lengths[inside, t][0])
-            aside = np.linalg.norm(of_canary, axis=1) ** 2 - along**2
-            shortest_unit, longest_unit = lengths[inside, t].min(), lengths[inside, t].max()
             gap = np.linalg.norm(of_canary - of_canary[0], axis=1)
-            constant &= bool(np.all(gap <= 1e-3 * shortest_unit + 4 * rounding[t]))
-            if np.all(aside <= (1e-3 * lengths[inside, t] + 4 * rounding[t]) ** 2):
-                spread = max(
-                    spread,
-                    float(longest_unit / shortest_unit - 1 - 8 * rounding[t] / shortest_unit),
-                )
+            shortest = lengths[inside, t].min()
+            constant &= bool(np.all(gap <= 1e-3 * shortest + 4 * rounding[t]))
+            spread = max(spread, _spread_of_lengths(of_canary, rounding[t]))
         sizes = np.linalg.norm(exchanged[:, t], axis=1)
         longest = int(np.argmax(sizes))
         if sizes[longest] <= max(4 * rounding[t], 1e-12):
@@ -103,6 +99,28 @@ def batches_of(
     usable = np.all(whole_numbers | np.isnan(counts), axis=0) & parallel
     counts = np.where(usable, np.round(counts), np.nan)
     return Batches(proportional if parallel else None, counts, included, units, spread, constant)
+
+
+def _spread_of_lengths(contributions: FloatArray, rounding: float) -> float:
+    """Ratio of the longest and the shortest contribution, less 1, if all have one direction.
+
+    Contributions that are hardly longer than their rounding have no direction, and are left out.
+
+    Args:
+        contributions: [M, D], of one record to one step, in runs with other seeds.
+        rounding: length that rounding alone may cause.
+    """
+    lengths = np.linalg.norm(contributions, axis=1)
+    clear = lengths > _CLEAR * rounding
+    contributions, lengths = contributions[clear], lengths[clear]
+    if len(lengths) < 2:
+        return 0.0
+    along = contributions @ (contributions[0] / lengths[0])
+    aside = lengths**2 - along**2
+    if np.any(aside > (1e-3 * lengths + 4 * rounding) ** 2):
+        return 0.0
+    least, most = lengths.min(), lengths.max()
+    return float(most / least - 1 - 8 * rounding / least)
 
 
 def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
