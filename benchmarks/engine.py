@@ -5,7 +5,8 @@ warmed up until page faults stop, because a growing heap makes Opacus twice as s
 run-steps per second of processor time, the best of all rounds. They are also given as ratios to the
 fastest private library and to Opacus in its default mode (hooks, one run at a time). malloc keeps
 large blocks instead of returning them to the system; otherwise Opacus is several times slower.
-Other libraries get records with channels last in memory if that is faster. Peak memory is the
+Other libraries get records with channels last in memory if that is faster. JAX gets one thread, and
+the microbatches and numbers of runs that are quickest (`jax_peers`). Peak memory is the
 growth of the process, or the allocation on the GPU. Hours are for one row of the paper's table 2:
 2,000 trials, about 43,000 runs, at 300 steps. Images are random, because only time is measured.
 
@@ -16,15 +17,18 @@ measurement ends with the copy of the outcomes, which waits for all kernels.
 """
 
 import argparse
+import contextlib
 import itertools
 import math
 import multiprocessing
 import os
+import platform
 import resource
 import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,7 +40,7 @@ from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, models, noise
 from audit.dpsgd.products import affine
 from audit.game.blocks import all_blocks
 from audit.game.settings import AuditConfig
-from benchmarks import peers
+from benchmarks import jax_peers, peers
 from canaries import InputCanary
 from threat_models import CanaryLoss, Records, etcv, ntcv
 
@@ -55,6 +59,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "XLA_FLAGS": jax_peers.THREADS,
 }
 
 
@@ -172,12 +177,12 @@ class Case:
     @property
     def is_peer(self) -> bool:
         """Whether it measures another library."""
-        return self.line in peers.PEERS
+        return self.line in (*peers.PEERS, *jax_peers.PEERS)
 
     def prepare(self):
         """The function to call, its run-steps, the parameters of a run, and the number of runs."""
         if self.is_peer:
-            return (*self._peer(), 1)
+            return self._peer()
         engine = self.line if self.line != "vmap" else "batched"
         steps = 300 if self.device != "cpu" and not self.size else 6 if self.size else 100
         # vmap is slow: one step suffices.
@@ -197,6 +202,11 @@ class Case:
         x = world.canary.features[None] if records is None else records.features
         y = np.array([world.canary.label]) if records is None else records.labels
         steps = 100 if not self.size else 1
+        if self.line in jax_peers.PEERS:
+            model = models.make_model(self.model, 0, self.shape, 10, torch.float32)
+            data = torch.from_numpy(x), torch.from_numpy(y)
+            call, runs = jax_peers.quickest(self.line, model, *data, steps)
+            return call, steps * runs, sum(p.numel() for p in model.parameters()), runs
         layouts = {}
         for layout in (torch.contiguous_format, torch.channels_last):
             model = models.make_model(self.model, 0, self.shape, 10, torch.float32)
@@ -211,7 +221,7 @@ class Case:
             warm_up(call, 5.0)
             layouts[layout] = min(seconds_of(call, self.device) for _ in range(2)), call
         _, best = min(layouts.values(), key=lambda found: found[0])
-        return best, steps, sum(p.numel() for p in model.parameters())
+        return best, steps, sum(p.numel() for p in model.parameters()), 1
 
 
 def record_flops(case: Case) -> int:
@@ -286,14 +296,21 @@ class Measured:
         self._process.join()
 
 
-def lines(model: str, size: int, shape: tuple[int, ...]) -> list[tuple[str, str]]:
+def why_missing(peer: str, device: str) -> str | None:
+    """The reason why a library cannot be measured on a device; None if it can."""
+    if peer in jax_peers.PEERS:
+        return jax_peers.why_missing(peer, device)
+    return peers.why_missing(peer)
+
+
+def lines(model: str, size: int, shape: tuple[int, ...], device: str) -> list[tuple[str, str]]:
     """Lines and their models; for colour images only the engine that an audit uses."""
     ours = [("batched", model)]
     if size == 0 and model == "mlp":
         ours.append(("projected", model))
     if shape == COLOUR:
         return ours[-1:]
-    here = [peer for peer in peers.PEERS if peers.why_missing(peer) is None]
+    here = [peer for peer in (*peers.PEERS, *jax_peers.PEERS) if why_missing(peer, device) is None]
     return [*((peer, model) for peer in here), ("vmap", OPAQUE + model), *ours]
 
 
@@ -303,7 +320,7 @@ def compare(
     """Prints the lines of one setup; returns the hours of our fastest engine."""
     label = (f"{model} n={size}" if size else f"{model} ETCV") + " 32x32x3" * (shape == COLOUR)
     playing = []
-    for line, name in lines(model, size, shape):
+    for line, name in lines(model, size, shape, options.device):
         case = Case(line, name, size, shape, options.device, options.precision, options.seconds)
         process = Measured(measure, case)
         playing.append((line, process, process.answer()))
@@ -312,12 +329,14 @@ def compare(
         for _, process, _ in playing:
             process.play()
     rates = {line: process.rate for line, process, _ in playing}
-    private = [rates[line] for line in (*peers.PRIVATE, "vmap") if rates.get(line)]
+    private = [
+        rates[line] for line in (*peers.PRIVATE, *jax_peers.PEERS, "vmap") if rates.get(line)
+    ]
     hours = math.nan
     for line, process, begun in playing:
         rate = process.rate
         if rate is None:
-            print(f"{label:<22}{line:<11} failed, or took over {PATIENCE:.0f} s", flush=True)
+            print(f"{label:<22}{line:<12} failed, or took over {PATIENCE:.0f} s", flush=True)
         else:
             count, parameters, flops = begun
             memory = process.memory()
@@ -325,13 +344,29 @@ def compare(
             ratios = [f"{rate / max(private):.2f}" if private else "-"]
             ratios.append(f"{rate / rates['opacus']:.2f}" if rates.get("opacus") else "-")
             took = ROW_RUN_STEPS / rate / 3600
-            print(f"{label:<22}{line:<11}{count:>6}{1e3 / rate:>10.4g}{rate:>11.4g}"
+            print(f"{label:<22}{line:<12}{count:>6}{1e3 / rate:>10.4g}{rate:>11.4g}"
                   f"{ratios[0]:>9}{ratios[1]:>9}{memory:>9.0f}{memory / count:>9.3g}{took:>9.3g}"
                   f"{share:>9.1%}", flush=True)  # fmt: skip
             if line in ("batched", "projected"):
                 hours = took
         process.end()
+    print(f"{label:<22}{load()}", flush=True)
     return hours
+
+
+def processor() -> str:
+    """The name of the processor."""
+    with contextlib.suppress(OSError, StopIteration):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return next(line for line in text.splitlines() if "model name" in line).split(": ")[1]
+    return platform.processor() or platform.machine()
+
+
+def load() -> str:
+    """The load of the machine, which slows down measurements although they are processor time."""
+    if not hasattr(os, "getloadavg"):
+        return "load unknown"
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
 
 
 def main() -> None:
@@ -342,6 +377,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32", help="precision of our engines")
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet"])
+    parser.add_argument("--only", choices=("etcv", "ntcv"), help="one of the two data sets")
     parser.add_argument("--grey", action="store_true", help="omit the 32x32x3 records")
     options = parser.parse_args()
     process = Measured(roof, options.device)
@@ -349,20 +385,22 @@ def main() -> None:
     process.end()
     if roofs is None:
         sys.exit(f"no measurement on {options.device}")
-    for peer in peers.PEERS:
-        if reason := peers.why_missing(peer):
+    for peer in (*peers.PEERS, *jax_peers.PEERS):
+        if reason := why_missing(peer, options.device):
             print(f"{peer} is not compared: {reason}")
+    print(f"processor: {processor()}; {load()}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
-    print(f"{'setup':<22}{'line':<11}{'runs':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
+    print(f"{'setup':<22}{'line':<12}{'runs':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
           f"{'to hooks':>9}{'peak MB':>9}{'a run':>9}{'hours':>9}{'of roof':>9}",
           flush=True)  # fmt: skip
     for model in options.models:
         total = 0.0
-        for shape, size in itertools.product((GREY, COLOUR), (0, options.records)):
+        sizes = [0] * (options.only != "ntcv") + [options.records] * (options.only != "etcv")
+        for shape, size in itertools.product((GREY, COLOUR), sizes):
             if shape == GREY or not options.grey:
                 hours = compare(model, size, shape, options, roofs)
                 total += (NT_ROWS if size else ETCV_ROWS)[shape] * hours
-        if not options.grey:
+        if not options.grey and options.only is None:
             print(f"{model}: {total:.3g} hours for table 2, 3 budgets and 3 repeats, on one device")
 
 

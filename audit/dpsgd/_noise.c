@@ -8,6 +8,9 @@
  * The key is a run's seed; the counter is (k, step, stream, 0).
  *
  * streams.py uses the normal numbers in float64, which are computed by inversion.
+ *
+ * Training steps without training records use each number as soon as it is drawn. Their sums have a
+ * fixed order, too, so they also compute the same bits on every processor.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -15,6 +18,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
@@ -203,33 +207,63 @@ INLINE real vector_at(const float *from) {
     return x;
 }
 
-/* p = noise + factor gradient, w += descent p; returns <p, gradient>. */
-static float descend_span(const float *noise, const float *gradient, float *w, int64_t size,
-                          float factor, float descent) {
-    real sums = {0};
-    int64_t i = 0;
-    for (; i + LANE <= size; i += LANE) {
-        const real g = vector_at(gradient + i), p = vector_at(noise + i) + g * factor;
-        const real moved = vector_at(w + i) + p * descent;
-        memcpy(w + i, &moved, sizeof moved);
-        sums += p * g;
-    }
+/* Partial sums of 16 interleaved parts, whatever the vector size, so that every processor rounds
+ * equally. */
+#define PARTS 16
+typedef struct {
+    real sums[PARTS / LANE];
+} parts;
+
+INLINE float total(const parts *p) {
     float sum = 0;
-    for (int lane = 0; lane < LANE; lane++) sum += sums[lane];
+    for (int i = 0; i < PARTS; i++) sum += p->sums[i / LANE][i % LANE];
+    return sum;
+}
+
+static float dot(const float *x, const float *y, int64_t size) {
+    parts p = {{{0}}};
+    int64_t i = 0;
+    for (; i + PARTS <= size; i += PARTS)
+        for (int v = 0; v < PARTS / LANE; v++)
+            p.sums[v] += vector_at(x + i + v * LANE) * vector_at(y + i + v * LANE);
+    float sum = total(&p);
+    for (; i < size; i++) sum += x[i] * y[i];
+    return sum;
+}
+
+/* p = noise + factor gradient, w += descent p. Adds left <p, gradient> to `product`; returns
+ * <w, gradient> of the new w. */
+INLINE float descend_span(const float *noise, const float *gradient, float *w, int64_t size,
+                          float factor, float descent, double left, double *product) {
+    parts products = {{{0}}}, outputs = {{{0}}};
+    int64_t i = 0;
+    for (; i + PARTS <= size; i += PARTS)
+        for (int v = 0; v < PARTS / LANE; v++) {
+            const int64_t k = i + v * LANE;
+            const real g = vector_at(gradient + k), p = vector_at(noise + k) + g * factor;
+            const real moved = vector_at(w + k) + p * descent;
+            memcpy(w + k, &moved, sizeof moved);
+            products.sums[v] += p * g;
+            outputs.sums[v] += moved * g;
+        }
+    float sum = total(&products), output = total(&outputs);
     for (; i < size; i++) {
         const float p = noise[i] + gradient[i] * factor;
         w[i] += p * descent;
         sum += p * gradient[i];
+        output += w[i] * gradient[i];
     }
-    return sum;
+    *product += left * (double)sum;
+    return output;
 }
 
 #define SPAN (64 * NUMBERS) /* numbers drawn at once, which stay in the first-level cache */
 
 /* One step of one run: every parameter is updated as soon as its noise is drawn. Returns
- * <p, gradient>, and p's first coordinate in `first`. */
+ * <p, gradient>, and p's first coordinate in `first`. If `outputs` is not NULL, it receives the
+ * product of the new first parameter and its `right`. */
 static float descend_run(place next, int run, float scale, float factor, float descent,
-                         const parameter *parameters, int count, float *first) {
+                         const parameter *parameters, int count, float *first, float *outputs) {
     float numbers[SPAN];
     int64_t at = SPAN, remaining = 0;
     double product = 0;
@@ -240,6 +274,7 @@ static float descend_run(place next, int run, float scale, float factor, float d
         const float *right = FLOATS(p->right) + (p->is_shared ? 0 : run * p->columns);
         for (int64_t row = 0; row < p->rows; row++) {
             const float left = FLOATS(p->left)[run * p->rows + row];
+            float output = 0;
             for (int64_t column = 0, size; column < p->columns; column += size) {
                 if (at == SPAN) {
                     fill(&next, 1, scale, (char *)numbers, remaining < SPAN ? remaining : SPAN);
@@ -247,11 +282,12 @@ static float descend_run(place next, int run, float scale, float factor, float d
                     at = 0;
                 }
                 size = p->columns - column < SPAN - at ? p->columns - column : SPAN - at;
-                product += (double)left * descend_span(numbers + at, right + column, w, size,
-                                                       factor * left, descent);
                 if (k + row + column == 0) *first = numbers[0] + right[0] * (factor * left);
+                output += descend_span(numbers + at, right + column, w, size, factor * left,
+                                       descent, left, &product);
                 w += size, at += size, remaining -= size;
             }
+            if (outputs && k == 0) outputs[row] = output;
         }
     }
     return (float)product;
@@ -270,8 +306,202 @@ static PyObject *descend(PyObject *self, PyObject *args) {
         FLOATS(products)[run] = descend_run(
             place_of((const uint64_t *)(uintptr_t)seeds, run, step, stream), run,
             FLOATS(scales)[run], FLOATS(factors)[run], FLOATS(descents)[run],
-            (const parameter *)(uintptr_t)parameters, count, FLOATS(firsts) + run);
+            (const parameter *)(uintptr_t)parameters, count, FLOATS(firsts) + run, NULL);
     Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* A Linear layer of R runs. */
+typedef struct {
+    uint64_t weight, bias; /* addresses: [R, outputs, inputs], [R, outputs]; no bias if 0 */
+    int64_t inputs, outputs, has_relu; /* whether ReLU follows */
+} linear;
+
+/* Memory for one run. Layer k has inputs[k] and the gradient deltas[k] of its outputs. */
+typedef struct {
+    const linear *layers;
+    int count;
+    int64_t label;
+    float **inputs, **deltas;
+    parameter *parameters;
+    float *first; /* outputs of the first layer without its bias */
+    float record_square; /* |x|^2 of the record */
+} network;
+
+/* e^x for x <= 0, with relative error 2e-7 and at least 1e-38; NaN stays NaN. */
+INLINE float exponential(float x) {
+    if (x < -87.0f) x = -87.0f;
+    /* x = n log 2 + r: adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits. */
+    const float shifted = x * 1.44269504f + 12582912.0f;
+    const float n = shifted - 12582912.0f;
+    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3F800000;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
+
+/* Replaces logits by the gradient of the cross-entropy: softmax, minus 1 at the label. */
+static void cross_entropy(float *logits, int64_t classes, int64_t label) {
+    float most = logits[0], sum = 0;
+    for (int64_t i = 1; i < classes; i++) most = logits[i] > most ? logits[i] : most;
+    for (int64_t i = 0; i < classes; i++) logits[i] = exponential(logits[i] - most);
+    for (int64_t i = 0; i < classes; i++) sum += logits[i];
+    for (int64_t i = 0; i < classes; i++) logits[i] /= sum;
+    logits[label] -= 1.0f;
+}
+
+/* The outputs of a run's layers; the last layer's are in its `deltas`. */
+static void run_forward(const network *net, int run) {
+    for (int k = 0; k < net->count; k++) {
+        const linear *l = net->layers + k;
+        const int is_last = k == net->count - 1;
+        const float *w = FLOATS(l->weight) + run * l->outputs * l->inputs;
+        const float *bias = l->bias ? FLOATS(l->bias) + run * l->outputs : NULL;
+        float *out = is_last ? net->deltas[k] : net->inputs[k + 1];
+        for (int64_t i = 0; i < l->outputs; i++) {
+            float z = k ? dot(w + i * l->inputs, net->inputs[k], l->inputs) : net->first[i];
+            if (bias) z += bias[i];
+            out[i] = l->has_relu && z < 0 ? 0 : z; /* NaN stays NaN */
+        }
+    }
+}
+
+/* The gradients of all outputs, from the logits' gradient; returns the squared norm of the record's
+ * gradient. */
+static float run_backward(const network *net, int run) {
+    float norm = 0;
+    for (int k = net->count - 1; k >= 0; k--) {
+        const linear *l = net->layers + k;
+        const float *delta = net->deltas[k], *in = net->inputs[k];
+        const float square = k ? dot(in, in, l->inputs) : net->record_square;
+        norm += dot(delta, delta, l->outputs) * (square + (l->bias != 0));
+        if (k == 0) break;
+        const float *w = FLOATS(l->weight) + run * l->outputs * l->inputs;
+        float *back = net->deltas[k - 1];
+        for (int64_t j = 0; j < l->inputs; j++) back[j] = delta[0] * w[j];
+        for (int64_t i = 1; i < l->outputs; i++)
+            for (int64_t j = 0; j < l->inputs; j++) back[j] += delta[i] * w[i * l->inputs + j];
+        if (net->layers[k - 1].has_relu)
+            for (int64_t j = 0; j < l->inputs; j++) back[j] = in[j] <= 0 ? 0 : back[j];
+    }
+    return norm;
+}
+
+/* One step of one run on one record, whose gradient is clipped to norm `clip`: returns its squared
+ * norm, and see `descend_run`. */
+static float train_step(const network *net, place next, int run, float clip, float scale,
+                        float factor, float descent, float *product, float *first) {
+    const linear *last = net->layers + net->count - 1;
+    run_forward(net, run);
+    cross_entropy(net->deltas[net->count - 1], last->outputs, net->label);
+    const float norm = run_backward(net, run);
+    float clipping = 1.0f / sqrtf(norm) * clip;
+    clipping = clipping > 1 ? 1 : clipping; /* NaN stays NaN */
+    int count = 0;
+    for (int k = 0; k < net->count; k++) {
+        const linear *l = net->layers + k;
+        float *delta = net->deltas[k];
+        net->parameters[count++] = (parameter){
+            (uint64_t)(uintptr_t)(FLOATS(l->weight) + run * l->outputs * l->inputs),
+            (uint64_t)(uintptr_t)delta, (uint64_t)(uintptr_t)net->inputs[k],
+            l->outputs, l->inputs, 1};
+        for (int64_t i = 0; i < l->outputs; i++) delta[i] *= clipping;
+        if (l->bias) {
+            static const float one = 1;
+            net->parameters[count++] = (parameter){
+                (uint64_t)(uintptr_t)(FLOATS(l->bias) + run * l->outputs),
+                (uint64_t)(uintptr_t)&one, (uint64_t)(uintptr_t)delta, 1, l->outputs, 1};
+        }
+    }
+    *product = descend_run(next, 0, scale, factor, descent, net->parameters, count, first,
+                           net->first);
+    return norm * (clipping * clipping);
+}
+
+/* The outputs of the first layer, without its bias, rounded as by `descend_run`, which begins a new
+ * sum where it draws numbers. */
+static void first_outputs(const network *net, int run) {
+    const linear *l = net->layers;
+    const float *w = FLOATS(l->weight) + run * l->outputs * l->inputs;
+    int64_t at = 0;
+    for (int64_t row = 0; row < l->outputs; row++) {
+        net->first[row] = 0;
+        for (int64_t column = 0, size; column < l->inputs; column += size) {
+            const int64_t left = SPAN - at % SPAN;
+            size = l->inputs - column < left ? l->inputs - column : left;
+            net->first[row] += dot(w + at, net->inputs[0] + column, size);
+            at += size;
+        }
+    }
+}
+
+/* Memory for a run, whose record is x; 0 on failure. `free_network` is called in either case. */
+static int allocate(network *net, float *x) {
+    const size_t count = (size_t)net->count;
+    int ok = 1;
+    net->inputs = calloc(count, sizeof *net->inputs);
+    net->deltas = calloc(count, sizeof *net->deltas);
+    net->parameters = calloc(2 * count, sizeof *net->parameters);
+    net->first = calloc((size_t)net->layers[0].outputs, sizeof(float));
+    if (!net->inputs || !net->deltas || !net->parameters || !net->first) return 0;
+    for (size_t k = 0; k < count; k++) {
+        ok &= !!(net->deltas[k] = calloc((size_t)net->layers[k].outputs, sizeof(float)));
+        net->inputs[k] = k ? calloc((size_t)net->layers[k].inputs, sizeof(float)) : x;
+        ok &= !!net->inputs[k];
+    }
+    return ok;
+}
+
+static void free_network(network *net) {
+    for (int k = 0; net->inputs && net->deltas && k < net->count; k++) {
+        if (k) free(net->inputs[k]);
+        free(net->deltas[k]);
+    }
+    free(net->inputs);
+    free(net->deltas);
+    free(net->parameters);
+    free(net->first);
+}
+
+static PyObject *train(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long layers, record, seeds, clips, scales, descents, factors, products, firsts,
+        norms;
+    long long label;
+    unsigned int stream, step, steps;
+    int count, runs;
+    if (!PyArg_ParseTuple(args, "(KiKL)(KiIII)(KKKK)(KKK)", &layers, &count, &record, &label, &seeds,
+                          &runs, &stream, &step, &steps, &clips, &scales, &descents, &factors,
+                          &products, &firsts, &norms))
+        return NULL;
+    network net = {.layers = (const linear *)(uintptr_t)layers, .count = count, .label = label};
+    int ok;
+    Py_BEGIN_ALLOW_THREADS
+    ok = allocate(&net, FLOATS(record));
+    if (ok) net.record_square = dot(FLOATS(record), FLOATS(record), net.layers[0].inputs);
+    for (int run = 0; ok && run < runs; run++) {
+        first_outputs(&net, run);
+        for (uint32_t i = 0; i < steps; i++) {
+            const int64_t k = (int64_t)i * runs + run;
+            FLOATS(norms)[k] = train_step(
+                &net, place_of((const uint64_t *)(uintptr_t)seeds, run, step + i, stream), run,
+                FLOATS(clips)[run], FLOATS(scales)[run], FLOATS(factors)[k], FLOATS(descents)[run],
+                FLOATS(products) + k, FLOATS(firsts) + k);
+        }
+    }
+    free_network(&net);
+    Py_END_ALLOW_THREADS
+    if (!ok) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -409,6 +639,10 @@ static PyMethodDef methods[] = {
     {"descend", descend, METH_VARARGS,
      "descend(seeds, runs, stream, step, scales, factors, descents, parameters, count, products, "
      "firsts): one step of R runs."},
+    {"train", train, METH_VARARGS,
+     "train((layers, count, record, label), (seeds, runs, stream, step, steps), (clips, scales, "
+     "descents, factors), (products, firsts, norms)): steps of R runs of a network of Linear layers "
+     "and ReLU on one record."},
     {"batches", batches, METH_VARARGS,
      "batches(seeds, runs, stream, step, below, out, size): [runs, size] bytes, 1 where 64 bits "
      "are below."},

@@ -1,5 +1,6 @@
 """The batched engine: trains many runs of DP-SGD at once."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from audit.dpsgd import noise
 from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
-from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
+from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, clipped_sums, stacked
+from audit.dpsgd.linear_steps import LinearSteps
 from audit.dpsgd.memory import MemoryPolicy
 from audit.dpsgd.observation import ModelObservation
 from audit.dpsgd.parameters import Parameters, flat, shaped, to_numpy
@@ -201,16 +203,11 @@ class BatchedEngine:
         # Without training records, each weight is updated as soon as its noise is drawn.
         is_fused = self._training is None and velocity is None and noise.can_descend(theta[0])
         if is_fused and len(canaries) == 1 and isinstance(canaries[0], InputCanary):
-            scales = self._noise_scales(batch).astype(np.float32)
-            for i, (_, canary_taken) in enumerate(sampled):
-                gradient = gradients[0](theta, clip)
-                assert isinstance(gradient, ClippedRecord)
-                weights = (included & canary_taken).to(theta[0].dtype)
-                product, first_noise = noise.descend(
-                    state, gradient.outer_products, weights, descent, batch.seeds, i, scales
-                )
-                residual += first_noise
-                proxies[0].add(product, product, gradient.squared_norm)
+            taken_canaries = ((included & taken).to(theta[0].dtype) for _, taken in sampled)
+            steps = self._fused_steps(batch, canaries[0], state, theta, taken_canaries)
+            for product, first_coordinate, squared_norm in steps:
+                residual += first_coordinate
+                proxies[0].add(product, product, squared_norm)
             return theta, proxies, residual
 
         drawn = self._noise(batch, theta[0])
@@ -236,6 +233,46 @@ class BatchedEngine:
                 w.addcmul_(v, descent)
 
         return theta, proxies, residual
+
+    def _fused_steps(
+        self,
+        batch: RunBatch,
+        canary: InputCanary,
+        state: Parameters,
+        theta: Parameters,
+        taken: Iterator[Tensor],
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Takes steps without training records; `taken` yields 1 where a batch has the canary.
+
+        Yields <p_i^z, p_i>, the first coordinate of p_i, and |p_i^z|^2, [R] each, for every step.
+        """
+        rate, clip, _ = torch.from_numpy(self._settings.hyperparameters_of(batch.candidate)).to(
+            theta[0]
+        )
+        descent, scales = -rate, self._noise_scales(batch).astype(np.float32)
+        take_steps = None
+        with contextlib.suppress(NotImplementedError):
+            take_steps = self._linear_steps(canary)
+        if take_steps is not None:
+            yield from take_steps(state, taken, clip, descent, batch.seeds, scales)
+            return
+        gradient_of = self._gradient(canary)
+        for i, factors in enumerate(taken):
+            gradient = gradient_of(theta, clip)
+            assert isinstance(gradient, ClippedRecord)
+            product, first_coordinate = noise.descend(
+                state, gradient.outer_products, factors, descent, batch.seeds, i, scales
+            )
+            yield product, first_coordinate, gradient.squared_norm
+
+    def _linear_steps(self, canary: InputCanary) -> LinearSteps:
+        """Compiled steps; NotImplementedError for other models and precisions."""
+        if self._precision.significand_bits is not None:
+            raise NotImplementedError("rounded operands in compiled steps")
+        if not isinstance(self._model, BookkeepingModel):
+            raise NotImplementedError("layers that are not known in compiled steps")
+        x, y = self._tensors(canary.features[None], np.array([canary.label]))
+        return LinearSteps(self._model.network, self._model.prepare(x), y)
 
     def _noise(self, batch: RunBatch, like: Tensor) -> Iterator[Parameters]:
         """Yields, for every step, N(0, C^2 sigma^2) noise as one [R, size] per parameter."""

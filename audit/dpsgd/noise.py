@@ -10,6 +10,7 @@ A GPU uses one torch generator per run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from audit.dpsgd.record_gradients import OuterProduct
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
 
-_NOISE, _BATCHES = 0, 1
+NOISE_STREAM, _BATCHES = 0, 1
 _DEVICES = ("cpu",)
 _GROUP = 16
 
@@ -46,7 +47,10 @@ def gaussian_steps(
     drawn in float32. A GPU draws the noise of `steps_at_once` steps together.
     """
     if like.device.type not in _DEVICES:
-        generators, stds = streams.generators(seeds, _NOISE, str(like.device)), scales.tolist()
+        generators, stds = (
+            streams.generators(seeds, NOISE_STREAM, str(like.device)),
+            scales.tolist(),
+        )
 
         def fill(run: int, rows: Tensor) -> None:
             rows.normal_(0, stds[run], generator=generators[run])
@@ -59,7 +63,7 @@ def gaussian_steps(
     with np.errstate(over="ignore"):  # a run with infinite noise diverges, which is reported
         factors = scales.astype(np.float32) if is_single else np.ones(len(seeds), np.float32)
     for step in range(steps):
-        fill_normals(numbers, seeds, _NOISE, step, factors)
+        fill_normals(numbers, seeds, NOISE_STREAM, step, factors)
         yield numbers if is_single else numbers.to(like.dtype) * exact
 
 
@@ -103,6 +107,11 @@ def fill_normals(
     _compiled.normals(seeds.ctypes.data, runs, stream, step, *addresses, size)
 
 
+def extension() -> Any:
+    """The compiled extension `_noise.c`; None without a compiler."""
+    return _compiled
+
+
 def can_descend(weights: Tensor) -> bool:
     """Whether `descend` supports such weights: it needs a compiler, float32 and a CPU."""
     on_cpu = weights.device.type in _DEVICES
@@ -137,7 +146,7 @@ def descend(
     )  # fmt: skip
     products, firsts = torch.empty(2, len(seeds))
     _compiled.descend(
-        seeds.ctypes.data, len(seeds), _NOISE, step, scales.ctypes.data, factors.data_ptr(),
+        seeds.ctypes.data, len(seeds), NOISE_STREAM, step, scales.ctypes.data, factors.data_ptr(),
         descent.data_ptr(), table.ctypes.data, len(table), products.data_ptr(), firsts.data_ptr(),
     )  # fmt: skip
     return products, firsts
