@@ -19,6 +19,8 @@ from audit.arrays import FloatArray
 _BLOCK, _CHUNK = 64, 1 << 16
 # Thresholds are searched anew once the number of runs is smaller by this factor.
 _REFRESH = 0.85
+# Larger logarithms of t are lowered to this one: lines a - b t only become larger.
+_LARGEST_LOG = 600.0
 # Probability of the outputs that a threshold may replace, relative to the smallest that is needed.
 _MARGIN = 2.0
 
@@ -41,19 +43,22 @@ class EndLines:
     @staticmethod
     def of(log_left: FloatArray, log_left_with: FloatArray, low: float, high: float) -> "EndLines":
         """Lines for events at the start, the middle and the end of cells [3, m]."""
-        s, s_with = -np.expm1(log_left), -np.expm1(log_left_with)
-        by_high, by_low = high * np.exp(log_left), 1.0 - low * s
+        by_high, by_low = high * np.exp(log_left), 1.0 + low * np.expm1(log_left)
         largest = np.where(by_high[1] < by_low[1], by_high, by_low)[[0, 2]]
+        # Differences of 1 - s' keep their digits where s' is close to 1.
+        rises, rises_with = _falls(log_left), _falls(log_left_with)
+        offset = np.stack([-rises[0], rises[1]])
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            before, after = np.diff(s_with, axis=0) / np.diff(s, axis=0)
+            before, after = rises_with / rises
         # Where s' jumps, no line is known to be above it, and the line of b is 0.
         finite = np.isfinite(before) & np.isfinite(after)
         before, after = np.where(finite, before, 0.0), np.where(finite, after, 0.0)
         # s' is concave: beyond the middle it is below both chords, extended.
         rise = 0.5 * (before + after)
-        above = np.abs(before - after) * np.abs(s[[0, 2]] - s[1]).max(axis=0)
+        above = np.abs(before - after) * rises.max(axis=0)
         left_with = np.exp(log_left_with[1]) - above
-        by_low, by_high = low * left_with, 1.0 - high * (1.0 - left_with)
+        by_low = low * left_with
+        by_high = 1.0 - high * (1.0 - left_with) - numerics.FLOAT_ROUNDING * high
         smallest = np.where(finite, np.maximum(by_low, by_high), 0.0)
         slope = np.where(by_high > by_low, high, low) * -rise
         slope = np.where(smallest > 0.0, slope, 0.0)
@@ -61,7 +66,7 @@ class EndLines:
             np.minimum(largest.T.ravel() * (1.0 + numerics.FLOAT_ROUNDING), 1.0),
             np.maximum(smallest, 0.0) * (1.0 - numerics.FLOAT_ROUNDING),
             slope,
-            (s[[0, 2]] - s[1]).T.ravel(),
+            offset.T.ravel(),
         )
 
     def at_ends(self, b: FloatArray, slope: FloatArray) -> FloatArray:
@@ -108,7 +113,9 @@ class TwoDensities:
         # The last block may reach beyond the lattice.
         self._blocks = -(-len(t) // _BLOCK)
         spare = self._blocks * _BLOCK - len(t)
-        self._upper = t[-1] * ratio ** np.arange(1, highest + 1 + spare)
+        # Its values are not used; they are finite, because infinite ones would make others invalid.
+        beyond = np.log(t[-1]) + np.log(ratio) * np.arange(1, highest + 1 + spare)
+        self._upper = np.exp(np.minimum(beyond, _LARGEST_LOG))
         # Thresholds replace only outputs with large r, from the output `start` on.
         needed = _MARGIN * better.max() / min(self._share, 1.0 - self._share or 1.0)
         above = np.cumsum(masses[::-1])[::-1]
@@ -172,7 +179,8 @@ class TwoDensities:
         """The mean over outputs of the values or thresholds [k, n], of both densities."""
         share, start, taps = self._share, self._start, len(self._tail)
         k, n = threshold.shape
-        # Outputs before `start` are above the threshold for both densities, whose mean is 1.
+        # Outputs before `start` are above the threshold for both densities, whose mean is 1, at
+        # both ends of a cell. Between them the sum with the threshold is used, convex in s.
         blocks = _windows(padded, _BLOCK + start, self._blocks, _BLOCK)
         sums = (blocks @ self._kernel).reshape(k, -1)[:, :n]
         weights = share, 1.0 - share
@@ -268,4 +276,12 @@ def _windows(values: FloatArray, width: int, number: int, step: int = 1) -> Floa
 
 def _of_both(value: FloatArray) -> FloatArray:
     """Values [2, 2 m, n] as [2, m, 2, n]: both ends of each cell."""
-    return value.reshape(value.shape[0], -1, 2, value.shape[-1])
+    sides, rows, points = value.shape
+    return value.reshape(sides, rows // 2, 2, points)
+
+
+def _falls(logs: FloatArray) -> FloatArray:
+    """Decreases [n-1, m] of decreasing values [n, m] that are given by logarithms."""
+    with np.errstate(invalid="ignore"):
+        falls = np.exp(logs[:-1]) * -np.expm1(np.diff(logs, axis=0))
+    return np.where(np.isfinite(logs[:-1]), falls, 0.0)

@@ -13,11 +13,13 @@ from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
+    LossPair,
     Mixture,
     PureDp,
     WorstOf,
     solve_epsilon,
 )
+from audit.accounting.pairs import PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack
 from audit.upper_bounds import AdaptiveCurve, HistoryCurve
@@ -333,6 +335,94 @@ def test_both_ends_of_a_cell_bound_every_winner_between_them(limits: tuple[float
         assert np.max((largest - np.max(between, axis=0))[near]) < 0.1 * largest[near].max()
 
 
+def exact_induction(
+    reach: int,
+    spacing: float,
+    masses: FloatArray,
+    chances: FloatArray,
+    event: tuple[float, float],
+    limits: tuple[float, float],
+) -> FloatArray:
+    """W_0 at log t = -reach..reach times the spacing, for one event (s, s').
+
+    Every run leaves out the smallest products of density and value, of total mass s. `masses` are
+    those of log r = -3..3 times the spacing. There are no cells, thresholds or chords: the lattice
+    contains every likelihood ratio that the runs can have. After every run the smaller one of the
+    value and the line of the simple bound is used, as in the proof.
+    """
+    (s, s_with), (low, high) = event, limits
+    share = (1.0 - low) / (high - low)
+    u = min(high * (1.0 - s), 1.0 - low * s)
+    least = max(low * (1.0 - s_with), 1.0 - high * (1.0 - s_with))
+    weights = np.concatenate([share * masses, (1.0 - share) * masses])
+    margin = 3 * len(chances)
+    t = np.exp(spacing * np.arange(-reach - margin, reach + margin + 1))
+    # Values beyond the ends affect no result: each run moves by at most 3.
+    places = np.clip(np.arange(len(t))[:, None] + np.arange(-3, 4), 0, len(t) - 1)
+
+    def worse(values: FloatArray) -> FloatArray:
+        products = np.concatenate([high * values[places], low * values[places]], axis=1)
+        order = np.argsort(products, axis=1)
+        products, mass = np.take_along_axis(products, order, axis=1), weights[order]
+        left_out = np.clip(s - (np.cumsum(mass, axis=1) - mass), 0.0, mass)
+        return np.asarray((products * (mass - left_out)).sum(axis=1))
+
+    v, w = np.zeros((2, len(t)))
+    a_v = b_v = a_w = b_w = 0.0
+    for chance in chances[::-1]:
+        v, w = chance * (1.0 - t) + worse(v), np.maximum(high * v, low * v) + worse(w)
+        a_v, a_w = u * a_v + chance, u * a_w + high * a_v
+        b_v, b_w = least * b_v + chance, least * b_w + low * b_v
+        v, w = np.minimum(v, a_v - b_v * t), np.minimum(w, a_w - b_w * t)
+    return w[margin:-margin]
+
+
+@pytest.mark.parametrize("limits", [(0.5, 2.0), (0.9, 1.1), (0.01, 1.05), (0.95, 10.0)])
+def test_cells_are_above_the_exact_induction_of_every_event(limits: tuple[float, float]) -> None:
+    rng, (low, high), reach = np.random.default_rng(21), limits, 8
+    kink = math.log1p(-low) - math.log(high - low)
+    compared, smallest = 0, np.inf
+    for _ in range(30):
+        spacing, steps = float(rng.choice([0.03, 0.2, 0.8])), np.arange(-3.0, 4.0)
+        # Masses whose likelihood ratios have mean 1: every output is possible on both sides.
+        masses = rng.dirichlet([0.7] * 7)
+        gains = masses * np.expm1(spacing * steps)
+        masses[:3] *= gains[4:].sum() / -gains[:3].sum()
+        masses /= masses.sum()
+        pair = LossPair(PrivacyLossPmf(-spacing * steps[::-1], np.log(masses[::-1])))
+        chances = rng.dirichlet([0.5] * int(rng.integers(3, 7)))
+        # Between two vertices of the curve of events.
+        start = rng.integers(1, 7) + rng.uniform(0.0, 0.9)
+        parameters = start + np.array([[0.0], [0.5], [1.0]]) * 10.0 ** rng.uniform(-3.0, -1.0)
+        left = pair.events(parameters)
+        if left[0][0, 0] > kink > left[0][2, 0]:
+            continue  # cells end where u has its kink
+        t = np.exp(spacing * np.arange(-reach, reach + 1))
+        ends = -np.expm1(left[0][[0, 2]]).T.ravel()
+        operator = TwoDensities(steps, masses, 0.0, t, ends, low, high)
+        value, _ = operator.largest(
+            EndLines.of(*left, low, high), chances, np.array([len(chances) - 1])
+        )
+        bound = value[0].max(axis=0)
+        for at in np.linspace(parameters[0], parameters[2], 4):
+            event = tuple(-math.expm1(float(log[0])) for log in pair.events(at))
+            exact = exact_induction(reach, spacing, masses, chances, event, limits)
+            assert np.all(exact <= bound + 1e-12 * (1.0 + t))
+            smallest = min(smallest, float((bound - exact)[bound > 0.01].min(initial=np.inf)))
+            compared += 1
+    assert compared > 80
+    assert smallest < 1e-9  # so a smaller bound would not pass
+
+
+def test_ratios_beyond_every_number_cost_at_most_the_simple_bound() -> None:
+    # With losses of 690 on a coarse lattice, t overflowed, and the bound was not a number.
+    base = DiscreteMechanism([0.45, 0.5, 0.05], [0.5, 0.5, 1e-300])
+    for plain in adaptive_curves(base, protocols.parse_protocol("adaptive:0.9,1.1/fixed:3")):
+        curve = HistoryCurve(plain, plain.pair, reach=3.0)
+        for epsilon in (0.0, 0.5, 3.0):
+            assert plain.pair.profile(epsilon) <= curve.delta(epsilon) <= plain.delta(epsilon)
+
+
 def test_tangents_are_below_the_simple_bound() -> None:
     (pair,) = GaussianMechanism(0.5).pairs
     chances = repetitions.parse_repetitions("tnb:1,0.1").pmf(np.arange(60))
@@ -352,6 +442,26 @@ def test_tangents_are_below_the_simple_bound() -> None:
             assert np.all(tangents <= exact)
             if end - start < 0.3:
                 assert np.all(tangents >= 0.9 * exact)
+
+
+@pytest.mark.parametrize("spec", ["fixed:2", "fixed:5", "tnb:1,0.1"])
+def test_tangents_keep_their_digits_where_the_event_is_nearly_certain(spec: str) -> None:
+    # 1 - s' is 1e-10 to 1e-22, and differences of s' have no digits left.
+    low, high = 0.5, 2.0
+    chances, k = repetitions.parse_repetitions(spec).pmf(np.arange(40)), np.arange(40)
+    for mu, start, width in itertools.product((6.0, 8.3), (-1.0, 0.0, 1.5), (1e-3, 0.1)):
+        (pair,) = GaussianMechanism(mu).pairs
+        left = pair.events(np.array([[start], [start + 0.5 * width], [start + width]]))
+        lines = EndLines.of(*left, low, high)
+        b, slope = np.zeros((2, 1, 1))
+        for chance in chances[::-1]:
+            slope = lines.least * slope + lines.slope * b
+            b = lines.least * b + chance
+        exact = (chances * (low * np.exp(left[1][[0, 2], 0]))[:, None] ** k).sum(axis=1)
+        tangents = lines.at_ends(b, slope)[0]
+        assert np.all(tangents <= exact)
+        if width < 0.01:
+            assert np.all(tangents >= 0.9 * exact)
 
 
 def test_constant_densities_cost_as_much_as_random_search() -> None:
