@@ -387,7 +387,7 @@ class Trial:
         """
         sampler = getattr(source, "batch_sampler", None)
         for owner in (source, sampler):
-            generator = getattr(owner, "generator", None)
+            generator: Any = getattr(owner, "generator", None)
             if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
                 continue
             torch = sys.modules["torch"]
