@@ -433,8 +433,8 @@ def test_tangents_are_below_the_simple_bound() -> None:
             lines = EndLines.of(*left, low, high)
             b, slope = np.zeros((2, 1, 1))
             for n in range(59, -1, -1):
-                slope = lines.least * slope + lines.slope * b
-                b = lines.least * b + chances[n]
+                slope = lines.smallest * slope + lines.slope * b
+                b = lines.smallest * b + chances[n]
             s_with = -np.expm1(left[1][[0, 2], 0])
             least = np.maximum(low * (1.0 - s_with), 1.0 - high * s_with)
             exact = (chances * np.maximum(least, 0.0)[:, None] ** k).sum(axis=1)

@@ -191,7 +191,7 @@ def poisson_tests(
     # Contributions that are many times the unit belong to other records, not to larger batches.
     testable &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
     if testable.any():
-        yield from _sizes(counts, testable, n, rate)
+        yield from _sizes(_Sizes(counts, testable, included, n, rate))
     sampled = rate < 1
     if sampled.any():
         yield from _inclusions(included, sampled, rate)
@@ -238,6 +238,7 @@ class _Sizes:
     Attributes:
         counts: [R, T], sizes; NaN or any value where they are unknown.
         is_known: [R, T], whether a size is known.
+        included: [R, T], whether the exchanged record was in the batch.
         n: number of records.
         rate: [R, T], the accounted rates.
         sizes, rates: [B], the known entries.
@@ -245,6 +246,7 @@ class _Sizes:
 
     counts: FloatArray
     is_known: NDArray[np.bool_]
+    included: NDArray[np.bool_]
     n: int
     rate: FloatArray
 
@@ -255,6 +257,19 @@ class _Sizes:
     @property
     def rates(self) -> FloatArray:
         return self.rate[self.is_known]
+
+    @property
+    def others(self) -> FloatArray:
+        """[B], the known sizes without the exchanged record.
+
+        A size is known only where this record was in some batch of the step, which makes known
+        batches larger. Poisson samples of the other records are independent of that.
+        """
+        return self.sizes - self.included[self.is_known]
+
+    @property
+    def mean_of_others(self) -> float:
+        return float(self.others.mean())
 
     @property
     def mean(self) -> float:
@@ -270,14 +285,12 @@ class _Sizes:
         return np.minimum(self.rates, self.mean / self.n)
 
 
-def _sizes(
-    counts: FloatArray, is_known: NDArray[np.bool_], n: int, rate: FloatArray
-) -> Iterator[TestResult]:
-    drawn = _Sizes(counts, is_known, n, rate)
+def _sizes(drawn: _Sizes) -> Iterator[TestResult]:
+    n = drawn.n
     numbers: dict[str, float | int | str] = {
         "mean": drawn.mean,
         "expected": float(n * drawn.rates.mean()),
-        "batches": int(is_known.sum()),
+        "batches": len(drawn.sizes),
         "rate": float(drawn.rates.mean()),
         "n": n,
         "least": float(drawn.sizes.min()),
@@ -298,24 +311,24 @@ def _sizes(
     yield TestResult(float(np.exp(limited)), "limited batches", numbers)
     yield from _neighbouring_steps(drawn, numbers)
     if not np.any(drawn.sizes == 0):
-        # Larger batches than accounted are another finding, and are seldom empty.
-        empty = (1 - np.maximum(drawn.rates, min(drawn.mean / n, 1.0))) ** n
+        # Larger batches than accounted are another finding, and are seldom empty. A batch without
+        # the exchanged record is empty if it holds none of the others.
+        may_be_empty = ~drawn.included[drawn.is_known]
+        measured_rate = min(drawn.mean_of_others / max(n - 1, 1), 1.0)
+        empty = (1 - np.maximum(drawn.rates[may_be_empty], measured_rate)) ** (n - 1)
         p_value = float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum()))
         yield TestResult(p_value, "no empty batch", numbers)
 
 
 def _mean_of_batches(drawn: _Sizes, numbers: dict[str, float | int | str]) -> TestResult:
-    """Tests whether batches are larger than accounted."""
-    n, sizes, rates = drawn.n, drawn.sizes, drawn.rates
-    if drawn.same_rate:
-        # The total is binomial: the exact test.
-        p_value = float(stats.binom.sf(sizes.sum() - 1, n * len(sizes), rates[0]))
-    else:
-        variance = n * rates * (1 - rates)
-        deviation = (sizes - n * rates).sum() / np.sqrt(variance.sum())
-        p_value = float(stats.norm.sf(deviation))
-    larger = drawn.mean > 1.02 * float(n * rates.mean())
-    return TestResult(p_value, "mean of batches", numbers, larger)
+    """Tests whether batches are larger than accounted, by the records that are not exchanged."""
+    others, batches, rate = drawn.n - 1, len(drawn.others), float(drawn.rates.mean())
+    # For unequal rates, the binomial number with the mean rate has the larger upper tail (Hoeffding
+    # 1956).
+    p_value = float(stats.binom.sf(drawn.others.sum() - 1, others * batches, rate))
+    mean = drawn.mean_of_others * drawn.n / max(others, 1)
+    larger = mean > 1.02 * drawn.n * rate
+    return TestResult(p_value, "mean of batches", {**numbers, "mean": mean}, larger)
 
 
 def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
@@ -330,9 +343,10 @@ def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
             continue
         if np.ptp(of_step) != 0:
             return 0.0
-        rate = min(drawn.rate[0, t], drawn.mean / drawn.n)
-        # Given one batch, each other batch has its size with at most the probability of the mode.
-        top = stats.binom.pmf(int(np.floor((drawn.n + 1) * rate)), drawn.n, rate)
+        rate = min(drawn.rate[0, t], drawn.mean_of_others / max(drawn.n - 1, 1))
+        # Given one batch and the inclusions of the exchanged record, each other batch has its size
+        # with at most the probability of the mode.
+        top = stats.binom.pmf(int(np.floor(drawn.n * rate)), drawn.n - 1, rate)
         log_p += (len(of_step) - 1) * float(np.log(top))
     return log_p
 

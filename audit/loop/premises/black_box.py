@@ -369,6 +369,8 @@ def _always_differs(check: Check, suspect: _Suspect, name: str) -> bool | None:
         if i >= _SEEDS and not check.work_left(0.9):
             return None
         for side, data in enumerate(suspect.pair):
+            # Other seeds than those that chose the suspects, so that the choice does not bias the
+            # test.
             trace = check.runs.run(data, run_seed(check.seed, i, 8))
             if trace.error:
                 return False

@@ -135,7 +135,8 @@ def estimate_noise(
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
         residual = values - basis @ (basis.T @ values)
-        left_over[:, t] = 1.0 - np.square(basis).sum(1)
+        # Rounding can leave a little less than 0 for a run that the regression fits exactly.
+        left_over[:, t] = np.maximum(1.0 - np.square(basis).sum(1), 0.0)
         # The regression leaves this share of the variance of the noise in each run.
         residuals[:, t] = residual / np.sqrt(np.maximum(left_over[:, t], _MIN_KEPT))[:, None]
         for index, coordinates in enumerate(slices):
