@@ -133,12 +133,14 @@ def with_stated_costs(
 def _proof(point: PrivacyPoint, certified: TuningCosts, names: tuple[str, ...]) -> float | None:
     """The first of today's bounds that is at most a stated cost, the named ones first; or None."""
     quick = certified.quick_names(names)
-    if quick and point.delta != certified.delta:
+    # Usually one quick value is the stated cost. All of them together are only needed otherwise.
+    for quick_names in [*zip(quick), quick] if point.delta != certified.delta else ():
         try:
-            epsilon = certified.epsilon_at(point.delta, quick)
+            epsilon = certified.epsilon_at(point.delta, quick_names)
         except DeltaUnreachable:
-            epsilon = math.inf
-        if SAFE * epsilon <= point.epsilon:
+            continue
+        is_equal = point.epsilon <= (1.0 + _EQUAL) * epsilon
+        if SAFE * epsilon <= point.epsilon and (is_equal or quick_names == quick):
             return epsilon
     costs = costs_of(certified.base, certified.protocol, point.delta)
     for name in [*quick, *(name for name in names if name not in quick)]:
