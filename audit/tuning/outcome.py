@@ -316,7 +316,8 @@ class Trial:
             ProtocolViolation: the run has more steps, less noise, a higher sampling rate, or
                 batches that were not Poisson sampled; with add-remove neighbours also a divisor or
                 a rate that depends on the number of records. The study then aborts. The same is
-                raised if the accountant is not that of one run, or the base is not DP-SGD.
+                raised if the accountant is not that of one run, the base is not DP-SGD, or a
+                generator of the noise or of the batches has the seed of torch's global generator.
         """
         inner = getattr(accountant, "accountant", accountant)
         self._accountants[id(inner)] = inner
