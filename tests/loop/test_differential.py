@@ -443,6 +443,42 @@ def test_noise_of_the_only_run_with_another_batch_is_left_out() -> None:
         assert all(np.isfinite(t.p_value) for t in flat_noise(noise))
 
 
+def test_few_runs_of_few_coordinates_do_not_make_gaussian_noise_suspicious() -> None:
+    # Residuals over a scale of m degrees of freedom have an excess kurtosis of -6 / (m + 2), and
+    # the inverse of this variance is m / (m - 2) times too large. Checks of correct loops with four
+    # parameters and 500 steps reported noise that is not Gaussian, and with two parameters slopes.
+    rng = np.random.default_rng(9)
+    runs, steps, width = 5, 1200, 3
+    ones = np.ones(steps)
+    for _ in range(3):
+        counts = rng.binomial(24, 0.2, size=(runs, steps)).astype(float)
+        noise_values = rng.normal(size=(runs, steps, width))
+        noise = estimate_noise(noise_values, counts, [slice(0, width)], 1e-12)
+        tests = [*shape_of_noise(noise), *one_more_record(noise_values, counts, noise, ones)]
+        smallest = min(t.p_value for t in tests if t.matters)  # three tests, each with error 1e-5
+        assert smallest > 1e-5, [(t.kind, t.p_value) for t in tests if t.p_value < 1e-5]
+    uniform = rng.uniform(-1.0, 1.0, size=(runs, steps, width))
+    noise = estimate_noise(uniform, counts, [slice(0, width)], 1e-12)
+    assert min(t.p_value for t in shape_of_noise(noise) if t.matters) < 1e-8
+
+
+def test_the_slope_of_steps_with_enough_noise_is_exact() -> None:
+    # One record adds exactly 1.05 C, the largest slope that is allowed, or 1.5 C.
+    rng = np.random.default_rng(10)
+    runs, steps, width = 12, 40, 5
+    p_values = []
+    for size in (1.05, 1.5):
+        for _ in range(60):
+            counts = rng.binomial(24, 0.2, size=(runs, steps)).astype(float)
+            values = rng.normal(size=(runs, steps, width))
+            values[:, :, 0] += size * counts
+            noise = estimate_noise(values, counts, [slice(0, width)], 1e-12)
+            (result,) = one_more_record(values, counts, noise, np.ones(steps))
+            p_values.append(result.p_value)
+    assert stats.kstest(p_values[:60], "uniform").pvalue > 1e-3  # false alarm 1e-3
+    assert max(p_values[60:]) < 1e-8
+
+
 def test_records_that_are_drawn_in_pairs_are_named() -> None:
     rng = np.random.default_rng(6)
     rates = [0.3] * 8

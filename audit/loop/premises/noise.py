@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, optimize, stats
+from scipy import fft, optimize, special, stats
 
 from audit.arrays import FloatArray
 
@@ -37,6 +37,10 @@ _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
 _MAX_FLAT, _MIN_LENGTHS = 400, 6
 # A contribution of this many thresholds is not reported, and such a relative difference of scales.
 _MAX_SLOPE, _UNEQUAL = 1.05, 0.2
+# Beyond this number of degrees of freedom, an estimated scale counts as known.
+_MANY_DEGREES = 2000
+# Degrees of freedom of the noise of a step below which its scale is too uncertain for a slope.
+_MIN_SLOPE_DEGREES = 30
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
@@ -547,22 +551,26 @@ def one_more_record(
         sigmas: [T], accounted noise multipliers.
     """
     width = int(noise.sizes.sum())
-    total, allowed, slopes = 0.0, 0.0, []
+    total, allowed, slopes, spare_degrees = 0.0, 0.0, [], 0.0
     usable = ~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0) & (sigmas > 0)
+    usable &= noise.degrees * width >= _MIN_SLOPE_DEGREES
     for t in np.flatnonzero(usable):
         if np.abs(noise.scales_by_tensor[t] / noise.scales[t] - 1).max() > _UNEQUAL:
             return
+        degrees = float(noise.degrees[t] * width)
         x = counts[:, t] - counts[:, t].mean()
-        squares, variance = float(x @ x), float(noise.scales[t]) ** 2
+        # The inverse of a variance of m degrees of freedom is m / (m - 2) times too large on
+        # average.
+        squares, variance = float(x @ x), float(noise.scales[t]) ** 2 * degrees / (degrees - 2)
         slope = float(np.square(x @ gradients[:, t] / squares).sum())
         total += slope * squares / variance
         # The noncentrality if a record adds `_MAX_SLOPE` C. The tail grows with it.
         allowed += squares * (_MAX_SLOPE / sigmas[t]) ** 2
         slopes.append((slope / variance - width / squares) * sigmas[t] ** 2)
+        spare_degrees += degrees
     if slopes:
-        degrees = width * len(slopes)
         p_value = float(
-            stats.ncf.sf(total / degrees, degrees, float(noise.degrees.sum()) * width, allowed)
+            stats.ncf.sf(total / (width * len(slopes)), width * len(slopes), spare_degrees, allowed)
         )
         ratio = math.sqrt(max(float(np.mean(slopes)), 0.0))
         yield TestResult(p_value, "one more record", {"ratio": ratio}, ratio > _MAX_SLOPE)
@@ -632,15 +640,21 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
         numbers: dict[str, float | int | str] = {"step": number, "least": smallest, "most": largest}
         yield TestResult(p_value, "scale of runs", numbers, largest > 1.1 * smallest)
     ends = np.cumsum([0, *noise.sizes])
+    # The degrees of freedom of each scale, and the residuals over it.
     standardized = [
-        (noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
+        (
+            float(noise.degrees[t] * noise.sizes[i]),
+            (
+                noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]
+            ).ravel(),
+        )
         for t in range(len(noise.degrees))
         for i in range(len(noise.sizes))
-        if not noise.silent[t, i] and scales[t, i] > 0
+        if not noise.silent[t, i] and scales[t, i] > 0 and noise.degrees[t] * noise.sizes[i] > 1
     ]
     if not standardized:
         return
-    values = np.concatenate(standardized)
+    values = np.concatenate([_normal_scores(*group) for group in standardized])
     if len(values) < _MIN_KURTOSIS_NUMBERS:
         return
     # Residuals of few runs depend on one another, so they count as fewer numbers.
@@ -655,7 +669,22 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
     p_value = float(stats.kstwobign.sf(np.sqrt(share * len(values)) * distance))
     matters = distance > _MIN_DISTANCE
     yield TestResult(p_value, "distance", {"distance": distance}, matters)
-    yield from _tails([share * len(group) for group in standardized], standardized)
+    degrees, groups = zip(*standardized, strict=True)
+    yield from _tails(degrees, groups)
+
+
+def _normal_scores(degrees: float, values: FloatArray) -> FloatArray:
+    """Numbers with a normal distribution from residuals over an estimated scale.
+
+    A residual over a scale of m degrees of freedom, which includes it, is t sqrt(m / (m - 1 + t^2))
+    with Student's t of m - 1 degrees. For few of them it has a smaller kurtosis than a normal one.
+    """
+    if degrees > _MANY_DEGREES:
+        return values
+    shares = np.minimum(np.square(values) / degrees, 1 - 1e-12)
+    t = np.sqrt(shares * (degrees - 1) / (1 - shares))
+    scores: FloatArray = -np.sign(values) * special.ndtri(special.stdtr(degrees - 1, -t))
+    return scores
 
 
 def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[TestResult]:
