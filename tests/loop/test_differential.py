@@ -28,7 +28,7 @@ from audit import lower_bounds
 from audit.loop import PrivacyLeak, TrainingSet
 from audit.loop.attack.white_box import cross_entropy
 from audit.loop.premises import check_premises as check_premises_module
-from audit.loop.premises import experiment, number_of_records
+from audit.loop.premises import experiment, noise, number_of_records
 from audit.loop.premises.batches import (
     batches_of,
     dependence_on_size,
@@ -1474,8 +1474,14 @@ def test_significance_is_the_closed_test_of_bonferroni(monkeypatch: pytest.Monke
     assert {0.0, 0.4, 1.0} <= seen
 
 
-def test_the_error_over_all_tests_is_small() -> None:
-    assert FAMILY_ERROR <= 1e-4
+@pytest.mark.parametrize(("p_value", "reported"), [(0.5, False), (0.05, False), (0.01, True)])
+def test_a_test_that_was_not_collected_counts_among_all(p_value: float, reported: bool) -> None:
+    """A test that is made only for suspicious numbers could have been made for others."""
+    verdicts = Verdicts()
+    numbers: dict[str, float | int | str] = {"lag": 2, "correlation": 0.5, "bound": 0.1}
+    verdicts.collect(noise.TestResult(p_value * FAMILY_ERROR, "steps", numbers))
+    verdicts.judge()
+    assert bool(verdicts.findings) == reported
 
 
 @pytest.mark.slow

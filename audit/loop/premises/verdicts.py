@@ -97,13 +97,17 @@ class Verdicts:
         """Reports the statistical findings that survive the correction for many tests, by rank."""
         if not self._evidence:
             return
+        # Some tests are collected only if their numbers look suspicious. So a kind that was not
+        # collected counts as a test, too: it might have been.
+        not_collected = len(KINDS.keys() - {test.kind for test, _ in self._evidence})
         if self._scale is not None:
             degrees, coordinates = self._scale
-            kinds = sum(test.kind != "size" for test, _ in self._evidence) + 1
-            self.measured["detectable noise scale"] = detectable_scale(degrees, kinds * coordinates)
+            tests = sum(test.kind != "size" for test, _ in self._evidence) + 1 + not_collected
+            self.measured["detectable noise scale"] = detectable_scale(degrees, tests * coordinates)
         significant_findings: dict[str, Finding] = {}
         # Holm's method holds for dependent tests, so that no test has to know the others.
-        for index in significant([test.p_value for test, _ in self._evidence], FAMILY_ERROR):
+        p_values = [test.p_value for test, _ in self._evidence] + [1.0] * not_collected
+        for index in significant(p_values, FAMILY_ERROR):
             test, words = self._evidence[index]
             if test.matters and test.kind not in significant_findings:
                 significant_findings[test.kind] = words(test)
