@@ -308,6 +308,7 @@ def _sum_of(
     """
     index = np.arange(first, last + 1)
     place = index % size
+    runs = sum(grid.count for grid in grids)
     log_mass: FloatArray = np.full(len(index), -np.inf)
     smallest = np.full(len(index), np.inf)
     below_p = below_q = above = math.inf
@@ -336,7 +337,8 @@ def _sum_of(
         is_sharper = chernoff < smallest
         sums = np.maximum(sums[place[is_sharper]], 0.0) + rounding
         # With a large tilt, the rounding of the exponents matters; masses may only be too large.
-        exponents = magnitude + abs(tilt) * spacing * np.abs(index[is_sharper])
+        # So do the masses that each run's probabilities lose when they are divided by their sum.
+        exponents = magnitude + runs + abs(tilt) * spacing * np.abs(index[is_sharper])
         log_mass[is_sharper] = np.log(sums) + chernoff[is_sharper] + _ROUNDING * exponents
         smallest[is_sharper] = chernoff[is_sharper]
         if tilt > 0:

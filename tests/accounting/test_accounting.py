@@ -208,3 +208,27 @@ def test_no_grid_loses_mass(longest: int, monkeypatch: pytest.MonkeyPatch) -> No
             for epsilon in (0.0, 0.05, 0.5):
                 exact = np.maximum(chances[0] - math.exp(epsilon) * chances[1], 0.0).sum()
                 assert float(found.profile(epsilon)) >= exact - 1e-16
+
+
+@pytest.mark.parametrize(("runs", "rate"), [(1_000, 0.3), (10_000, 0.01), (1_000_000, 1e-4)])
+@pytest.mark.parametrize("tilts", [[0.0], [0.0, 50.0, -50.0, 100.0, -100.0, 200.0]])
+def test_no_mass_of_a_transform_is_below_the_exact_one(
+    runs: int, rate: float, tilts: list[float]
+) -> None:
+    """The number of runs with the larger of two losses is binomial."""
+    grid = composition._Grid(0, np.log(np.array([1 - rate, rate])), runs)
+    mean, size = runs * rate, 4096
+    last = min(runs, size // 2 - 8)
+    log_mass, _, _ = composition._sum_of([grid], 0.01, 0, last, size, tilts)
+    places = np.unique([*np.linspace(0, min(last, 3 * mean), 60).astype(int), int(mean)])
+    with mpmath.workdps(30):
+        exact = [
+            mpmath.log(mpmath.binomial(runs, int(k)))
+            + int(k) * mpmath.log(mpmath.mpf(rate))
+            + (runs - int(k)) * mpmath.log(1 - mpmath.mpf(rate))
+            for k in places
+        ]
+        assert all(mass >= value for mass, value in zip(log_mass[places], exact, strict=True))
+    # At the mean, rounding explains less than 1e-8.
+    at_mean = int(np.searchsorted(places, int(mean)))
+    assert log_mass[places[at_mean]] - float(exact[at_mean]) < 1e-8
