@@ -37,8 +37,9 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-# `attacks.md` includes the tables of the study of coverage.
-exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints", "coverage.md"]
+# `attacks.md` includes the tables of the studies of coverage.
+exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
+exclude_patterns += ["coverage.md", "coverage-more.md"]
 exclude_patterns += ["notebooks/README.md"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 

@@ -10,19 +10,32 @@ both data sets. The hockey-stick divergence is jointly convex, so
 
 With k = 0 nothing is released, which adds nothing. A grid of k candidates is one of k' > k whose
 other candidates never win, so its profile is at most that of k': one curve covers a range of k.
+
+On a Gaussian base, the exact profile of a grid of k is the tight bound of k draws (proposition 4).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from audit.accounting import Candidates, Mechanism, largest_epsilon
+from audit.accounting import (
+    Candidates,
+    DominatingPair,
+    Mechanism,
+    largest_epsilon,
+    solve_epsilon,
+)
 from audit.errors import NotApplicable
 from audit.numerics import memoize, shared_delta
 from audit.protocols import DistinctCandidates
+from audit.repetitions import Fixed
 from audit.upper_bounds.composed import composed
 from audit.upper_bounds.grid import FEW_POINTS, GridCurve
+from audit.upper_bounds.grid_of_gaussians import gaussian_pair_of
 from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.tight import TightCurve
 
 _CURVES = 24
 """Ranges of the number of runs; each costs one curve of a grid."""
@@ -33,8 +46,13 @@ _POINTS = 1 << 14
 _MAX_CANDIDATES = 10**6
 _NEGLIGIBLE = 1e-3  # share of delta that a curve may lose
 
+# Ranges and events of the tight bounds, at the delta of a cost and at other deltas.
+_TIGHT_CURVES, _FEW_TIGHT_CURVES = 12, 6
+_EVENTS, _FEW_EVENTS = 500, 200
+_TIGHT = "mean of the tight bounds of as many draws as candidates are run"
 
-def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
+
+def _ranges(protocol: DistinctCandidates, number: int = _CURVES) -> list[tuple[float, int]]:
     """Probabilities of ranges of the number of runs, with the largest number of each range."""
     candidates = protocol.candidates
     if candidates > _MAX_CANDIDATES:
@@ -47,8 +65,8 @@ def _ranges(protocol: DistinctCandidates) -> list[tuple[float, int]]:
     if len(possible) == 0:
         return []
     ends = possible
-    if len(possible) > _CURVES:
-        spread = np.geomspace(possible[0], possible[-1], _CURVES)
+    if len(possible) > number:
+        spread = np.geomspace(possible[0], possible[-1], number)
         ends = np.unique(np.append(np.ceil(spread).astype(np.int64), possible[-1]))
     # Each range counts as its largest number of runs, whose grid leaks at least as much.
     sums = np.bincount(np.searchsorted(ends, possible), weights[possible], len(ends))
@@ -86,6 +104,95 @@ def grid_mixture(base: Mechanism, protocol: DistinctCandidates, delta: float) ->
     return BoundValue(largest_epsilon(_profiles(base, protocol, delta), delta))
 
 
+def _tight_at_other_delta(
+    base: Mechanism, protocol: DistinctCandidates, delta: float, _: float
+) -> BoundValue:
+    """The bound by curves with fewer events, which several deltas share."""
+    _check_one_base(base)
+    if sum(weight for weight, _ in _ranges(protocol)) <= delta:
+        return BoundValue(0.0)
+    mean = _shared_tight(gaussian_pair_of(base), protocol, shared_delta(delta))
+    return BoundValue(solve_epsilon(mean.delta, delta))
+
+
+@bound(
+    "grid-mixture-tight",
+    110,
+    _TIGHT,
+    about=("Gaussian base, the same for each candidate",),
+    protocol=DistinctCandidates,
+    is_special=True,
+    title=r"$\varepsilon_U$ distinct candidates, tight (any score)",
+    at_other_delta=_tight_at_other_delta,
+)
+def grid_mixture_tight(base: Mechanism, protocol: DistinctCandidates, delta: float) -> BoundValue:
+    """Smallest epsilon that the mixture of tight bounds gives at delta, on a Gaussian base.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> base = GaussianMechanism(0.25)
+        >>> round(grid_mixture_tight(base, "distinct:10/fixed:10", 1e-5).epsilon, 2)
+        2.76
+    """
+    _check_one_base(base)
+    ranges = _ranges(protocol, _TIGHT_CURVES)
+    if sum(weight for weight, _ in ranges) <= delta:
+        return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
+    mean = _MeanOfTight(gaussian_pair_of(base), tuple(ranges), delta, _EVENTS)
+    return BoundValue(solve_epsilon(mean.delta, delta))
+
+
+@memoize(8)
+def _shared_tight(
+    pair: DominatingPair, protocol: DistinctCandidates, delta: float
+) -> "_MeanOfTight":
+    return _MeanOfTight(pair, tuple(_ranges(protocol, _FEW_TIGHT_CURVES)), delta, _FEW_EVENTS)
+
+
+@dataclass(frozen=True)
+class _MeanOfTight:
+    """The mean of the tight bounds of ranges of the number of runs, for all deltas from one on.
+
+    Attributes:
+        pair: the Gaussian pair of one run; both directions are equal.
+        ranges: the probability and the largest number of runs of each range.
+        least_delta: the delta near which the curves are dense.
+        events: largest number of events of each curve.
+    """
+
+    pair: DominatingPair
+    ranges: tuple[tuple[float, int], ...]
+    least_delta: float
+    events: int
+
+    @cached_property
+    def _curves(self) -> list[tuple[float, TightCurve]]:
+        # Each curve is dense where every range adds the same to delta.
+        return [
+            (
+                weight,
+                TightCurve.at(
+                    self.pair,
+                    Fixed(runs),
+                    min(self.least_delta / (len(self.ranges) * weight), 0.5),
+                    self.events,
+                ),
+            )
+            for weight, runs in self.ranges
+        ]
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon, rounded up."""
+        total = sum(weight * min(curve.delta(epsilon), 1.0) for weight, curve in self._curves)
+        return min(total * (1.0 + 1e-12), 1.0)
+
+
+def _check_one_base(base: Mechanism) -> None:
+    """Raises `NotApplicable` if candidates have different bases: it is random which of them run."""
+    if isinstance(base, Candidates):
+        raise NotApplicable("candidates must have one base, because it is random which of them run")
+
+
 def _profiles(
     base: Mechanism, protocol: DistinctCandidates, delta: float, points: int = _POINTS
 ) -> list[Callable[[float], float]]:
@@ -93,8 +200,7 @@ def _profiles(
 
     `points` is the largest number of points of a curve.
     """
-    if isinstance(base, Candidates):
-        raise NotApplicable("candidates must have one base, because it is random which of them run")
+    _check_one_base(base)
     ranges = _ranges(protocol)
     releases = _releases(base, tuple(k for _, k in ranges))
 

@@ -157,6 +157,15 @@ def _gaussian_pair(mu: float) -> GaussianPair:
     return GaussianPair(mu)
 
 
+def gaussian_pair_of(base: Mechanism) -> GaussianPair:
+    """The Gaussian pair that dominates one run.
+
+    Raises:
+        NotApplicable: the base is not Gaussian.
+    """
+    return _gaussian_pair(_mu(base))
+
+
 def _mu(candidate: Mechanism) -> float:
     """The mu of the Gaussian pair that dominates one run, for any class of mechanism."""
     means = [pair.mu for pair in candidate.pairs if isinstance(pair, GaussianPair)]

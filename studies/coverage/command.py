@@ -9,7 +9,7 @@ from audit import checks, console
 from studies.coverage.analysis import failures, merge_mechanisms
 from studies.coverage.canaries import canary_runs
 from studies.coverage.mechanisms import mechanisms
-from studies.coverage.page import coverage_page
+from studies.coverage.page import coverage_page, more_audits_page
 from studies.coverage.simulation import AUDITS, DEFAULT_AUDITS, simulate_study
 
 _MAX_TRIALS = 10_000_000
@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         names += [run.name for run in canary_runs()]
         chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
         checks.integer("seed", options.seed, 0)
+        if options.more and (len(options.trials) > 1 or not chosen):
+            message = "more must come with names in --mechanisms and one number in --trials"
+            return console.report_error(message)
         checks.integer("jobs", options.jobs, 1, checks.MAX_JOBS)
         for trials in options.trials:
             checks.integer("trials", trials, 2, _MAX_TRIALS)
@@ -57,8 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen:
         command += " --mechanisms " + " ".join(f'"{name}"' for name in chosen)
     try:
-        study.to_csv(options.out / "coverage.csv", index=False, float_format="%.6g")
-        (options.out / "coverage.md").write_text(coverage_page(study, command))
+        if options.more:
+            write_more_audits(study, options.out)
+        else:
+            study.to_csv(options.out / "coverage.csv", index=False, float_format="%.6g")
+            (options.out / "coverage.md").write_text(coverage_page(study, command))
     except OSError as error:
         return console.report_error(
             f"out must be a writable folder with free space, got {str(options.out)!r}: {error}"
@@ -70,6 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     claims = int(study["claimed"].sum())
     print(f"{len(failed)} of {claims} valid rows fail; tables written to {options.out}")
     return 1 if len(failed) or len(failed_together) else 0
+
+
+def write_more_audits(study: pd.DataFrame, folder: Path) -> None:
+    """Adds a study to coverage-more.csv and writes its page.
+
+    It replaces earlier rows of the same mechanisms.
+    """
+    path = folder / "coverage-more.csv"
+    if path.exists():
+        earlier = pd.read_csv(path)
+        study = pd.concat([earlier[~earlier["mechanism"].isin(study["mechanism"])], study])
+    study.to_csv(path, index=False, float_format="%.6g")
+    (folder / "coverage-more.md").write_text(more_audits_page(pd.read_csv(path)))
 
 
 def _parser() -> console.Parser:
@@ -102,6 +121,11 @@ def _parser() -> console.Parser:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument(
         "--mechanisms", nargs="+", default=[], metavar="NAME", help="names (default: all)"
+    )
+    parser.add_argument(
+        "--more",
+        action="store_true",
+        help="add the rows to coverage-more.csv: a second study of chosen mechanisms",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("docs"), help="folder of the tables (default: docs)"

@@ -70,6 +70,36 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def more_audits_page(study: pd.DataFrame) -> str:
+    """The section of a second study, with more audits of chosen mechanisms and another seed.
+
+    Args:
+        study: One row per mechanism, number of trials and estimator, of one number of trials.
+
+    Returns:
+        Markdown with one table.
+    """
+    claimed, flagged_rows = study[study["claimed"]], failures(study)
+    key = ["mechanism", "trials", "estimator", "rule"]
+    flagged = set(flagged_rows[key].itertuples(index=False, name=None))
+    trials = study["trials"].iloc[0]
+    audits = study.groupby("mechanism", sort=False)["audits"].first()
+    numbers = ", ".join(f"{count:,} of `{name}`" for name, count in audits.items())
+    lines = [
+        "### More audits of some mechanisms",
+        "",
+        f"With another seed and {trials:,} + {trials:,} trials, the numbers of audits are",
+        f"{numbers}.",
+        "The shares of bounds above the true epsilon are significantly more than 5 % in "
+        f"{len(flagged_rows) or 'none'} of {len(claimed)}",
+        f"combinations in which the assumptions hold. The largest is {claimed['rate'].max():.1%}. "
+        "([Data](coverage-more.csv))",
+        "",
+        *_table(study, flagged),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _kind(mechanism: str) -> str:
     """The heading of a mechanism's table."""
     if mechanism.startswith("canaries"):

@@ -19,7 +19,7 @@ from audit.protocols import Adaptive
 from studies.accepted_tails import AcceptedTailsCurve
 from studies.coverage.analysis import failures, merge_mechanisms
 from studies.coverage.mechanisms import mechanisms
-from studies.coverage.page import coverage_page
+from studies.coverage.page import coverage_page, more_audits_page
 from studies.coverage.simulation import AUDITS, simulate_study
 
 SMALL = {60: 10}
@@ -135,6 +135,34 @@ def test_committed_study_is_complete_and_no_valid_estimator_fails() -> None:
     assert expected == AUDITS
     page = coverage_page(committed, "python -m audit.coverage_study --seed 1")
     assert page == path.with_suffix(".md").read_text()
+
+
+def test_committed_second_study_has_more_audits_and_no_valid_estimator_fails() -> None:
+    path = Path(__file__).parents[2] / "docs" / "coverage-more.csv"
+    committed = pd.read_csv(path)
+    assert len(failures(committed)) == 0
+    assert len(failures(merge_mechanisms(committed))) == 0
+    assert committed["audits"].min() > max(AUDITS.values())
+    assert {"pooled", "one-run", "jax_privacy", "PrivacyGuard"} <= set(committed["estimator"])
+    assert more_audits_page(committed) == path.with_suffix(".md").read_text()
+
+
+def test_a_second_study_replaces_the_rows_of_its_mechanisms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--more", "--trials", "50", "--out", str(tmp_path), "--mechanisms"]
+    assert coverage_study.main([*arguments, "Laplace", "pure noise", "--audits", "2"]) == 0
+    assert coverage_study.main([*arguments, "Laplace", "--audits", "3"]) == 0
+    written = pd.read_csv(tmp_path / "coverage-more.csv")
+    audits = written.groupby("mechanism")["audits"].unique().map(list).to_dict()
+    assert audits == {"pure noise": [2], "Laplace": [3]}
+    assert not (tmp_path / "coverage.csv").exists()
+    page = (tmp_path / "coverage-more.md").read_text()
+    assert "the numbers of audits are\n2 of `pure noise`, 3 of `Laplace`." in page
+    capsys.readouterr()
+    assert coverage_study.main(["--more", "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--mechanisms" in line
 
 
 def test_an_installed_package_without_the_study_reports_it(
