@@ -12,6 +12,7 @@ from audit import protocols, tuning, upper_bounds
 from audit.accounting import Candidates, DiscreteMechanism, DpSgd, GaussianMechanism
 from audit.protocols import DistinctCandidates
 from audit.repetitions import parse_repetitions
+from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.registry import find
 
 
@@ -167,3 +168,17 @@ def test_a_study_needs_the_whole_list() -> None:
         tuning.Study(
             {"width": [1, 2]}, "distinct:5/poisson:3", base=GaussianMechanism(0.3), folder=None
         )
+
+
+@pytest.mark.parametrize("count", [2, 50])
+def test_the_last_event_of_a_grid_is_the_last_one_above_its_limit(count: int) -> None:
+    # h(1-s) falls with t: it is below the limit at the next float.
+    for pair in DpSgd(1.0, 500, 0.01).pairs:
+        curve = GridCurve((pair,), (count,), 1.0, 1e-8)
+        (end,) = curve._ends
+        if end == pair.event_range[1]:
+            continue
+        t = np.array([end, np.nextafter(end, np.inf)])
+        (left, left_with) = np.stack(pair.events(t))
+        usable = (left >= np.log(curve.least)) & (left_with > -np.inf)
+        assert usable.tolist() == [True, False]
