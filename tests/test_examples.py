@@ -83,7 +83,11 @@ def test_tuning_examples(
             "cost", "epsilon 2.58 for one run, 4.34 for the best of five", marks=pytest.mark.slow
         ),
         ("function", "epsilon 2.58 for one run, 4.34 for the best of five"),
-        ("study", "is (3, 1e-05)-differentially private for zero-out neighbours"),
+        pytest.param(
+            "study",
+            "is (3, 1e-05)-differentially private for zero-out neighbours",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_steps_from_a_plain_script_to_a_study(

@@ -45,6 +45,7 @@ def test_outputs_of_one_data_set_only() -> None:
     assert pair.pmf.q_only == pytest.approx(1.0 - 0.8**4)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("epsilon_0", [300.0, 600.0, 700.0, 800.0, 1e4])
 @pytest.mark.parametrize("protocol", ["best:3/fixed:8", "grid:8"])
 def test_losses_of_hundreds(epsilon_0: float, protocol: str) -> None:

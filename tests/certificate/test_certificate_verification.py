@@ -263,6 +263,7 @@ def test_a_certificate_of_larger_bounds_stays_correct(
     )
 
 
+@pytest.mark.slow
 def test_a_cost_between_the_smallest_bound_and_the_named_one_is_correct_at_other_deltas(
     certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ SETTINGS: list[tuple[str, Mechanism, float]] = [
 ]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(("spec", "base", "ratio"), SETTINGS)
 def test_quick_values_are_at_least_what_the_smallest_bound_proves(
     spec: str, base: Mechanism, ratio: float
@@ -84,7 +84,7 @@ def of_earlier_version(base: Mechanism, spec: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("base", "spec"),
     [
-        (GaussianMechanism(0.25), "tnb:0,0.05"),
+        pytest.param(GaussianMechanism(0.25), "tnb:0,0.05", marks=pytest.mark.slow),
         (GaussianMechanism(0.25), "until:0.2"),
         pytest.param(ApproximateDp(0.3, 1e-9), "distinct:5/poisson:5", marks=pytest.mark.slow),
         pytest.param(PureDp(0.3), "grid:5", marks=pytest.mark.slow),

@@ -31,6 +31,7 @@ RUN = audit.DpSgd(noise_multiplier=70.0, steps=300)
 START = audit.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01, neighbours="zero-out")
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("title", calculator.cases(10))
 def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = calculator.compute(RUN, title, 10, 1e-5)
@@ -302,6 +303,7 @@ def background(page: Any, scheme: str) -> Any:
     return page.execute_script("return getComputedStyle(document.body).backgroundColor")
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
     def rounded(run: audit.DpSgd, protocol: str) -> str:
         return format_rounded(audit.tuning_cost(run, protocol, delta=1e-5).epsilon, up=True)

@@ -443,6 +443,7 @@ def test_noise_of_the_only_run_with_another_batch_is_left_out() -> None:
         assert all(np.isfinite(t.p_value) for t in flat_noise(noise))
 
 
+@pytest.mark.slow
 def test_few_runs_of_few_coordinates_do_not_make_gaussian_noise_suspicious() -> None:
     # Residuals over a scale of m degrees of freedom have an excess kurtosis of -6 / (m + 2), and
     # the inverse of this variance is m / (m - 2) times too large. Checks of correct loops with four

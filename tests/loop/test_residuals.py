@@ -58,6 +58,7 @@ def squared_norm(model: Any, features: Any, labels: Any) -> Any:
     return 0.5 * (weights - features).square().sum()
 
 
+@pytest.mark.slow
 def test_it_is_the_likelihood_ratio_of_a_gaussian_mechanism() -> None:
     """N(-mu^2/2, mu^2) without the record and N(mu^2/2, mu^2) with it; 4 standard errors."""
     from dataclasses import replace

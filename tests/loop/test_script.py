@@ -85,7 +85,11 @@ def test_script_that_catches_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
+        pytest.param(
+            PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"),
+            "at least 8",
+            marks=pytest.mark.slow,
+        ),
         ("print('no engine')", "must call PrivacyEngine.make_private"),
         ("import missing_package_xyz", "No module named"),
         (PLAIN.replace("batch_size=32", "batch_size=32, sampler=None, xyz=1"), "xyz"),

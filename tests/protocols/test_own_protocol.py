@@ -89,6 +89,7 @@ def test_a_study_trains_distinct_candidates_and_releases_the_best(answers: Any) 
     assert answers["best"] == max(answers["trained"])
 
 
+@pytest.mark.slow
 def test_its_certificate_is_verified_only_with_its_module(answers: Any, folder: Path) -> None:
     refused = python(folder, "-m", "audit.verify", "certificate.json", code=2)
     assert "correct" not in refused

@@ -174,6 +174,7 @@ def test_more_levels_only_lower_the_bound_and_points_stay_below_it() -> None:
         ) * (1.0 - 1e-9)
 
 
+@pytest.mark.slow
 def test_candidates_of_one_kind_may_be_given_one_by_one() -> None:
     alike = grid_levels(RARE, "grid:6", DELTA).epsilon
     assert grid_levels(Candidates((RARE,) * 6), "grid:6", DELTA).epsilon == pytest.approx(alike)
