@@ -455,8 +455,8 @@ def test_tangents_keep_their_digits_where_the_event_is_nearly_certain(spec: str)
         lines = EndLines.of(*left, low, high)
         b, slope = np.zeros((2, 1, 1))
         for chance in chances[::-1]:
-            slope = lines.least * slope + lines.slope * b
-            b = lines.least * b + chance
+            slope = lines.smallest * slope + lines.slope * b
+            b = lines.smallest * b + chance
         exact = (chances * (low * np.exp(left[1][[0, 2], 0]))[:, None] ** k).sum(axis=1)
         tangents = lines.at_ends(b, slope)[0]
         assert np.all(tangents <= exact)
