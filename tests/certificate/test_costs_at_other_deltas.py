@@ -28,7 +28,7 @@ SETTINGS: list[tuple[str, Mechanism, float]] = [
     ("grid:10", GaussianMechanism(0.25), 1.01),
     ("grid:10,0.5", GaussianMechanism(0.25), 1.05),
     ("grid:10", LaplaceMechanism(3.0), 1.05),
-    ("distinct:5/poisson:5", GaussianMechanism(0.25), 1.02),
+    ("distinct:5/poisson:5", GaussianMechanism(0.25), 1.05),
     ("until:0.1", PureDp(0.3), 1.005),
     ("stopping:0.1", GaussianMechanism(0.25), 1.005),
     ("subset:0.3/tnb:1,0.1", GaussianMechanism(0.25), 1.005),
