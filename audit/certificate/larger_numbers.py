@@ -134,7 +134,9 @@ def _proof(point: PrivacyPoint, certified: TuningCosts, names: tuple[str, ...]) 
     """The first of today's bounds that is at most a stated cost, the named ones first; or None."""
     quick = certified.quick_names(names)
     # Usually one quick value is the stated cost. All of them together are only needed otherwise.
-    for quick_names in [*zip(quick), quick] if point.delta != certified.delta else ():
+    # Without quick bounds, the named ones come first.
+    is_other = bool(quick) and point.delta != certified.delta
+    for quick_names in dict.fromkeys([*zip(quick), quick]) if is_other else ():
         try:
             epsilon = certified.epsilon_at(point.delta, quick_names)
         except DeltaUnreachable:

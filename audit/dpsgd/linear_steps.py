@@ -22,6 +22,7 @@ from audit.dpsgd.parameters import Parameters
 
 # Normal numbers per call, a fraction of a second: signals are handled between calls.
 _NUMBERS_AT_ONCE = 1 << 26
+_STEPS_AT_ONCE = 1 << 14  # so that few tensors are in memory
 
 
 def linear_layers(network: Network) -> list[tuple[Linear, bool]]:
@@ -53,6 +54,11 @@ class LinearSteps:
         self._layers = linear_layers(network)
         if x.dim() != 2 or not noise.can_descend(x):
             raise NotImplementedError("a compiled step for such records, or on such a device")
+        # The extension does not check sizes. torch reports those that do not fit.
+        inputs = [x.shape[1], *(layer.outputs for layer, _ in self._layers)]
+        fits = inputs[:-1] == [layer.inputs for layer, _ in self._layers]
+        if not fits or not 0 <= int(label) < inputs[-1]:
+            raise NotImplementedError("a record or a layer of another size, or an unknown label")
         self._record = x.contiguous()
         self._label = int(label)
 
@@ -75,7 +81,7 @@ class LinearSteps:
         """
         table = self._table(state)
         numbers = sum(w.numel() for w in state)
-        steps_at_once = max(1, _NUMBERS_AT_ONCE // numbers)
+        steps_at_once = min(max(1, _NUMBERS_AT_ONCE // numbers), _STEPS_AT_ONCE)
         # The extension receives addresses only, so these arrays must stay referenced.
         seeds, scales = np.ascontiguousarray(seeds), np.ascontiguousarray(scales)
         clip, descent = clip.contiguous(), descent.contiguous()

@@ -386,8 +386,7 @@ class Trial:
 
         The noise would be a function of the initial weights, which are no secret.
         """
-        sampler = getattr(source, "batch_sampler", None)
-        for owner in (source, sampler):
+        for owner in (source, batch_sampler_of(source)):
             generator: Any = getattr(owner, "generator", None)
             if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
                 continue

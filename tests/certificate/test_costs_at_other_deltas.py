@@ -13,7 +13,7 @@ from audit.accounting import (
     Mechanism,
     PureDp,
 )
-from audit.certificate.larger_numbers import with_stated_costs
+from audit.certificate.larger_numbers import _proof, with_stated_costs
 from audit.certificate.numbers import DELTAS, PrivacyPoint, compute, derived
 from audit.claims import Kind
 from audit.protocols import parse_protocol
@@ -120,6 +120,15 @@ def test_a_smaller_cost_at_any_delta_is_refused(base: Mechanism, spec: str) -> N
         assert points[place].epsilon > 0.0
         changed = replace(numbers, **derived(tuple(forged), DELTA))
         assert with_stated_costs(changed, *tuning) is None
+
+
+def test_a_slow_bound_proves_its_own_costs() -> None:
+    base, protocol, names = DpSgd(1.0, 100, 0.05), parse_protocol("grid:3"), ("grid-levels",)
+    certified = costs_of(base, protocol, DELTA)
+    assert certified.quick_names(names) == ()
+    (bound,) = costs_of(base, protocol, 1e-3).within(1.0, names)
+    # Other bounds are smaller, but they do not make the stated cost weaker than today's.
+    assert _proof(PrivacyPoint(1e-3, bound.epsilon), certified, names) == bound.epsilon
 
 
 def test_every_attained_value_has_a_quick_one() -> None:

@@ -1,6 +1,8 @@
 """The compiled steps on one record against autograd in float64, on every instruction set."""
 
+import importlib
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,6 +234,31 @@ def test_other_networks_are_refused(layers: Any, shape: tuple[int, ...]) -> None
     with pytest.raises(NotImplementedError):
         LinearSteps(parse_network(NETWORKS["logistic regression"]),
                     torch.zeros(1, 13, dtype=torch.float64), torch.zeros(1))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layers", "inputs", "label"),
+    [
+        ((nn.Linear(4, 3),), 4, 3),
+        ((nn.Linear(4, 3),), 4, -1),
+        ((nn.Linear(4, 3),), 3, 0),
+        ((nn.Linear(4, 3), nn.Linear(5, 2)), 4, 0),
+    ],
+)
+def test_sizes_that_do_not_fit_never_reach_the_extension(
+    layers: Any, inputs: int, label: int
+) -> None:
+    with pytest.raises(NotImplementedError, match="another size"):
+        LinearSteps(
+            parse_network(nn.Sequential(*layers)), torch.zeros(1, inputs), torch.tensor([label])
+        )
+
+
+def test_an_extension_of_an_earlier_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = SimpleNamespace(normals=None, descend=None, batches=None, words=None)
+    monkeypatch.setattr(importlib, "import_module", lambda _: earlier)
+    with pytest.raises(ImportError, match="without train, normal_rows: install the package again"):
+        load_extension("noise", "AVX2")
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic"])

@@ -87,3 +87,37 @@ def test_a_key_of_other_draws_is_noted_if_compiled_code_draws_the_noise(noise_of
     kinds = [f.kind for f in result.premises.findings]
     assert ("generator state" in kinds) == noise_of_key, str(result)
     assert any("a random key" in note for note in result.premises.notes) != noise_of_key
+
+
+def batches_beside_compiled_noise(
+    records: Any, candidate: Any, seed: int, watch: Any, batches_of_key: bool
+) -> Any:
+    """The returned key draws the initial weights, and the batches or an augmentation."""
+    key, others = jax.random.split(jax.random.key(seed))
+    x = jax.numpy.asarray(records.features)
+    rows = x / jax.numpy.maximum(jax.numpy.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    compiled = jax.jit(in_compiled_code, static_argnums=2)
+    weights = watch.start(jax.random.uniform(key, (3,)))
+    watch.account(noise_multiplier=SIGMA, sampling_rate=0.5, steps=STEPS)
+    for step in range(STEPS):
+        used = jax.random.fold_in(key, step)
+        turned = rows * jax.numpy.where(jax.random.uniform(used, (3,)) > 0.5, 1.0, -1.0)
+        draw = used if batches_of_key else jax.random.fold_in(others, STEPS + step)
+        batch = jax.jit(jax.random.bernoulli, static_argnums=2)(draw, 0.5, (len(x),))
+        if batches_of_key:
+            batch = jax.random.bernoulli(draw, 0.5, (len(x),))
+        noisy = (turned * batch[:, None]).sum(0) + SIGMA * compiled(others, step, (3,))
+        weights = weights - 0.1 * watch.step(noisy, weights)
+    return {"weights": weights, "key": jax.random.key_data(key)}
+
+
+@pytest.mark.parametrize("batches_of_key", [False, True])
+def test_a_key_that_draws_batches_and_other_uniform_numbers_is_reported(
+    batches_of_key: bool,
+) -> None:
+    loop = partial(batches_beside_compiled_noise, batches_of_key=batches_of_key)
+    result = audit.check(loop, data(), attack=False)
+    assert result.premises is not None
+    kinds = [f.kind for f in result.premises.findings]
+    assert ("generator state" in kinds) == batches_of_key, str(result)
+    assert any("a random key" in note for note in result.premises.notes) != batches_of_key

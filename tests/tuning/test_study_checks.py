@@ -197,7 +197,7 @@ def test_the_optimizer_of_another_run_is_refused() -> None:
         checked_constants(optimizer=optimizer, expected_batch_size=120)
 
 
-@pytest.mark.parametrize("place", ["optimizer", "sampler"])
+@pytest.mark.parametrize("place", ["optimizer", "sampler", "split batches"])
 def test_a_generator_with_the_seed_of_the_global_one_is_refused(place: str) -> None:
     # Torch's generators with equal seeds draw equal numbers, so that the noise follows from the
     # initial weights. On a processor, torch uses 32 bits of a seed.
@@ -212,6 +212,8 @@ def test_a_generator_with_the_seed_of_the_global_one_is_refused(place: str) -> N
         generator = torch.Generator().manual_seed(seed)
         optimizer, loader = Optimizer(120), CountedLoader(0.1)
         (optimizer if place == "optimizer" else loader.batch_sampler).generator = generator
+        if place == "split batches":
+            loader.batch_sampler = BatchSplittingSampler(loader.batch_sampler)
         trial.check(Recorded((1.0, 0.1, 100)), loader, optimizer)
         return noisy(trial)
 

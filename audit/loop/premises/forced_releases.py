@@ -1,7 +1,7 @@
 """Whether anything else is released: complete runs whose noisy outputs are forced to be equal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from audit.loop.premises.noise import TestResult
 from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import returned_states
-from audit.loop.runs.jax_keys import BATCHES, NOISE, Draw, keys_in, recorded_keys
+from audit.loop.runs.jax_keys import NOISE, KeyUses, keys_in, recorded_keys
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 
@@ -92,18 +92,20 @@ def _report_returned_keys(experiment: Experiment) -> None:
         return
     with recorded_keys() as uses:
         trace = _complete_run(experiment, experiment.with_canary(experiment.pool[0]))
-    steps, purposes = len(trace.steps), set()
-    draws = len(uses.draws_for(NOISE))
-    if draws and _contain_the_noise(experiment, draws):
-        purposes.add(NOISE)
-    if experiment.sampled and _choose_records(experiment, uses.draws_for(BATCHES)):
-        purposes.add(BATCHES)
+    steps, draws = max(len(trace.steps), 1), len(uses.draws_for(NOISE))
+    is_noise = bool(draws) and _contain_the_noise(experiment, draws)
     follows = {
         name: set().union(*(uses.revealed_by(key, steps) for key in keys))
         for name, keys in returned.items()
     }
-    revealing = [name for name, revealed in follows.items() if revealed & purposes]
-    derived = [name for name, revealed in follows.items() if revealed and not revealed & purposes]
+    choices = uses.choices_of_records(len(experiment.records)) if experiment.sampled else KeyUses()
+    revealing = [
+        name
+        for name, keys in returned.items()
+        if (is_noise and NOISE in follows[name])
+        or any(choices.revealed_by(key, steps) for key in keys)
+    ]
+    derived = [name for name, revealed in follows.items() if revealed and name not in revealing]
     if revealing:
         names = listed(revealing, "hold")
         experiment.verdicts.findings.append(explain("generator state", names=names))
@@ -147,14 +149,6 @@ def _contain_the_noise(experiment: Experiment, draws: int) -> bool:
         if size > rounding and difference <= _SAME * size + rounding:
             return True
     return False
-
-
-def _choose_records(experiment: Experiment, draws: Sequence[Draw]) -> bool:
-    """Whether each draw has a number for every record, or consists of indices of records."""
-    n = len(experiment.records)
-    return all(
-        draw.size == n or draw.function in ("choice", "permutation", "randint") for draw in draws
-    )
 
 
 def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:

@@ -22,6 +22,7 @@ _PURPOSES = {
     NOISE: ("normal", "multivariate_normal", "laplace"),
     BATCHES: ("bernoulli", "uniform", "choice", "permutation", "binomial", "randint"),
 }
+_OF_INDICES = ("choice", "permutation", "randint")
 _DERIVATIONS = ("split", "fold_in", "clone")
 
 
@@ -70,6 +71,16 @@ class KeyUses:
     def draws_for(self, purpose: str) -> list[Draw]:
         """The draws by functions that are used for noise, or for batches."""
         return [draw for draw in self.draws if draw.function in _PURPOSES[purpose]]
+
+    def choices_of_records(self, n: int) -> "KeyUses":
+        """The draws that may choose a batch of n records: n numbers, or indices.
+
+        Other uniform numbers are initial weights, or of an augmentation.
+        """
+        draws = self.draws_for(BATCHES)
+        return KeyUses(
+            self.parents, [draw for draw in draws if draw.size == n or draw.function in _OF_INDICES]
+        )
 
     def _follows(self, key: bytes, ancestor: bytes) -> bool:
         seen: set[bytes] = set()
