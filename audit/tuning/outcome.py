@@ -393,10 +393,14 @@ class Trial:
             torch = sys.modules["torch"]
             # On a processor, torch uses 32 bits of a seed.
             bits = 0xFFFFFFFF if generator.device.type == "cpu" else 0xFFFFFFFFFFFFFFFF
+            try:
+                initial_seed = generator.initial_seed()
+            except RuntimeError:  # the cryptographic ones of Opacus' secure mode
+                continue
             is_global = generator is torch.default_generator or generator in getattr(
                 torch.cuda, "default_generators", ()
             )
-            if not is_global and (generator.initial_seed() ^ self.seed) & bits == 0:
+            if not is_global and (initial_seed ^ self.seed) & bits == 0:
                 raise ProtocolViolation(
                     "the generator of the noise or of the batches must not be seeded with "
                     "trial.seed, which torch's global generator has: it repeats the numbers of the "

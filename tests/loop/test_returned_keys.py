@@ -121,3 +121,21 @@ def test_a_key_that_draws_batches_and_other_uniform_numbers_is_reported(
     kinds = [f.kind for f in result.premises.findings]
     assert ("generator state" in kinds) == batches_of_key, str(result)
     assert any("a random key" in note for note in result.premises.notes) != batches_of_key
+
+
+def initial_weights_of_a_fixed_key(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """Noise by the returned key, and initial weights by another one."""
+    key, x = jax.random.key(seed), jax.numpy.asarray(records.features)
+    rows = x / jax.numpy.maximum(jax.numpy.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    weights = watch.start(jax.random.normal(jax.random.key(0), (3,)))
+    watch.account(noise_multiplier=SIGMA, sampling_rate=1.0, steps=STEPS)
+    for step in range(STEPS):
+        noise = jax.random.normal(jax.random.fold_in(key, step), (3,))
+        weights = weights - 0.1 * watch.step(rows.sum(0) + SIGMA * noise, weights)
+    return {"weights": weights, "key": jax.random.key_data(key)}
+
+
+def test_a_key_of_the_noise_is_reported_although_another_one_draws_the_weights() -> None:
+    result = audit.check(initial_weights_of_a_fixed_key, data(), attack=False)
+    assert result.premises is not None
+    assert [f.kind for f in result.premises.findings] == ["generator state"], str(result)

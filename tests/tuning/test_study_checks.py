@@ -225,6 +225,25 @@ def test_a_generator_with_the_seed_of_the_global_one_is_refused(place: str) -> N
     assert best.candidate is not None
 
 
+def test_a_cryptographic_generator_has_no_seed_to_compare() -> None:
+    # As `torchcsprng`, which Opacus uses with secure_mode=True.
+    torch = pytest.importorskip("torch")
+
+    class Generator:
+        device = torch.device("cpu")
+
+        def initial_seed(self) -> int:
+            raise RuntimeError("not implemented")
+
+    def train(trial: Any) -> Any:
+        optimizer = Optimizer(120)
+        optimizer.generator = Generator()
+        trial.check(Recorded((1.0, 0.1, 100)), CountedLoader(0.1), optimizer)
+        return noisy(trial)
+
+    assert study(base=accounting.DpSgd(1.0, 100, 0.1, "zero-out")).run(train).candidate is not None
+
+
 class BatchSplittingSampler:
     """A sampler with the name of that of Opacus's BatchMemoryManager."""
 

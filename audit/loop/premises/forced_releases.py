@@ -92,20 +92,18 @@ def _report_returned_keys(experiment: Experiment) -> None:
         return
     with recorded_keys() as uses:
         trace = _complete_run(experiment, experiment.with_canary(experiment.pool[0]))
-    steps, draws = max(len(trace.steps), 1), len(uses.draws_for(NOISE))
-    is_noise = bool(draws) and _contain_the_noise(experiment, draws)
-    follows = {
-        name: set().union(*(uses.revealed_by(key, steps) for key in keys))
-        for name, keys in returned.items()
-    }
-    choices = uses.choices_of_records(len(experiment.records)) if experiment.sampled else KeyUses()
-    revealing = [
-        name
-        for name, keys in returned.items()
-        if (is_noise and NOISE in follows[name])
-        or any(choices.revealed_by(key, steps) for key in keys)
-    ]
-    derived = [name for name, revealed in follows.items() if revealed and name not in revealing]
+    steps, draws = max(len(trace.steps), 1), uses.draws_for(NOISE)
+    places = _places_of_noise(experiment, len(draws)) if draws else range(0)
+    # Initial weights, which come first, may follow from another key.
+    evidence = [KeyUses(uses.parents, [draws[place] for place in places][-steps:])]
+    if experiment.sampled:
+        evidence.append(uses.choices_of_records(len(experiment.records)))
+    revealing, derived = [], []
+    for name, keys in returned.items():
+        if any(choices.revealed_by(key, steps) for choices in evidence for key in keys):
+            revealing.append(name)
+        elif any(uses.revealed_by(key, steps) for key in keys):
+            derived.append(name)
     if revealing:
         names = listed(revealing, "hold")
         experiment.verdicts.findings.append(explain("generator state", names=names))
@@ -117,8 +115,8 @@ def _report_returned_keys(experiment: Experiment) -> None:
         )
 
 
-def _contain_the_noise(experiment: Experiment, draws: int) -> bool:
-    """Whether numbers that are drawn outside of compiled functions are added to the released sums.
+def _places_of_noise(experiment: Experiment, draws: int) -> range:
+    """Draws, outside of compiled functions, that are added to the released sums; often of one leaf.
 
     They may be for something else, such as augmentation, while compiled code draws the noise. So
     the draws in one place of each step return zeros: without noise, the run changes by the same
@@ -135,11 +133,12 @@ def _contain_the_noise(experiment: Experiment, draws: int) -> bool:
     )
     usual = [_complete_run(experiment, records).gradients for records in several]
     per_step = max(draws // max(steps, 1), 1)
-    for place in range(min(per_step, _MAX_DRAWS_OF_STEP)):
+    for offset in range(min(per_step, _MAX_DRAWS_OF_STEP)):
+        # The draws of the steps come last, after those of initial weights.
+        places = range((draws + offset) % per_step, draws, per_step)
         silenced = []
         for records in several:
-            # The draws of the steps come last, after those of initial weights.
-            with recorded_keys(range((draws + place) % per_step, draws, per_step)):
+            with recorded_keys(places):
                 silenced.append(_complete_run(experiment, records).gradients)
         if len({gradients.shape for gradients in (*usual, *silenced)}) > 1:
             continue
@@ -147,8 +146,8 @@ def _contain_the_noise(experiment: Experiment, draws: int) -> bool:
         rounding = 64 * experiment.base.epsilon_of_type * np.abs([usual, silenced]).max()
         size, difference = np.abs(change).max(), np.abs(change - other_change).max()
         if size > rounding and difference <= _SAME * size + rounding:
-            return True
-    return False
+            return places
+    return range(0)
 
 
 def _complete_run(experiment: Experiment, records: TrainingSet, seed: int | None = None) -> Trace:
