@@ -73,11 +73,15 @@ def _ranges(protocol: DistinctCandidates, number: int = _CURVES) -> list[tuple[f
     return [(float(w), int(k)) for k, w in zip(ends, sums, strict=True) if w > 0.0]
 
 
+def _chance_of_training(protocol: DistinctCandidates) -> float:
+    return sum(weight for weight, _ in _ranges(protocol))
+
+
 def _at_other_delta(
     base: Mechanism, protocol: DistinctCandidates, delta: float, _: float
 ) -> BoundValue:
     """The bound by curves with fewer points, which several deltas share."""
-    if sum(weight for weight, _ in _ranges(protocol)) <= delta:
+    if _chance_of_training(protocol) <= delta:
         return BoundValue(0.0)
     return BoundValue(largest_epsilon(_shared(base, protocol, shared_delta(delta)), delta))
 
@@ -99,7 +103,7 @@ def grid_mixture(base: Mechanism, protocol: DistinctCandidates, delta: float) ->
         >>> round(grid_mixture(GaussianMechanism(0.25), "distinct:10/fixed:10", 1e-5).epsilon, 2)
         3.05
     """
-    if sum(weight for weight, _ in _ranges(protocol)) <= delta:
+    if _chance_of_training(protocol) <= delta:
         return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
     return BoundValue(largest_epsilon(_profiles(base, protocol, delta), delta))
 
@@ -109,7 +113,7 @@ def _tight_at_other_delta(
 ) -> BoundValue:
     """The bound by curves with fewer events, which several deltas share."""
     _check_one_base(base)
-    if sum(weight for weight, _ in _ranges(protocol)) <= delta:
+    if _chance_of_training(protocol) <= delta:
         return BoundValue(0.0)
     mean = _shared_tight(gaussian_pair_of(base), protocol, shared_delta(delta))
     return BoundValue(solve_epsilon(mean.delta, delta))
@@ -135,10 +139,10 @@ def grid_mixture_tight(base: Mechanism, protocol: DistinctCandidates, delta: flo
         2.76
     """
     _check_one_base(base)
-    ranges = _ranges(protocol, _TIGHT_CURVES)
-    if sum(weight for weight, _ in ranges) <= delta:
+    if _chance_of_training(protocol) <= delta:
         return BoundValue(0.0)  # with probability at least 1 - delta, nothing is trained
-    mean = _MeanOfTight(gaussian_pair_of(base), tuple(ranges), delta, _EVENTS)
+    ranges = tuple(_ranges(protocol, _TIGHT_CURVES))
+    mean = _MeanOfTight(gaussian_pair_of(base), ranges, delta, _EVENTS)
     return BoundValue(solve_epsilon(mean.delta, delta))
 
 
