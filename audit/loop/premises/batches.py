@@ -268,8 +268,9 @@ class _Sizes:
         return self.sizes - self.included[self.is_known]
 
     @property
-    def mean_of_others(self) -> float:
-        return float(self.others.mean())
+    def rate_of_others(self) -> float:
+        """The measured rate at which the records that are not exchanged are drawn."""
+        return float(self.others.mean()) / max(self.n - 1, 1)
 
     @property
     def mean(self) -> float:
@@ -314,19 +315,19 @@ def _sizes(drawn: _Sizes) -> Iterator[TestResult]:
         # Larger batches than accounted are another finding, and are seldom empty. A batch without
         # the exchanged record is empty if it holds none of the others.
         may_be_empty = ~drawn.included[drawn.is_known]
-        measured_rate = min(drawn.mean_of_others / max(n - 1, 1), 1.0)
-        empty = (1 - np.maximum(drawn.rates[may_be_empty], measured_rate)) ** (n - 1)
+        rates = np.maximum(drawn.rates[may_be_empty], min(drawn.rate_of_others, 1.0))
+        empty = (1 - rates) ** (n - 1)
         p_value = float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum()))
         yield TestResult(p_value, "no empty batch", numbers)
 
 
 def _mean_of_batches(drawn: _Sizes, numbers: dict[str, float | int | str]) -> TestResult:
     """Tests whether batches are larger than accounted, by the records that are not exchanged."""
-    others, batches, rate = drawn.n - 1, len(drawn.others), float(drawn.rates.mean())
+    tries, rate = (drawn.n - 1) * len(drawn.others), float(drawn.rates.mean())
     # For unequal rates, the binomial number with the mean rate has the larger upper tail (Hoeffding
     # 1956).
-    p_value = float(stats.binom.sf(drawn.others.sum() - 1, others * batches, rate))
-    mean = drawn.mean_of_others * drawn.n / max(others, 1)
+    p_value = float(stats.binom.sf(drawn.others.sum() - 1, tries, rate))
+    mean = drawn.rate_of_others * drawn.n
     larger = mean > 1.02 * drawn.n * rate
     return TestResult(p_value, "mean of batches", {**numbers, "mean": mean}, larger)
 
@@ -343,7 +344,7 @@ def _log_chance_of_fixed_sizes(drawn: _Sizes) -> float:
             continue
         if np.ptp(of_step) != 0:
             return 0.0
-        rate = min(drawn.rate[0, t], drawn.mean_of_others / max(drawn.n - 1, 1))
+        rate = min(drawn.rate[0, t], drawn.rate_of_others)
         # Given one batch and the inclusions of the exchanged record, each other batch has its size
         # with at most the probability of the mode.
         top = stats.binom.pmf(int(np.floor(drawn.n * rate)), drawn.n - 1, rate)
