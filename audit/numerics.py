@@ -39,7 +39,7 @@ SUMS_TO_ONE = 1e-9
 TINY = 1e-320
 """Replaces 0 before a logarithm is taken; smaller than every normal number."""
 
-_HULL_ROUNDS = 40
+_HULL_ROUNDS = 400
 """Passes over all points of a hull, before the points that are left are added one by one."""
 
 _ALPHA_SPACING = 1e-4
@@ -294,21 +294,21 @@ def lower_hull(a: FloatArray, log_b: FloatArray) -> NDArray[np.intp]:
     hull = order[np.append(np.diff(a[order]) > 0, True) & (a[order] > 0)]
     hull = hull[int(np.argmin(log_b[hull] - np.log(a[hull]))) :]
 
-    def log_slopes(hull: NDArray[np.intp]) -> FloatArray:
-        x, y = a[hull], log_b[hull]
-        steps = log_subtract(y, np.append(-np.inf, y[:-1]))
-        return np.asarray(steps - np.log(np.diff(x, prepend=0.0)))
+    # The origin comes last in these arrays, so that its index is -1.
+    x, y = np.append(a, 0.0), np.append(log_b, -np.inf)
+
+    def log_slopes(before: NDArray[np.intp], after: NDArray[np.intp]) -> FloatArray:
+        return np.asarray(log_subtract(y[after], y[before]) - np.log(x[after] - x[before]))
 
     def log_slope(x_j: float, y_j: float, x_k: float, y_k: float) -> float:
         if y_k <= y_j:
             return -math.inf
         return y_k + math.log(-math.expm1(y_j - y_k)) - math.log(x_k - x_j)
 
-    hull, is_convex = _without_bent(hull, log_slopes, first=0)
+    hull, is_convex = _without_bent(np.append(-1, hull), log_slopes)
     if is_convex:
-        return hull
-    vertices = _chain(np.append(0.0, a[hull]), np.append(-np.inf, log_b[hull]), log_slope)
-    return hull[vertices[1:] - 1]
+        return hull[1:]
+    return hull[_chain(x[hull], y[hull], log_slope)][1:]
 
 
 def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
@@ -316,31 +316,36 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
 
     It compares slopes, because products of differences overflow above 1e154.
     """
-    hull, is_convex = _without_bent(
-        np.arange(len(x)), lambda hull: np.diff(y[hull]) / np.diff(x[hull]), first=1
-    )
+
+    def slopes(before: NDArray[np.intp], after: NDArray[np.intp]) -> FloatArray:
+        return np.asarray((y[after] - y[before]) / (x[after] - x[before]))
+
+    hull, is_convex = _without_bent(np.arange(len(x)), slopes)
     if is_convex:
         return hull
     return hull[_chain(x[hull], y[hull], lambda x_j, y_j, x_k, y_k: (y_k - y_j) / (x_k - x_j))]
 
 
 def _without_bent(
-    hull: NDArray[np.intp], slopes_of: Callable[[NDArray[np.intp]], FloatArray], first: int
+    hull: NDArray[np.intp],
+    slopes_between: Callable[[NDArray[np.intp], NDArray[np.intp]], FloatArray],
 ) -> tuple[NDArray[np.intp], bool]:
     """Drops points that are not below the line through their neighbours; whether none is left.
 
-    A few points may be left that lie above lines between others further apart. `first` is the
-    position of the first point with a slope on either side.
+    A few points may be left that lie above lines between others further apart. Only slopes next to
+    dropped points are computed again.
     """
+    slopes = slopes_between(hull[:-1], hull[1:])
     for _ in range(_HULL_ROUNDS):
-        slopes = slopes_of(hull)
-        bent = np.flatnonzero(slopes[1:] <= slopes[:-1]) + first
+        bent = 1 + np.flatnonzero(slopes[1:] <= slopes[:-1])
         if len(bent) == 0:
             return hull, True
         # The test of a point uses its neighbours, so of consecutive points every second is dropped.
         place = np.arange(len(bent))
         first_bent = np.maximum.accumulate(np.where(np.diff(bent, prepend=-2) > 1, place, 0))
-        hull = np.delete(hull, bent[(place - first_bent) % 2 == 0])
+        dropped = bent[(place - first_bent) % 2 == 0]
+        slopes[dropped - 1] = slopes_between(hull[dropped - 1], hull[dropped + 1])
+        hull, slopes = np.delete(hull, dropped), np.delete(slopes, dropped)
     return hull, False
 
 

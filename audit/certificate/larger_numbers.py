@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from audit.accounting import DeltaUnreachable, Mechanism
+from audit.accounting.conversion import expecting
 from audit.certificate.numbers import (
     DELTAS,
     Numbers,
@@ -34,6 +35,7 @@ class Proved:
     Attributes:
         numbers: the numbers that follow from the stated costs.
         weaker: the stated numbers, by name, that are correct but weaker than today's.
+        costs: today's bounds, of which the named ones are computed.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -46,6 +48,7 @@ class Proved:
 
     numbers: Numbers
     weaker: tuple[str, ...]
+    costs: TuningCosts
 
 
 def with_stated_costs(
@@ -87,23 +90,32 @@ def with_stated_costs(
     check_different(stated.bounds)
     points = stated.profile
     deltas = [point.delta for point in points]
-    costs = costs_of(base, protocol, delta)
-    at_delta = costs.within(1.0, stated.bounds)
+    # Its own costs, because bounds that expect the stated numbers may stop at these.
+    costs = TuningCosts(base, protocol, delta)
+    with expecting(stated.epsilon):
+        at_delta = costs.within(1.0, stated.bounds)
     if deltas != sorted({*deltas} & {*DELTAS, delta}, reverse=True) or delta not in deltas:
         return None
     if not math.isclose(stated.epsilon, points[deltas.index(delta)].epsilon, rel_tol=_EQUAL):
         return None
     if SAFE * at_delta[0].epsilon > stated.epsilon:
         return None
-    proofs = {point.delta: _proof(point, costs, stated.bounds) for point in points}
+    proofs = {
+        point.delta: at_delta[0].epsilon
+        if point.delta == delta
+        else _proof(point, costs, stated.bounds)
+        for point in points
+    }
     if any(proof is None for proof in proofs.values()):
         return None
     run_today, attained_today = epsilon_of_run(base, delta), largest_attained(costs)
     run, attained = stated.run_epsilon, stated.attained
     if run is None or run_today is None or run < SAFE * run_today:
         run = run_today
-    # An attack of an earlier version may attain less, but never less than 0.
-    if attained is None or attained_today is None or not 0.0 <= attained <= attained_today:
+    # An attack of an earlier version may attain less, but never less than 0. It may attain more
+    # within the error of a grid, which a version may estimate otherwise.
+    most = max((bound.epsilon + 0.5 * bound.error for bound in costs.attained), default=0.0)
+    if attained is None or attained_today is None or not 0.0 <= attained <= most:
         attained = attained_today
     is_larger = stated.epsilon > (1.0 + _EQUAL) * at_delta[0].epsilon
     weaker = {
@@ -127,7 +139,8 @@ def with_stated_costs(
         attained=attained,
         **derived(points, delta),
     )
-    return Proved(numbers, tuple(name for name, is_weaker in weaker.items() if is_weaker))
+    names_of_weaker = tuple(name for name, is_weaker in weaker.items() if is_weaker)
+    return Proved(numbers, names_of_weaker, costs)
 
 
 def _proof(point: PrivacyPoint, certified: TuningCosts, names: tuple[str, ...]) -> float | None:
@@ -138,7 +151,8 @@ def _proof(point: PrivacyPoint, certified: TuningCosts, names: tuple[str, ...]) 
     is_other = bool(quick) and point.delta != certified.delta
     for quick_names in dict.fromkeys([*zip(quick), quick]) if is_other else ():
         try:
-            epsilon = certified.epsilon_at(point.delta, quick_names)
+            with expecting(point.epsilon):
+                epsilon = certified.epsilon_at(point.delta, quick_names)
         except DeltaUnreachable:
             continue
         is_equal = point.epsilon <= (1.0 + _EQUAL) * epsilon

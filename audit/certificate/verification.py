@@ -20,11 +20,10 @@ from audit.certificate.certificate import Certificate
 from audit.certificate.conditions import Ground, bases_of, checkable, most_steps, testable
 from audit.certificate.content import Made, hash_of
 from audit.certificate.declaration import NOT_STATED
-from audit.certificate.larger_numbers import with_stated_costs
+from audit.certificate.larger_numbers import Proved, with_stated_costs
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
-from audit.upper_bounds import costs_of
 
 _MAX_BYTES = 10**7
 _MAX_INTEGER = 2**53  # other json readers lose larger integers
@@ -35,6 +34,8 @@ _MAX_SHOWN = 200
 _TOLERANCE = 1e-6
 _TOLERANCE_UNSAFE = 1e-9
 _NEARLY_ZERO = 1e-12
+# A smaller bound is named only if it could be smaller by more than this share.
+_NEARLY_ATTAINED = 2e-4
 _COMPUTED = ("numbers", "groups", "total", "evidence.ceiling")
 # Deltas are constants or sums of numbers in the file. Sizes of groups and rates of false positives
 # (the first number of each point of the trade-off curve) are constants.
@@ -212,28 +213,29 @@ def _verdict(values: Any) -> Verdict:
         )
     return Verdict(
         Status.VOID if right.void else Status.CORRECT,
-        tuple(map(_ascii, _lines(right, proved.weaker))),
+        tuple(map(_ascii, _lines(right, proved))),
         right,
     )
 
 
-def _lines(right: Certificate, weaker: tuple[str, ...]) -> Iterator[str]:
-    today = costs_of(right.base, right.protocol, right.delta).smallest
-    stated = right.numbers.epsilon
-    is_larger = stated > today.epsilon * (1.0 + _TOLERANCE)
+def _lines(right: Certificate, proved: Proved) -> Iterator[str]:
+    stated, name, smaller = right.numbers.epsilon, right.numbers.bounds[0], ""
+    # No bound is below what an attack attains, so near it there is no smaller one to look for.
+    if stated > (1.0 + _NEARLY_ATTAINED) * (right.numbers.attained or 0.0):
+        today = proved.costs.smallest
+        if stated > today.epsilon * (1.0 + _TOLERANCE):
+            name, smaller = today.name, f"; today's bound is {rounded_up(today.epsilon)}"
     claim = (
-        f"({rounded_up(stated)}, {format_exact(right.delta)})-DP by "
-        f"{today.name if is_larger else right.numbers.bounds[0]}, if "
+        f"({rounded_up(stated)}, {format_exact(right.delta)})-DP by {name}, if "
         f"{right.required('on trust')} hold"
     )
-    smaller = f"; today's bound is {rounded_up(today.epsilon)}" if is_larger else ""
     if right.void:
         yield f"void: {'; '.join(right.void)}. Otherwise: {claim}{smaller}"
     else:
         yield f"correct{smaller}: {claim}"
     yield (
-        f"numbers: recomputed; correct, but weaker than today's: {', '.join(weaker)}"
-        if weaker
+        f"numbers: recomputed; correct, but weaker than today's: {', '.join(proved.weaker)}"
+        if proved.weaker
         else "numbers: recomputed and correct"
     )
     grounds = [condition.ground for condition in right.conditions]

@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.spatial import distance
 
 from audit.arrays import FloatArray
 
@@ -22,6 +21,8 @@ _BISECTION_STEPS, _USUAL_RANGE = 60, 1e6
 
 def covariance(first: ArrayLike, second: ArrayLike) -> FloatArray:
     """Covariances [n, m] of the mean scores of candidates with features [n, d] and [m, d]."""
+    from scipy.spatial import distance  # slow to import, and needed by an adaptive study alone
+
     rows, columns = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     squares = distance.cdist(rows / _LENGTH, columns / _LENGTH, metric="sqeuclidean")
     return np.asarray(np.exp(-0.5 * squares))

@@ -10,15 +10,23 @@ phi' is 0 below 0.
 """
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, compose, solve_epsilon
+from audit.accounting import (
+    DeltaUnreachable,
+    DominatingPair,
+    LossPair,
+    Mechanism,
+    compose,
+    solve_epsilon,
+)
 from audit.accounting.composition import COARSE_CELLS
+from audit.accounting.conversion import expected_epsilon
 from audit.arrays import FloatArray, IntArray
 from audit.claims import Kind
 from audit.errors import NotApplicable
@@ -45,6 +53,13 @@ _FIRST_EVENTS, _MAX_EVENTS = 96, 700
 _FEW_EVENTS, _QUICK_RATIO = 400, 1.02
 # Refinement also ends when delta is within 0.1 % of an attained one: about 1e-4 of epsilon.
 _SUFFICIENT_RATIO = 1.001
+# An expected epsilon is proved if the bound there is at most delta. Other events are chosen than
+# in a search, so a few more may be needed. An epsilon is searched if the expected one exceeds an
+# attained one by more than a share and a small amount.
+_PROVED, _MAX_EVENTS_OF_PROOF = 1.0 - 3.0 * PROFILE_ACCURACY, 600
+_MAX_EXCESS, _MAX_SMALL_EXCESS = 1e-2, 0.02
+_LEAST_EXCESS, _SPENT, _MAX_PARTS = 2e-3, 2.0, 6
+_MIN_GAIN = 0.02  # share of new events below which more of them do not help
 # log of the smallest probability, 1e-20, that the first events resolve. Rarer events matter only if
 # E[K] is above 1e20, and are found by refinement.
 _MIN_LOG_PROBABILITY = -45.0
@@ -222,12 +237,37 @@ class TightCurve:
         """The same with fewer events; its epsilon is mostly larger by less than 0.3 %."""
         return TightCurve.at(pair, repetitions, delta, _FEW_EVENTS, _QUICK_RATIO)
 
+    @staticmethod
+    def near(
+        pair: DominatingPair, repetitions: Repetitions, delta: float, epsilon: float
+    ) -> "TightCurve":
+        """A curve of few events that prove epsilon at delta, if there are such.
+
+        It takes a part of the time of `at`, because nothing is solved for an epsilon.
+        """
+        curve = TightCurve(pair, repetitions, _first_events(pair, repetitions), epsilon)
+        by_region = curve._region.delta(epsilon) <= delta * (1.0 - PROFILE_ACCURACY)
+        while len(curve.t) < _MAX_EVENTS_OF_PROOF:
+            if by_region and _is_near(curve._attains(delta, epsilon), epsilon):
+                break
+            t = curve._refined_at(epsilon, delta)
+            gained = len(t) - len(curve.t)
+            if gained:
+                curve = TightCurve(pair, repetitions, t, epsilon)
+            if gained < _MIN_GAIN * len(t):
+                break
+        return curve
+
+    def _attains(self, delta: float, epsilon: float) -> float:
+        """Epsilon that the order attains at delta that leaks most at another epsilon."""
+        return self.best_order(epsilon).epsilon(delta, epsilon)
+
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
 
         It is never above the region bound, which has a finer discretisation.
         """
-        return min(self._by_lines(epsilon), self._region.delta(epsilon))
+        return min(self._region.delta(epsilon), self._by_lines(epsilon))
 
     def epsilon(self, delta: float, guess: float | None = None) -> float:
         """The smallest epsilon at which the bound is at most delta, rounded up.
@@ -279,8 +319,7 @@ class TightCurve:
     @cached_property
     def left(self) -> tuple[FloatArray, FloatArray]:
         """log(1-f) and log(1-U(f)) [n] as f grows from 0 to 1, or log e, log L(e) as e falls."""
-        p, q = (np.concatenate([[0.0], v, [-np.inf]]) for v in self.pair.events(self.t))
-        return p, q
+        return _left(self.pair, self.t)
 
     @cached_property
     def _slopes(self) -> tuple[FloatArray, FloatArray]:
@@ -448,6 +487,42 @@ class TightCurve:
 
         No event is added if the bound exceeds delta by little.
         """
+        excess, total = self._excess(game, epsilon)
+        if total <= ratio * delta or not excess.any():
+            return self.t
+        worst = np.argsort(-excess)
+        enough = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
+        split = worst[: max(enough, len(excess) // 10)]
+        split = self._splittable(split)
+        middle = 0.5 * (self.t[split - 1] + self.t[split])
+        return np.union1d(self.t, middle)
+
+    def _refined_at(self, epsilon: float, delta: float) -> FloatArray:
+        """The events, with as many new ones as the bound at epsilon needs to be at most delta.
+
+        A cell of n equal parts has about 1/n^2 of its excess. So the fewest parts that leave a
+        given excess are as many as the cube roots of the excess of the cells.
+        """
+        excess, total = self._excess(self.best_order(epsilon), epsilon)
+        if total <= _PROVED * delta:
+            return self.t
+        allowed = _PROVED * delta - (total - float(excess.sum()))
+        roots = np.cbrt(excess / max(allowed, _LEAST_EXCESS * delta))
+        wanted = np.ceil(roots * math.sqrt(_SPENT * float(roots.sum())))
+        split = self._splittable(np.flatnonzero(wanted > 1.0))
+        parts = np.minimum(wanted[split], _MAX_PARTS)
+        before, after = self.t[split - 1], self.t[split]
+        steps = np.arange(1, _MAX_PARTS)
+        new = before[:, None] + steps / parts[:, None] * (after - before)[:, None]
+        return np.union1d(self.t, new[steps < parts[:, None]])
+
+    def _splittable(self, cells: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Those cells between two events that are wide enough to be split."""
+        cells = cells[(cells >= 1) & (cells < len(self.t))]
+        return cells[self._relative_error[cells] < _MAX_RELATIVE_ERROR]
+
+    def _excess(self, game: FoldedGame, epsilon: float) -> tuple[FloatArray, float]:
+        """What the bound exceeds the game's delta by in every cell [n-1], and the bound."""
         cells = np.arange(len(self.t) + 1)
         excess = np.zeros(len(cells))
         at_points, total = np.zeros(len(cells)), 0.0
@@ -467,16 +542,13 @@ class TightCurve:
         (mass, _), (_, mass_with) = game.masses
         gains = mass[1::2] - _exp_scaled(safe_log(mass_with[1::2]), epsilon)
         at_points[game.cells] -= np.maximum(gains, 0.0)
-        excess += np.maximum(at_points, 0.0)
-        if total <= ratio * delta or not excess.any():
-            return self.t
-        worst = np.argsort(-excess)
-        enough = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
-        split = worst[: max(enough, len(cells) // 10)]
-        split = split[(split >= 1) & (split < len(self.t))]
-        split = split[self._relative_error[split] < _MAX_RELATIVE_ERROR]
-        middle = 0.5 * (self.t[split - 1] + self.t[split])
-        return np.union1d(self.t, middle)
+        return excess + np.maximum(at_points, 0.0), total
+
+
+def _left(pair: DominatingPair, t: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """log(1-f) and log(1-U(f)) [n+2] of all outputs, of the events of a pair, and of none."""
+    p, q = (np.concatenate([[0.0], v, [-np.inf]]) for v in pair.events(t))
+    return p, q
 
 
 def _blocks(rows: int) -> list[slice]:
@@ -516,10 +588,35 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> FloatArray:
     return t[np.where(log_left == 0.0, np.append(new, True), np.append(True, new))]
 
 
+def _is_near(attained: float, epsilon: float) -> bool:
+    """Whether a search would hardly find a smaller bound than epsilon."""
+    return attained >= (1.0 - _MAX_EXCESS) * epsilon - _MAX_SMALL_EXCESS
+
+
+def _expected(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue | None:
+    """The epsilon of `expecting`, if it is a bound and little more than an attained one.
+
+    Any events give a valid bound, so those chosen for this epsilon do.
+    """
+    epsilon = expected_epsilon()
+    if epsilon is None:
+        return None
+    curves = [TightCurve.near(pair, repetitions, delta, epsilon) for pair in base.pairs]
+    if any(curve.delta(epsilon) > delta * (1.0 - PROFILE_ACCURACY) for curve in curves):
+        return None
+    attained = max(curve._attains(delta, epsilon) for curve in curves)
+    if attained > epsilon or not _is_near(attained, epsilon):
+        return None
+    return BoundValue(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)
+
+
 def tight_at_other_delta(
     base: Mechanism, repetitions: Repetitions, delta: float, _: float
 ) -> BoundValue:
     """The tight bound with few events."""
+    expected = _expected(base, repetitions, delta)
+    if expected is not None:
+        return expected
     epsilon = attained = 0.0
     for pair in base.pairs:
         curve = TightCurve.quick(pair, repetitions, delta)
@@ -583,7 +680,8 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
     The pair of the base must be attained by neighbouring data sets. The losses of many sampled
-    steps are composed on a grid; its error is estimated by the change on a grid twice as coarse.
+    steps are composed on a grid; its error is estimated by the change of the same order's epsilon
+    on a grid twice as coarse.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -592,18 +690,34 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     """
     if not base.attained:
         raise NotApplicable("the base must have known output distributions")
+    curves = [TightCurve.at(pair, repetitions, delta) for pair in base.pairs]
+    games = [curve.worst_order(delta) for curve in curves]
+    attained, error = max(game.epsilon(delta) for game in games), 0.0
     (loss, count), *other_terms = base.loss_terms
-    if base.gaussian_mu is not None or (
+    if base.gaussian_mu is None and not (
         isinstance(loss, DominatingPair) and count == 1 and not other_terms
     ):
-        attained, error = _attained(base.pairs, repetitions, delta), 0.0
-    else:
-        attained = _attained(base.pairs, repetitions, delta)
         coarse = compose(base.loss_terms, COARSE_CELLS)
-        error = abs(attained - _attained((coarse, coarse.mirrored), repetitions, delta))
+        coarse_pairs = (coarse, coarse.mirrored)[: len(curves)]
+        on_coarse_grid = [
+            replace(game, left=_left(pair, _at_same_losses(curve, pair)))
+            for curve, game, pair in zip(curves, games, coarse_pairs, strict=True)
+        ]
+        error = abs(attained - max(game.epsilon(delta, attained) for game in on_coarse_grid))
     return BoundValue(max(attained - error, 0.0), error=2.0 * error)
 
 
-def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
-    curves = (TightCurve.at(pair, repetitions, delta) for pair in pairs)
-    return max(curve.worst_order(delta).epsilon(delta) for curve in curves)
+def _at_same_losses(curve: TightCurve, pair: LossPair) -> FloatArray:
+    """Parameters of the events of another pair at the losses of a curve's events.
+
+    An atom's outputs count as spread evenly around its loss. Other events are at other losses, and
+    then the two epsilons differ by more.
+    """
+    if not isinstance(curve.pair, LossPair):
+        return np.interp(curve.t, curve.pair.event_range, pair.event_range)
+    atoms, other = (len(p.pmf.loss) for p in (curve.pair, pair))
+    places, other_places = 1.5 + np.arange(atoms), 1.5 + np.arange(other)
+    losses = np.interp(curve.t, places, curve.pair.pmf.loss)
+    t = np.interp(losses, pair.pmf.loss, other_places)
+    t = np.where(curve.t < places[0], np.minimum(curve.t, t), t)
+    return np.where(curve.t > places[-1], np.maximum(curve.t - atoms + other, t), t)

@@ -80,7 +80,7 @@ def test_trials_grow_with_the_logarithm_of_the_error(error: float) -> None:
     assert usual < found <= usual * math.log(error) / math.log(0.05)
 
 
-@pytest.mark.parametrize(("epsilon", "reveals"), [(1.0, 0.9), (2.5, 0.97)])
+@pytest.mark.parametrize(("epsilon", "reveals"), [(0.5, 0.8), (1.0, 0.9), (2.5, 0.97), (4.0, 0.99)])
 def test_the_number_of_trials_is_enough_for_a_perfect_attack_only(
     epsilon: float, reveals: float
 ) -> None:

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 
 from audit import repetitions, upper_bounds
-from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism, PureDp
+from audit.accounting import (
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    LaplaceMechanism,
+    PureDp,
+    compose,
+)
+from audit.accounting.composition import COARSE_CELLS
+from audit.accounting.conversion import expecting
 from audit.attacks import TunedOrder, worst_case_order
 from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, costs
-from audit.upper_bounds.tight import _Envelope
+from audit.upper_bounds.tight import _Envelope, tight_at_other_delta
 
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
 
@@ -230,3 +239,42 @@ def test_tight_is_never_above_region() -> None:
     base, delta = GaussianMechanism(1e-4), 1e-30
     tight = upper_bounds.tight(base, "tnb:0,1e-9", delta).epsilon
     assert tight <= upper_bounds.region(base, "tnb:0,1e-9", delta).epsilon
+
+
+@pytest.mark.parametrize(
+    ("base", "spec"),
+    [
+        (GaussianMechanism(0.25), "tnb:0,0.01"),
+        (DpSgd(1.0, 500, 0.01), "fixed:20"),
+        (PureDp(0.3), "poisson:10"),
+    ],
+)
+@pytest.mark.parametrize("delta", [0.1, 1e-3, 1e-8])
+def test_an_expected_epsilon_is_taken_only_if_it_is_a_bound(
+    base: Any, spec: str, delta: float
+) -> None:
+    """What a certificate states decides where the bound is looked for, and not whether it holds."""
+    law = repetitions.parse_repetitions(spec)
+    searched = tight_at_other_delta(base, law, delta, 1e-5)
+    sharp = upper_bounds.tight(base, spec, delta).epsilon
+    with expecting(searched.epsilon):
+        stated = tight_at_other_delta(base, law, delta, 1e-5)
+    assert stated.epsilon == pytest.approx(searched.epsilon, rel=1e-9)
+    for share in (0.5, 0.98, 1.2, 30.0):
+        with expecting(share * searched.epsilon):
+            value = tight_at_other_delta(base, law, delta, 1e-5).epsilon
+        assert sharp * (1.0 - 2e-4) <= value <= 1.011 * searched.epsilon + 0.021
+
+
+def test_a_grid_twice_as_coarse_changes_the_epsilon_of_an_order_as_that_of_the_best_one() -> None:
+    """The error of an attained epsilon, against the search for an order on the coarse grid."""
+    for base, spec in ((DpSgd(1.0, 500, 0.01), "fixed:20"), (DpSgd(2.0, 200, 0.05), "tnb:1,0.1")):
+        law = repetitions.parse_repetitions(spec)
+        coarse = compose(base.loss_terms, COARSE_CELLS)
+        searched = max(
+            TightCurve.at(pair, law, 1e-5).worst_order(1e-5).epsilon(1e-5)
+            for pair in (coarse, coarse.mirrored)
+        )
+        attained = upper_bounds.worst_order(base, spec, 1e-5)
+        fine = attained.epsilon + 0.5 * attained.error
+        assert abs(0.5 * attained.error - abs(fine - searched)) < 2e-6 * fine
