@@ -500,8 +500,8 @@ class TightCurve:
     def _refined_at(self, epsilon: float, delta: float) -> FloatArray:
         """The events, with as many new ones as the bound at epsilon needs to be at most delta.
 
-        A cell of n equal parts has about 1/n^2 of its excess. So the fewest parts that leave a
-        given excess are as many as the cube roots of the excess of the cells.
+        A cell of n equal parts has about 1/n^2 of its excess. So the total number of parts is
+        smallest for a given excess if it is proportional to the cube root of that of each cell.
         """
         excess, total = self._excess(self.best_order(epsilon), epsilon)
         if total <= _PROVED * delta:
@@ -522,7 +522,7 @@ class TightCurve:
         return cells[self._relative_error[cells] < _MAX_RELATIVE_ERROR]
 
     def _excess(self, game: FoldedGame, epsilon: float) -> tuple[FloatArray, float]:
-        """What the bound exceeds the game's delta by in every cell [n-1], and the bound."""
+        """The excess of the bound over the game's delta in every cell [n-1], and the bound."""
         cells = np.arange(len(self.t) + 1)
         excess = np.zeros(len(cells))
         at_points, total = np.zeros(len(cells)), 0.0
