@@ -1,0 +1,47 @@
+"""Bounds from runs that share initial weights."""
+
+import numpy as np
+import pytest
+
+from audit.repetitions import parse_repetitions
+from studies.correlated_runs import REPEATS, Coverage, coverage, runs_of, trials_of
+
+
+def test_shared_shifts_are_shared_by_the_runs_that_the_grouping_says() -> None:
+    """With an enormous spread, a run's score is its shift."""
+    law = parse_repetitions("fixed:3")
+    for grouping, of_side, common in (
+        ("alone", 3 * 40, 0),
+        ("repeats", REPEATS, REPEATS),
+        ("trials", 40, 0),
+        ("sides", 1, 0),
+    ):
+        rng = np.random.default_rng(4)
+        sides = runs_of(rng, grouping, 40, 1.0, 1e9, law)
+        shifts = [{round(float(x) / 1e4) for x in side} for side in sides]
+        assert [len(side) for side in shifts] == [of_side, of_side]
+        assert len(shifts[0] & shifts[1]) == common
+        first, second = trials_of(np.random.default_rng(5), grouping, 40, 1.0, 0.0)
+        assert len(first) == len(second) == 40
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_bounds_hold_if_both_sides_share_the_shifts_and_fail_if_they_do_not() -> None:
+    """Of 16 audits, half exceed the truth if sides differ by far: 3 or fewer with 1 % chance.
+
+    If repeats share their shifts, 5 or more do with 0.1 % chance.
+    """
+    rows = {
+        (row.grouping, row.bound): row
+        for row in coverage(16, trials=40, spread=6.0, groupings=("repeats", "sides"))
+    }
+    for (grouping, _), row in rows.items():
+        if grouping == "repeats":
+            assert row.violations < 5
+            assert not row.fails
+    assert rows["sides", "gaussian-curve:rank-sum"].violations > 3
+
+
+def test_a_rate_above_five_percent_fails() -> None:
+    assert Coverage("alone", "scan", 100, 14, 1.0, 2.0).fails
+    assert not Coverage("alone", "scan", 100, 9, 1.0, 2.0).fails
