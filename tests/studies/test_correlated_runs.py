@@ -27,7 +27,7 @@ def test_shared_shifts_are_shared_by_the_runs_that_the_grouping_says() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_bounds_hold_if_both_sides_share_the_shifts_and_fail_if_they_do_not() -> None:
-    """Of 16 audits, half exceed the truth if sides differ by far: 3 or fewer with 1 % chance.
+    """Of 16 audits, half exceed the true value if sides differ by far: 3 or fewer with 1 % chance.
 
     If repeats share their shifts, 5 or more do with 0.1 % chance.
     """
