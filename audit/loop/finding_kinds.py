@@ -454,6 +454,18 @@ _ALL = (
         'loss_reduction="sum", or the other way round).',
         "Use the same reduction in the loss and in Opacus, and divide the noisy sum by a constant.",
         test="batches.dependence_on_size",
+        explains=("another batch size",),
+    ),
+    FindingKind(
+        "another batch size",
+        "contribution",
+        "The contribution of one record depends on how many records are in its batch: it is the "
+        "same in all batches of one size, and its length goes from {least:.4g} to {most:.4g} "
+        "between sizes; the accountant assumes that it does not.",
+        "The gradient of each record is divided by the size of the batch before it is clipped (the "
+        "loss is a mean over the batch), so that one record more changes what the others add.",
+        "Clip the gradient of each record's own loss, not of a mean over the batch.",
+        test="batches.dependence_on_size",
     ),
     FindingKind(
         "one more record",

@@ -373,7 +373,10 @@ def _measured(case: _Case) -> EqualRecords:
     if case.random_gradients and not runs.full:
         gaps_of_all = case.of_canary - case.of_quiet[: len(case.of_canary)]
         gaps_of_one = case.mixed - case.of_quiet[: len(case.mixed)]
-        experiment.verdicts.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
+        rounding = case.canaries.contributions.rounding
+        experiment.verdicts.collect(
+            *dependence_on_size(gaps_of_all, gaps_of_one, case.batches, rounding)
+        )
     return EqualRecords(
         case.quiet,
         noise,
