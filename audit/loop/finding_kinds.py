@@ -289,6 +289,19 @@ _ALL = (
         test="noise.batches_in_noise",
     ),
     FindingKind(
+        "seed of another generator",
+        "noise",
+        "The generator of the {drawn} has the seed of another one, and both were drawn from, so "
+        "that they draw the same numbers; the accountant assumes that noise and batches are "
+        "independent of everything else.",
+        "The same seed is given to torch.manual_seed, from which the initial weights are drawn, "
+        "and to the generator of the noise or of the batches.",
+        "Seed the generator by torch.Generator().manual_seed(int(torch.randint(2**62, ()))), or "
+        "draw everything from one generator.",
+        test="accountant.compare_seeds",
+        explains=("batch",),
+    ),
+    FindingKind(
         "shared noise",
         "noise",
         "The {of} of the noise of a step and that of another step of the same run have correlation "

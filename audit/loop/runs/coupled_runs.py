@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
 from audit.loop.runs.callers import line_of_user
-from audit.loop.runs.generators import digest_of_generators, global_states, returned_states
+from audit.loop.runs.generators import (
+    digest_of_generators,
+    global_states,
+    repeated_numbers,
+    returned_states,
+)
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
@@ -150,6 +155,7 @@ class Trace:
         expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
         moved_generators: libraries whose global generator was drawn from since `watch` was called,
             if the run returned the state of a generator.
+        repeats: "noise" or "batches" if they repeat the numbers of another generator, or "".
         by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
         declared: their values before they were forced, and their noise.
@@ -189,6 +195,7 @@ class Trace:
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
     moved_generators: frozenset[str] = frozenset()
+    repeats: str = ""
 
     @property
     def gradients(self) -> Vector:
@@ -429,6 +436,8 @@ class RecordingWatch(Watch):
             return
         if number == 0:
             trace.line = line_of_user()
+            if self._like is None:
+                trace.repeats = repeated_numbers(optimizer, self._caller)
         if [id(p) for p in parameters] != self._described:
             trace.has_equal_steps = number == 0
             self._describe_parameters()
