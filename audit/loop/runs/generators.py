@@ -91,18 +91,15 @@ def repeated_numbers(optimizer: Any, last: types.CodeType | None) -> str:
 
 def _own_generator(owner: Any) -> Any:
     """The torch generator of a sampler or an optimizer; None if it has none whose seed is known."""
-    generator = getattr(owner, "generator", None)
+    generator: Any = getattr(owner, "generator", None)
     if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
         return None
     try:
         generator.initial_seed()
     except RuntimeError:  # the cryptographic ones of Opacus' secure mode
         return None
-    return (
-        None
-        if any(generator is g for g in _global_generators(generator.device.type))
-        else generator
-    )
+    is_global = any(generator is g for g in _global_generators(generator.device.type))
+    return None if is_global else generator
 
 
 def _global_generators(device: str) -> tuple[Any, ...]:
