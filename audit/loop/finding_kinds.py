@@ -302,6 +302,15 @@ _ALL = (
         explains=("batch",),
     ),
     FindingKind(
+        "numbers of the weights",
+        "noise",
+        "The noise of step {step} and the initial weights that a run draws, {lag} places apart, "
+        "have correlation {correlation:.3g}" + _INDEPENDENT,
+        "The key or the seed of the initial weights serves for the noise as well.",
+        "Split the key, or draw both one after the other from one generator.",
+        test="noise.noise_from_weights",
+    ),
+    FindingKind(
         "shared noise",
         "noise",
         "The {of} of the noise of a step and that of another step of the same run have correlation "

@@ -6,7 +6,7 @@ noise.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -62,6 +62,7 @@ from audit.loop.premises.noise import (
     length_of_noise,
     noise_again,
     noise_along,
+    noise_from_weights,
     one_more_record,
     rank_of_noise,
     scale_by_batch,
@@ -79,6 +80,8 @@ _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
 _MAX_QUIET = 8
+# The initial weights of more runs are compared with the noise while they are few numbers.
+_MIN_RUNS_OF_WEIGHTS, _MANY_WEIGHTS = 8, 200_000
 # Places whose inclusions are tested for dependence.
 _MAX_PLACES = 2
 # Events of smaller probability count as impossible.
@@ -119,12 +122,14 @@ class _Runs:
         of_canary: n copies of the canary.
         mixed: n - 1 copies of the quiet record, and the canary in the last place.
         full: whether every batch holds all records; None before it is known.
+        initial: the weights that the first runs drew themselves, [d] each.
     """
 
     of_quiet: list[FloatArray]
     of_canary: list[FloatArray]
     mixed: list[FloatArray]
     full: bool | None = None
+    initial: list[FloatArray] = field(default_factory=list)
 
     def batches(self, rounding: FloatArray) -> Batches:
         same_runs = np.stack(self.of_quiet[: len(self.of_canary)])
@@ -212,6 +217,9 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
+        drawn = traces[0].own_initial
+        if count < _MIN_RUNS_OF_WEIGHTS or count * len(drawn) < _MANY_WEIGHTS:
+            runs.initial.append(drawn)
         lists = (runs.of_quiet, runs.of_canary, runs.mixed)
         for gradients_of_data, gradient in zip(lists, gradients, strict=False):
             gradients_of_data.append(gradient)
@@ -442,6 +450,9 @@ def _test_noise(case: _Case) -> None:
             _test_shape_of_noise(case)
     if not case.varying:
         experiment.verdicts.collect(*noise_again(case.of_quiet, noise))
+        if len({len(weights) for weights in case.runs.initial}) == 1:
+            weights = np.stack(case.runs.initial)
+            experiment.verdicts.collect(*noise_from_weights(noise, weights))
 
 
 def _test_shape_of_noise(case: _Case) -> None:

@@ -25,8 +25,6 @@ from audit.opacus_objects import History, history_of
 from threat_models.user_code import call_user_code
 
 _MASK = 0xFFFFFFFF
-SEEDED_BY_TEST = 1 << 40
-"""A bit of a seed of torch's global generator; on a processor, the generator ignores it."""
 _MAX_NUMBERS = 50_000
 """Numbers of a run that a learned statistic uses: 1,000 trials of them take about 1 GB."""
 
@@ -249,20 +247,21 @@ def claim_of(watch: Any, delta: float) -> float | None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the generators that a function may draw from: Python's, numpy's, torch's if there.
+    """Seeds the global generators of Python, numpy and torch for a run.
 
-    On a processor, torch takes 32 bits of a seed. A further bit shows whether the function has
-    seeded torch's generator itself.
+    They get another seed than the run, which a function may give to generators of its own: with
+    equal seeds these would repeat the numbers of the global ones.
     """
+    seed = run_seed(seed, 0x5EED)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
         # Not torch.manual_seed: it queues calls and tracebacks for devices that are not in use.
-        torch.default_generator.manual_seed(seed | SEEDED_BY_TEST)
+        torch.default_generator.manual_seed(seed)
         # The first run may be the one that puts CUDA in use: torch keeps the last seed until then.
         if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(seed | SEEDED_BY_TEST)
+            torch.cuda.manual_seed_all(seed)
 
 
 @contextmanager

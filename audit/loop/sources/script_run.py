@@ -38,7 +38,6 @@ from audit.loop.sources.idle import IDLE_SECONDS
 from audit.loop.sources.script_items import ItemForm
 from threat_models.user_code import format_error
 
-_SEED_OF_NOISE = 0x5EED
 _PREAMBLE_SEED = 0
 # A script that catches the exception which ends it is ended this many times.
 _MAX_ENDS = 50
@@ -415,8 +414,7 @@ class _Run:
         optimizer = result[1]
         generator = kwargs.get("noise_generator")
         if generator is not None:
-            # Not the seed of the global generator, whose numbers the noise would repeat.
-            generator.manual_seed(self.seed ^ _SEED_OF_NOISE)
+            generator.manual_seed(self.seed)
             self.facts.overridden.add("seed of noise_generator")
         if self.watch is not None:
             self.watch(optimizer, self.module, engine)
