@@ -6,7 +6,7 @@ or that calls `audit.loop.explanations.explain`.
 
 from dataclasses import dataclass
 
-FIRST, USUAL, LAST = 0, 1, 2
+FIRST, USUAL, CONSEQUENCE, LAST = 0, 1, 2, 3
 """Ranks of findings in a report."""
 
 OTHERS_CHANGE = "The record changes what other records contribute"
@@ -130,6 +130,7 @@ _ALL = (
             "inclusion without the seed",
             "inclusions of a run",
             "even inclusions",
+            "inclusions by lag",
             "batch",
             "coordinates",
             "repeated",
@@ -525,6 +526,7 @@ _ALL = (
             "no empty batch",
             "inclusions of a run",
             "even inclusions",
+            "inclusions by lag",
             "mean of batches",
             "used records",
             "limited batches",
@@ -592,6 +594,7 @@ _ALL = (
         "steps.",
         _POISSON,
         test="batches.poisson_tests",
+        explains=("inclusions by lag",),
     ),
     FindingKind(
         "no empty batch",
@@ -641,6 +644,7 @@ _ALL = (
             "inclusion rate",
             "used records",
             "even inclusions",
+            "inclusions by lag",
         ),
     ),
     FindingKind(
@@ -650,7 +654,7 @@ _ALL = (
         "Batches are a shuffled partition of the records, accounted for as Poisson sampled.",
         _POISSON,
         test="batches.poisson_tests",
-        explains=("even inclusions",),
+        explains=("even inclusions", "inclusions by lag"),
     ),
     FindingKind(
         "even inclusions",
@@ -661,6 +665,19 @@ _ALL = (
         "short time.",
         _POISSON,
         test="batches.even_inclusions",
+        explains=("inclusions by lag",),
+    ),
+    FindingKind(
+        "inclusions by lag",
+        "batches",
+        "The batches of two steps, {lag} apart, share a record {ratio:.3g} times as often as those "
+        "of other steps ({hits} times); the accountant assumes that all batches are drawn "
+        "independently.",
+        "Batches come in a cycle, groups of records take turns, or records that were drawn are "
+        "left out for some steps.",
+        _POISSON,
+        test="batches.inclusions_by_lag",
+        explains=("used records",),
     ),
     # --- accountant, released numbers, number of records ---
     FindingKind(
@@ -690,6 +707,7 @@ _ALL = (
         "The claim was computed for other parameters: noise, steps, rate or threshold.",
         "Compute the claim from the noise multiplier, the sampling rate and the steps of this run.",
         test="size_of_noise.compare_size",
+        rank=CONSEQUENCE,
     ),
     FindingKind(
         "claim below the accountant",

@@ -34,6 +34,7 @@ from audit.loop.premises.batches import (
     batches_of,
     dependence_on_size,
     even_inclusions,
+    inclusions_by_lag,
     poisson_tests,
 )
 from audit.loop.premises.canary_pool import PoolRecord, canary_pool, gradient_of, opposite_pair
@@ -415,6 +416,29 @@ def test_discrete_augmentation_is_no_dependence_on_the_batch_size() -> None:
         found = batches_of(0 * single, k[..., None] * single, single, np.zeros(3))
         tests = dependence_on_size(k[..., None] * single, single, found, np.zeros(3))
         assert all(t.p_value > 1e-4 for t in tests if t.kind == "another batch size")
+
+
+def test_dependent_inclusions_are_seen_at_any_distance() -> None:
+    rng = np.random.default_rng(31)
+    groups = rng.integers(0, 3, size=(40, 1))
+    turns = (rng.random((40, 12)) < 0.6) & (groups == np.arange(12) % 3)
+    cycle = np.tile(rng.random((40, 4)) < 0.3, (1, 3))
+    for drawn, multiple in ((turns, 3), (cycle, 4)):
+        (test,) = inclusions_by_lag([drawn, drawn[::-1]], float(drawn.mean()))
+        assert test.p_value < 1e-8
+        assert test.matters
+        assert (int(test.numbers["lag"]) % multiple == 0) == (test.numbers["ratio"] > 1)
+
+
+def test_independent_batches_and_unused_records_show_no_dependence() -> None:
+    # 300 tests at a level of 1e-5: one is below by chance with probability at most 0.003.
+    rng = np.random.default_rng(32)
+    for rate, steps in ((0.02, 40), (0.3, 6), (0.9, 8)):
+        for _ in range(100):
+            drawn = rng.random((60, steps)) < rate
+            drawn[::3] &= rate > 0.5  # a part of the records is never drawn
+            (test,) = inclusions_by_lag([drawn], rate)
+            assert test.p_value > 1e-5
 
 
 def test_a_contribution_as_short_as_its_rounding_shows_no_division() -> None:

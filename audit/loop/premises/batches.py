@@ -23,6 +23,8 @@ _CLEAR = 40.0
 _TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
 # Batches hold at most this number of copies of each record.
 _MAX_COPIES = 4
+# Steps up to this number apart are tested for dependent inclusions.
+_MAX_LAG = 16
 # Contributions belong to two classes if they are this many times as far apart as equal ones may be.
 _APART = 4.0
 # With more classes of equal contributions, a record's own gradient is random.
@@ -283,6 +285,46 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
         # The lower tail of a sum of squares is lighter than that of a Gaussian.
         p_value = float(stats.norm.cdf(deviation))
         yield TestResult(p_value, "even inclusions", numbers, ratio < 0.6)
+
+
+def inclusions_by_lag(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Iterator[TestResult]:
+    """Tests whether two batches hold a record together more or less often than others as far apart.
+
+    Pairs of steps that share no step are independent under Poisson sampling, and each of them has
+    the record in both batches with the same probability, however far apart they are.
+
+    Args:
+        inclusions: one array [R, T] per record; the records are drawn independently.
+        rate: the accounted rate, the same in all steps.
+
+    Example:
+        >>> drawn = np.tile([True, False], (40, 6))  # in every second batch
+        >>> [test] = inclusions_by_lag([drawn], 0.5)
+        >>> test.numbers["lag"], round(test.numbers["ratio"], 1), test.p_value < 1e-9
+        (1, 0.0, True)
+    """
+    stacked = np.concatenate(inclusions)
+    steps = stacked.shape[1]
+    if not 0 < rate < 1 or steps < 3:
+        return
+    together: list[tuple[int, NDArray[np.bool_]]] = []
+    for lag in range(1, min(_MAX_LAG, steps - 1) + 1):
+        starts = np.arange(steps - lag)
+        for disjoint in (starts[starts // lag % 2 == 0], starts[starts // lag % 2 == 1]):
+            if len(disjoint):
+                together.append((lag, stacked[:, disjoint] & stacked[:, disjoint + lag]))
+    # A wrong rate, or records that are never drawn, are other findings.
+    usual = sum(int(both.sum()) for _, both in together) / sum(both.size for _, both in together)
+    tests: list[tuple[float, dict[str, float | int | str]]] = []
+    for lag, both in together:
+        hits, law = int(both.sum()), stats.binom(both.size, usual)
+        p_value = 2 * min(float(law.sf(hits - 1)), float(law.cdf(hits)))
+        ratio = hits / max(both.size * usual, 1e-12)
+        tests.append((p_value, {"lag": lag, "hits": hits, "ratio": ratio}))
+    p_value, numbers = min(tests, key=lambda test: test[0])
+    # Bonferroni's inequality over lags and sets of pairs.
+    p_value = min(1.0, len(tests) * p_value)
+    yield TestResult(p_value, "inclusions by lag", numbers, not 0.7 < float(numbers["ratio"]) < 1.4)
 
 
 def _variance_of_binomials(n: int, probability: float, count: int) -> tuple[float, float]:

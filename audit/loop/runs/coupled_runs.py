@@ -524,7 +524,7 @@ class RecordingWatch(Watch):
 
 
 def _copied(value: Any) -> Any:
-    if hasattr(value, "clone"):
+    if hasattr(value, "detach"):  # a tensor of torch; arrays of JAX have `clone` as well
         return value.detach().clone()
     if isinstance(value, dict | list | tuple):
         return copy.deepcopy(value)
