@@ -50,7 +50,7 @@ class _Sums:
     Attributes:
         total: of the products of the canary's gradient z with the released sum.
         log_ratio: of the log-likelihood ratios for sampled batches.
-        known_log_ratio: of those of an adversary who knows the other records' contributions.
+        known_log_ratio: of those for a known sum of the other records' contributions.
         first_noise: of the noise in the first coordinate.
     """
 

@@ -84,7 +84,7 @@ class _Release:
         return scales * (1 + error)  # upper limits, so that a shortfall is certain
 
     def _have_equal_scales(self, scales: FloatArray) -> bool:
-        """Whether scales differ no more than the estimates of equal ones do by chance.
+        """Whether scales differ as estimates of equal ones do by chance.
 
         Few coordinates with a smaller scale, as in a symmetric matrix, are within the tolerance of
         each, and would make the pooled scale too small for the others.
