@@ -44,6 +44,46 @@ class TrainedModule(Observation):
         return np.array([float(total)])
 
 
+class _Sums:
+    """Sums over the steps of a run, from which the proxies follow.
+
+    Attributes:
+        total: of the products of the canary's gradient z with the released sum.
+        log_ratio: of the log-likelihood ratios for sampled batches.
+        known_log_ratio: of those for a known sum of the other records' contributions.
+        first_noise: of the noise in the first coordinate.
+    """
+
+    def __init__(self, settings: DpSgdSettings) -> None:
+        self._settings = settings
+        self.total = self.log_ratio = self.known_log_ratio = self.first_noise = 0.0
+
+    def add(
+        self, z: list[Tensor], released: list[Tensor], training: list[Tensor], clip: float
+    ) -> None:
+        """Adds a step, given what it released and what the other records contribute to it."""
+        variance = self._settings.noise_multiplier**2 * clip**2
+        product = _inner(z, released)
+        squared_norm = sum(float(g.square().sum()) for g in z)
+        self.total += product
+        unknown = [g - known for g, known in zip(released, training, strict=True)]
+        self.known_log_ratio += (2 * _inner(z, unknown) - squared_norm) / (2 * variance)
+        rate = self._settings.sampling_rate
+        if rate < 1:
+            gain = (2 * product - squared_norm) / (2 * variance)
+            self.log_ratio += float(np.logaddexp(math.log1p(-rate), math.log(rate) + gain))
+
+    def proxies(self, clip: float) -> tuple[float, float, float]:
+        """lambda_a, lambda_c and lambda_known."""
+        s = self._settings
+        per_step = s.noise_multiplier**2 / s.steps
+        lambda_a = self.total / (s.steps * clip**2)
+        if s.sampling_rate == 1:
+            return lambda_a, lambda_a, 0.5 + per_step * self.known_log_ratio
+        lambda_c = 0.5 + per_step * self.log_ratio
+        return lambda_a, lambda_c, lambda_c
+
+
 class OpacusEngine:
     """Trains with Opacus's GradSampleModule and DPOptimizer; see `Engine`.
 
@@ -106,7 +146,7 @@ class OpacusEngine:
         )
         start = [p.detach().clone() for p in parameters]
         first_z: list[Tensor] = []
-        total, log_ratio, known_log_ratio, first_noise = 0.0, 0.0, 0.0, 0.0
+        sums = _Sums(s)
         for taken, canary_taken in self._sampled_records(batch):
             has_canary = bool(batch.included[0]) and canary_taken
             optimizer.zero_grad()
@@ -121,17 +161,8 @@ class OpacusEngine:
                 known = float(summed[0])
                 summed[0] += has_canary * clip
             optimizer.add_noise()
-            first_noise += float(parameters[0].grad.view(-1)[0]) - known
-            product = _inner(z, [p.grad for p in parameters])
-            squared_norm = sum(float(g.square().sum()) for g in z)
-            total += product
-            released = [p.grad - known for p, known in zip(parameters, training, strict=True)]
-            known_gain = 2 * _inner(z, released) - squared_norm
-            known_log_ratio += known_gain / (2 * s.noise_multiplier**2 * clip**2)
-            if s.sampling_rate < 1:
-                gain = (2 * product - squared_norm) / (2 * s.noise_multiplier**2 * clip**2)
-                terms = math.log1p(-s.sampling_rate), math.log(s.sampling_rate) + gain
-                log_ratio += float(np.logaddexp(*terms))
+            sums.first_noise += float(parameters[0].grad.view(-1)[0]) - known
+            sums.add(z, [p.grad for p in parameters], training, clip)
             optimizer.original_optimizer.step()
         moved = [before - p.detach() for before, p in zip(start, parameters, strict=True)]
         optimizer.zero_grad()
@@ -140,16 +171,13 @@ class OpacusEngine:
         observation = TrainedModule(
             first_displacement=np.array([float(moved[0].flatten()[0])]),
             standardised_sum=np.array(
-                [first_noise / (clip * s.noise_multiplier * math.sqrt(s.steps))]
+                [sums.first_noise / (clip * s.noise_multiplier * math.sqrt(s.steps))]
             ),
             module=model,
         )
         weights = observation.parameters()
-        per_step, unit = s.noise_multiplier**2 / s.steps, rate * s.steps * clip**2
-        lambda_a = total / (s.steps * clip**2)
-        lambda_c = lambda_known = 0.5 + per_step * log_ratio
-        if s.sampling_rate == 1:
-            lambda_c, lambda_known = lambda_a, 0.5 + per_step * known_log_ratio
+        unit = rate * s.steps * clip**2
+        lambda_a, lambda_c, lambda_known = sums.proxies(clip)
         return RunOutcomes.of_models(
             self._threat_model,
             observation,

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from audit import checks
 from audit.accounting import Mechanism
@@ -318,6 +318,29 @@ def cost_of_trials(
         group_size,
         base,
     )
+    read = _read(source, columns, study, settings)
+    if isinstance(prior, str | Path):
+        prior = read_prior(prior, read.mapping, settings)
+    cost = _cost(
+        read.materials, read.runs, read.roles, chosen, delta, protocol, prior, cap, budgets
+    )
+    remarks = dict.fromkeys([*cost.remarks, *read.remarks])
+    return replace(cost, remarks=tuple(remarks))
+
+
+class _Read(NamedTuple):
+    """The runs of all sources, and how their columns were read."""
+
+    materials: list[Material]
+    runs: list[Mechanism]
+    roles: list[ColumnRoles]
+    mapping: Mapping[str, str]
+    remarks: list[str]
+
+
+def _read(
+    source: Any, columns: str | Mapping[str, str] | None, study: str | None, settings: RunSettings
+) -> _Read:
     mapping = parse_columns(columns)
     ignored = frozenset(name for name, role in mapping.items() if role == IGNORE)
     check_mapped_names(mapping)
@@ -325,19 +348,16 @@ def cost_of_trials(
     _check_mapping(mapping, materials)
     materials = [runs_of_log(material, mapping) for material in materials]
     runs, roles = _interpreted(materials, mapping, settings)
-    reading = [
+    remarks = [
         remark
         for material, column_roles in zip(materials, roles, strict=True)
         for remark in (
             rounding_remark(material, column_roles, settings),
             units_remark(column_roles),
         )
+        if remark
     ]
-    if isinstance(prior, str | Path):
-        prior = read_prior(prior, mapping, settings)
-    cost = _cost(materials, runs, roles, chosen, delta, protocol, prior, cap, budgets)
-    remarks = dict.fromkeys([*cost.remarks, *filter(None, reading)])
-    return replace(cost, remarks=tuple(remarks))
+    return _Read(materials, runs, roles, mapping, remarks)
 
 
 def _materials(source: Any, options: readers.ReadOptions) -> list[Material]:

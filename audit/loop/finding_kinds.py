@@ -6,7 +6,7 @@ or that calls `audit.loop.explanations.explain`.
 
 from dataclasses import dataclass
 
-FIRST, USUAL, LAST = 0, 1, 2
+FIRST, USUAL, CONSEQUENCE, LAST = 0, 1, 2, 3
 """Ranks of findings in a report."""
 
 OTHERS_CHANGE = "The record changes what other records contribute"
@@ -130,6 +130,7 @@ _ALL = (
             "inclusion without the seed",
             "inclusions of a run",
             "even inclusions",
+            "inclusions by lag",
             "batch",
             "coordinates",
             "repeated",
@@ -287,6 +288,28 @@ _ALL = (
         "its numbers.",
         "Split the key, or draw both one after the other from one generator.",
         test="noise.batches_in_noise",
+    ),
+    FindingKind(
+        "seed of another generator",
+        "noise",
+        "The generator of the {drawn} has the seed of another one, and both were drawn from, so "
+        "that they draw the same numbers; the accountant assumes that noise and batches are "
+        "independent of everything else.",
+        "The same seed is given to torch.manual_seed, from which the initial weights are drawn, "
+        "and to the generator of the noise or of the batches.",
+        "Seed the generator by torch.Generator().manual_seed(int(torch.randint(2**62, ()))), or "
+        "draw everything from one generator.",
+        test="accountant.compare_seeds",
+        explains=("batch",),
+    ),
+    FindingKind(
+        "numbers of the weights",
+        "noise",
+        "The noise of step {step} and the initial weights that a run draws, {lag} places apart, "
+        "have correlation {correlation:.3g}" + _INDEPENDENT,
+        "The key or the seed of the initial weights serves for the noise as well.",
+        "Split the key, or draw both one after the other from one generator.",
+        test="noise.noise_from_weights",
     ),
     FindingKind(
         "shared noise",
@@ -454,6 +477,18 @@ _ALL = (
         'loss_reduction="sum", or the other way round).',
         "Use the same reduction in the loss and in Opacus, and divide the noisy sum by a constant.",
         test="batches.dependence_on_size",
+        explains=("another batch size",),
+    ),
+    FindingKind(
+        "another batch size",
+        "contribution",
+        "The contribution of one record depends on how many records are in its batch: it is the "
+        "same in all batches of one size, and its length goes from {least:.4g} to {most:.4g} "
+        "between sizes; the accountant assumes that it does not.",
+        "The gradient of each record is divided by the size of the batch before it is clipped (the "
+        "loss is a mean over the batch), so that one record more changes what the others add.",
+        "Clip the gradient of each record's own loss, not of a mean over the batch.",
+        test="batches.dependence_on_size",
     ),
     FindingKind(
         "one more record",
@@ -491,6 +526,7 @@ _ALL = (
             "no empty batch",
             "inclusions of a run",
             "even inclusions",
+            "inclusions by lag",
             "mean of batches",
             "used records",
             "limited batches",
@@ -558,6 +594,7 @@ _ALL = (
         "steps.",
         _POISSON,
         test="batches.poisson_tests",
+        explains=("inclusions by lag",),
     ),
     FindingKind(
         "no empty batch",
@@ -607,6 +644,7 @@ _ALL = (
             "inclusion rate",
             "used records",
             "even inclusions",
+            "inclusions by lag",
         ),
     ),
     FindingKind(
@@ -616,7 +654,7 @@ _ALL = (
         "Batches are a shuffled partition of the records, accounted for as Poisson sampled.",
         _POISSON,
         test="batches.poisson_tests",
-        explains=("even inclusions",),
+        explains=("even inclusions", "inclusions by lag"),
     ),
     FindingKind(
         "even inclusions",
@@ -627,6 +665,19 @@ _ALL = (
         "short time.",
         _POISSON,
         test="batches.even_inclusions",
+        explains=("inclusions by lag",),
+    ),
+    FindingKind(
+        "inclusions by lag",
+        "batches",
+        "The batches of two steps, {lag} apart, share a record {ratio:.3g} times as often as those "
+        "of other steps ({hits} times); the accountant assumes that all batches are drawn "
+        "independently.",
+        "Batches come in a cycle, groups of records take turns, or records that were drawn are "
+        "left out for some steps.",
+        _POISSON,
+        test="batches.inclusions_by_lag",
+        explains=("used records",),
     ),
     # --- accountant, released numbers, number of records ---
     FindingKind(
@@ -656,6 +707,7 @@ _ALL = (
         "The claim was computed for other parameters: noise, steps, rate or threshold.",
         "Compute the claim from the noise multiplier, the sampling rate and the steps of this run.",
         test="size_of_noise.compare_size",
+        rank=CONSEQUENCE,
     ),
     FindingKind(
         "claim below the accountant",

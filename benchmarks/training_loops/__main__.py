@@ -46,6 +46,7 @@ LISTS = (
     "from_reports",
     "later_reports",
     "public_threads",
+    "fifth_turn",
 )
 
 

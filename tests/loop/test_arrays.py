@@ -14,6 +14,7 @@ import pytest
 import audit
 from audit.errors import InvalidInput
 from audit.loop.premises.check_premises import check_premises
+from audit.loop.runs.coupled_runs import RecordingWatch
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.watch import Watch
@@ -242,6 +243,50 @@ def test_declared_values() -> None:
     assert report(partial(noisy_sum, claim=0.2)).findings[-1].premise == "accountant"
     with pytest.raises(InvalidInput, match=r"write value = watch.release\(value\)"):
         report(partial(noisy_sum, ignores=True))
+
+
+def _symmetric(records: Any, candidate: Any, seed: int, watch: Any, scale: float = 2.0) -> Any:
+    """A matrix of products, and the mean of a noise matrix and its transpose."""
+    x = records.features / np.maximum(np.linalg.norm(records.features, axis=1, keepdims=True), 1.0)
+    noise = scale * np.random.default_rng(seed).normal(size=(4, 4))
+    return watch.release(x.T @ x + (noise + noise.T) / 2, noise_multiplier=2.0)
+
+
+def test_coordinates_with_other_scales_are_not_pooled() -> None:
+    # Numbers off the diagonal have less noise and change less: the multiplier is 2 in all.
+    assert not report(_symmetric).broken
+    (finding,) = report(partial(_symmetric, scale=1.2)).findings
+    assert finding.premise == "noise"
+
+
+def _counting_loop(
+    records: Any, candidate: Any, seed: int, watch: Any, scale: float = 5.0, rate: float = 1.0
+) -> Any:
+    """DP-SGD with a noisy count of records in each step, whose noise multiplier is stated."""
+    random = np.random.default_rng(seed)
+    watch.account(noise_multiplier=1.0, sampling_rate=rate, steps=3)
+    params = np.zeros(4)
+    for _ in range(3):
+        x = records.features[random.random(len(records.features)) < rate]
+        large = float((np.linalg.norm(x, axis=1) > 2.0).sum())
+        count = watch.release(large + scale * random.normal(), noise_multiplier=5.0)
+        each = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+        noisy = watch.step(each.sum(0) + random.normal(size=4), params)
+        params = params - 0.01 * noisy * (1.0 if count > 0 else 0.5)
+    return params
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_the_noise_of_values_that_a_loop_declares_is_tested(rate: float) -> None:
+    assert not report(partial(_counting_loop, rate=rate)).broken
+    found = report(partial(_counting_loop, scale=0.2, rate=rate)).findings
+    assert found[0].message.startswith("Declared value")
+
+
+def test_declared_arrays_of_jax_are_kept() -> None:
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    watch = RecordingWatch(None, None)
+    assert watch.release(jnp.ones(3), noise_multiplier=1.0).tolist() == [1.0] * 3
 
 
 def test_choices_are_not_additive() -> None:

@@ -30,9 +30,11 @@ from audit.loop.attack.white_box import cross_entropy
 from audit.loop.premises import check_premises as check_premises_module
 from audit.loop.premises import experiment, noise, number_of_records
 from audit.loop.premises.batches import (
+    _chance_of_pure,
     batches_of,
     dependence_on_size,
     even_inclusions,
+    inclusions_by_lag,
     poisson_tests,
 )
 from audit.loop.premises.canary_pool import PoolRecord, canary_pool, gradient_of, opposite_pair
@@ -353,7 +355,8 @@ def test_a_contribution_that_depends_on_the_size_of_its_batch_is_named() -> None
     def p_values(single: Any) -> list[float]:
         whole = k[:, :, None] * single
         found = batches_of(0 * whole, whole, last * single, np.zeros(5))
-        return [t.p_value for t in dependence_on_size(whole, last * single, found) if t.matters]
+        tests = dependence_on_size(whole, last * single, found, np.zeros(5))
+        return [t.p_value for t in tests if t.matters]
 
     directions = rng.normal(size=(60, 5, 9))  # of the same random augmentation in all records
     directions /= np.linalg.norm(directions, axis=2, keepdims=True)
@@ -363,7 +366,79 @@ def test_a_contribution_that_depends_on_the_size_of_its_batch_is_named() -> None
     # Each record has an augmentation of its own: the sum is not parallel to one contribution.
     whole = directions + rng.normal(size=directions.shape)
     found = batches_of(0 * whole, whole, last * directions, np.zeros(5))
-    assert list(dependence_on_size(whole, last * directions, found)) == []
+    assert list(dependence_on_size(whole, last * directions, found, np.zeros(5))) == []
+
+
+def test_a_contribution_that_is_clipped_in_small_batches_alone_is_found() -> None:
+    # As if gradients of a mean loss were clipped: they fall below C in batches of more than 12.
+    rng = np.random.default_rng(11)
+    p_values = []
+    for _ in range(20):
+        inside = rng.random((60, 6, 40)) < 0.25
+        k = inside.sum(2)
+        last = inside[:, :, -1, None]
+        direction = rng.normal(size=(1, 6, 9))
+        single = direction * np.minimum(1.0, 12.0 / np.maximum(k, 1))[:, :, None]
+        found = batches_of(0 * single, k[..., None] * single, last * single, np.zeros(6))
+        (test,) = (
+            t
+            for t in dependence_on_size(k[..., None] * single, last * single, found, np.zeros(6))
+            if t.kind == "another batch size"
+        )
+        p_values.append(test.p_value)
+    assert max(p_values) < 1e-6
+
+
+def test_the_chance_of_equal_contributions_is_that_of_all_permutations() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(30):
+        sizes = rng.integers(0, 4, size=7)
+        classes = np.unique(rng.integers(0, 3, size=4)[sizes], return_inverse=True)[1]
+        labels = set(itertools.permutations(classes.tolist()))
+        pure = sum(
+            all(
+                len({c for c, s in zip(label, sizes, strict=True) if s == size}) == 1
+                for size in set(sizes.tolist())
+            )
+            for label in labels
+        )
+        assert _chance_of_pure(classes, sizes) == pytest.approx(pure / len(labels))
+    assert _chance_of_pure(np.array([0, 1, 1]), np.array([5, 5, 6])) == 1.0
+
+
+def test_discrete_augmentation_is_no_dependence_on_the_batch_size() -> None:
+    # Two contributions, independent of the batch size: fails by chance with at most 50 * 1e-4.
+    rng = np.random.default_rng(13)
+    for _ in range(50):
+        k = rng.binomial(30, 0.3, size=(12, 3)) + 1
+        flips = rng.integers(0, 2, size=(12, 3))
+        single = np.stack([1.0 + flips, 2.0 - flips], axis=2)
+        found = batches_of(0 * single, k[..., None] * single, single, np.zeros(3))
+        tests = dependence_on_size(k[..., None] * single, single, found, np.zeros(3))
+        assert all(t.p_value > 1e-4 for t in tests if t.kind == "another batch size")
+
+
+def test_dependent_inclusions_are_seen_at_any_distance() -> None:
+    rng = np.random.default_rng(31)
+    groups = rng.integers(0, 3, size=(40, 1))
+    turns = (rng.random((40, 12)) < 0.6) & (groups == np.arange(12) % 3)
+    cycle = np.tile(rng.random((40, 4)) < 0.3, (1, 3))
+    for drawn, multiple in ((turns, 3), (cycle, 4)):
+        (test,) = inclusions_by_lag([drawn, drawn[::-1]], float(drawn.mean()))
+        assert test.p_value < 1e-8
+        assert test.matters
+        assert (int(test.numbers["lag"]) % multiple == 0) == (test.numbers["ratio"] > 1)
+
+
+def test_independent_batches_and_unused_records_show_no_dependence() -> None:
+    # 300 tests at a level of 1e-5: one is below by chance with probability at most 0.003.
+    rng = np.random.default_rng(32)
+    for rate, steps in ((0.02, 40), (0.3, 6), (0.9, 8)):
+        for _ in range(100):
+            drawn = rng.random((60, steps)) < rate
+            drawn[::3] &= rate > 0.5  # a part of the records is never drawn
+            (test,) = inclusions_by_lag([drawn], rate)
+            assert test.p_value > 1e-5
 
 
 def test_a_contribution_as_short_as_its_rounding_shows_no_division() -> None:

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from audit.loop import finding_kinds
 from audit.loop.finding_kinds import KINDS, LAST
 from audit.loop.findings import PREMISES
 
@@ -17,6 +18,10 @@ def test_a_kind_of_finding_names_its_test_and_what_it_explains(name: str) -> Non
     assert callable(getattr(found, function))
     assert set(kind.explains) <= set(KINDS) - {name}
     assert (kind.rank == LAST) == (kind.premise == "number of records")
+
+
+def test_no_two_kinds_have_one_name() -> None:
+    assert len(finding_kinds._ALL) == len(KINDS)
 
 
 def test_no_decision_is_taken_by_a_sentence() -> None:

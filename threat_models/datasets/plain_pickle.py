@@ -9,6 +9,7 @@ classes, and rejects all others.
 import math
 import pickletools
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,20 @@ from audit.errors import InvalidInput
 # 100,000.
 _MAX_INSTRUCTIONS = 200_000
 _MAX_DIMENSIONS = 4
+# Instructions that put a constant, a text of bytes, or their argument on the stack.
+_NEW: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_TUPLE": tuple,
+}
+_BYTE_STRINGS = frozenset({"STRING", "BINSTRING", "SHORT_BINSTRING"})
+_LITERALS = frozenset({
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
+    "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES",
+})  # fmt: skip
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[iuf][1248]")
 
 
@@ -109,21 +124,12 @@ class _Machine:
                 pass
             case "MARK":
                 self.marks.append(len(stack))
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
-            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":
+            case _ if name in _NEW:
+                stack.append(_NEW[name]())
+            case _ if name in _BYTE_STRINGS:
                 stack.append(argument.encode("latin1"))
-            case (
-                "INT" | "BININT" | "BININT1" | "BININT2" | "LONG" | "LONG1" | "FLOAT" | "BINFLOAT"
-                | "UNICODE" | "BINUNICODE" | "SHORT_BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES"
-            ):  # fmt: skip
+            case _ if name in _LITERALS:
                 stack.append(argument)
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_TUPLE":
-                stack.append(())
             case "LIST":
                 stack.append(self.since_mark())
             case "TUPLE":

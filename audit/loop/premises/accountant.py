@@ -33,6 +33,17 @@ def compare_accountant(check: Check, first: Trace, claim: float | None) -> None:
         )
 
 
+def compare_seeds(check: Check, first: Trace) -> None:
+    """Reports noise or batches that repeat the numbers of another generator.
+
+    Args:
+        check: the check, which collects what is found.
+        first: a run on the records.
+    """
+    if first.repeats:
+        check.verdicts.findings.append(explain("seed of another generator", drawn=first.repeats))
+
+
 def compare_all_accountants(check: Check) -> None:
     """Reports steps that the accountant of some complete run did not record."""
     run, verdicts = check.runs.least_recorded, check.verdicts

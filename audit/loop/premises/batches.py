@@ -23,6 +23,12 @@ _CLEAR = 40.0
 _TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
 # Batches hold at most this number of copies of each record.
 _MAX_COPIES = 4
+# Steps up to this number apart are tested for dependent inclusions.
+_MAX_LAG = 16
+# Contributions belong to two classes if they are this many times as far apart as equal ones may be.
+_APART = 4.0
+# With more classes of equal contributions, a record's own gradient is random.
+_MAX_CLASSES = 6
 # Variance of a batch size from which the sum of squares is close to a chi-square distribution.
 _MIN_VARIANCE = 3.0
 
@@ -135,19 +141,23 @@ def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bo
 
 
 def dependence_on_size(
-    whole: FloatArray, single: FloatArray, batches: Batches
+    whole: FloatArray, single: FloatArray, batches: Batches, rounding: FloatArray
 ) -> Iterator[TestResult]:
     """Tests whether the contribution of one record depends on the size of its batch.
 
     If all records of a batch contribute alike, the difference of runs that differ in all records
-    is k times that of runs that differ in one, with k records in the batch.
+    is k times that of runs that differ in one, with k records in the batch. Two tests compare k
+    with the contribution: their rank correlation, and whether equal k come with equal
+    contributions and some other k with another one.
 
     Args:
         whole: [R, T, D], differences of runs that differ in every record.
         single: [R, T, D], differences of runs that differ in one record.
         batches: the batches.
+        rounding: [T], lengths that rounding alone may cause.
     """
     ranks: list[tuple[FloatArray, FloatArray]] = []
+    chance, least, most = 1.0, np.inf, 0.0
     for t in range(whole.shape[1]):
         inside = batches.included[:, t]
         lengths = batches.units[inside, t]
@@ -160,6 +170,10 @@ def dependence_on_size(
         if not np.all(alike & (np.abs(sizes - np.round(sizes)) < 0.1)):
             return  # each record has a random gradient of its own
         ranks.append((stats.rankdata(np.round(sizes)), stats.rankdata(lengths)))
+        classes = _classes_of_equal(of_canary, rounding[t])
+        if classes is not None and 1 < classes.max() + 1 <= _MAX_CLASSES:
+            chance *= _chance_of_pure(classes, np.round(sizes).astype(int))
+            least, most = min(least, float(lengths.min())), max(most, float(lengths.max()))
     total = free = 0.0
     for pair in ranks:
         x, y = (values - values.mean() for values in pair)
@@ -173,6 +187,56 @@ def dependence_on_size(
         p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
         numbers = {"correlation": correlation}
         yield TestResult(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
+    # Batches are drawn independently at each step. So the chances of the steps multiply.
+    if most > 0:
+        yield TestResult(chance, "another batch size", {"least": least, "most": most})
+
+
+def _classes_of_equal(contributions: FloatArray, rounding: float) -> NDArray[np.intp] | None:
+    """[M], a number for each class of equal contributions; None if classes are not clearly apart.
+
+    Args:
+        contributions: [M, D], of one record to one step, in runs with other seeds.
+        rounding: length that rounding alone may cause.
+    """
+    shortest = float(np.linalg.norm(contributions, axis=1).min())
+    equal = 1e-3 * shortest + 4 * rounding
+    classes = np.full(len(contributions), -1)
+    for i in range(len(contributions)):
+        if classes[i] >= 0:
+            continue
+        gaps = np.linalg.norm(contributions - contributions[i], axis=1)
+        if np.any((gaps > equal) & (gaps <= _APART * equal)):
+            return None
+        classes[gaps <= equal] = classes.max() + 1
+    return classes
+
+
+def _chance_of_pure(classes: NDArray[np.intp], sizes: NDArray[np.intp]) -> float:
+    """Probability under a random permutation that equal sizes have one class; 1 if they have not.
+
+    Args:
+        classes: [M], numbers from 0 on.
+        sizes: [M], batch sizes.
+    """
+    groups = [classes[sizes == size] for size in np.unique(sizes)]
+    if any(np.any(group != group[0]) for group in groups):
+        return 1.0
+    # The number of ways to give each group one class, for each remaining content of the classes.
+    contents = tuple(np.bincount(classes).tolist())
+    ways = {contents: 1}
+    for count in map(len, groups):
+        later: dict[tuple[int, ...], int] = {}
+        for left, number in ways.items():
+            for place, members in enumerate(left):
+                if members >= count:
+                    state = (*left[:place], members - count, *left[place + 1 :])
+                    later[state] = later.get(state, 0) + number
+        ways = later
+    all_ways = math.factorial(len(classes))
+    for members in contents:
+        all_ways //= math.factorial(members)
+    return sum(ways.values()) / all_ways
 
 
 def poisson_tests(
@@ -221,6 +285,46 @@ def even_inclusions(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Ite
         # The lower tail of a sum of squares is lighter than that of a Gaussian.
         p_value = float(stats.norm.cdf(deviation))
         yield TestResult(p_value, "even inclusions", numbers, ratio < 0.6)
+
+
+def inclusions_by_lag(inclusions: Sequence[NDArray[np.bool_]], rate: float) -> Iterator[TestResult]:
+    """Tests whether two batches hold a record together more or less often than others as far apart.
+
+    Pairs of steps that share no step are independent under Poisson sampling, and each of them has
+    the record in both batches with the same probability, however far apart they are.
+
+    Args:
+        inclusions: one array [R, T] per record; the records are drawn independently.
+        rate: the accounted rate, the same in all steps.
+
+    Example:
+        >>> drawn = np.tile([True, False], (40, 6))  # in every second batch
+        >>> [test] = inclusions_by_lag([drawn], 0.5)
+        >>> test.numbers["lag"], round(test.numbers["ratio"], 1), test.p_value < 1e-9
+        (1, 0.0, True)
+    """
+    stacked = np.concatenate(inclusions)
+    steps = stacked.shape[1]
+    if not 0 < rate < 1 or steps < 3:
+        return
+    together: list[tuple[int, NDArray[np.bool_]]] = []
+    for lag in range(1, min(_MAX_LAG, steps - 1) + 1):
+        starts = np.arange(steps - lag)
+        for disjoint in (starts[starts // lag % 2 == 0], starts[starts // lag % 2 == 1]):
+            if len(disjoint):
+                together.append((lag, stacked[:, disjoint] & stacked[:, disjoint + lag]))
+    # A wrong rate, or records that are never drawn, are other findings.
+    usual = sum(int(both.sum()) for _, both in together) / sum(both.size for _, both in together)
+    tests: list[tuple[float, dict[str, float | int | str]]] = []
+    for lag, both in together:
+        hits, law = int(both.sum()), stats.binom(both.size, usual)
+        p_value = 2 * min(float(law.sf(hits - 1)), float(law.cdf(hits)))
+        ratio = hits / max(both.size * usual, 1e-12)
+        tests.append((p_value, {"lag": lag, "hits": hits, "ratio": ratio}))
+    p_value, numbers = min(tests, key=lambda test: test[0])
+    # Bonferroni's inequality over lags and sets of pairs.
+    p_value = min(1.0, len(tests) * p_value)
+    yield TestResult(p_value, "inclusions by lag", numbers, not 0.7 < float(numbers["ratio"]) < 1.4)
 
 
 def _variance_of_binomials(n: int, probability: float, count: int) -> tuple[float, float]:

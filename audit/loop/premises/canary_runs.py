@@ -476,32 +476,16 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     steps = len(canaries.contributions.largest)
     steps = steps if canaries.comparable is None else canaries.comparable
     rate = float(np.mean([experiment.accounted.rate(t) for t in range(steps)] or [1.0]))
-    changes: list[FloatArray] = []
-    for number in range(_SEEDS_OF_OTHER_STEPS):
-        seed = experiment.seed_of(800 + number)
-        pair = [
-            experiment.coupled(experiment.with_canary(record), seed)
-            for record in (canary, compared)
-        ]
-        if any(experiment.ended_early(run) for run in pair) or not draw_alike(
-            pair[0], pair[1], steps
-        ):
-            continue
-        changes.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
-        sizes = np.linalg.norm(np.stack(changes), axis=2)
-        changed = sizes > 8 * canaries.contributions.rounding[:steps]
-        # Stopping early without a finding cannot cause a false finding.
-        if changed.mean() < 1.1 * rate or not experiment.work_left(0.5):
-            break
-    if not changes or not np.any(changed) or changed.mean() < 1.1 * rate:
+    changes, changed = _changes_of_steps(experiment, canaries, compared, steps, rate)
+    if not np.any(changed) or changed.mean() < 1.1 * rate:
         return
-    gaps = np.stack(changes)
+    sizes = np.linalg.norm(changes, axis=2)
     varies = any(
         np.linalg.norm(changes_of_step - changes_of_step[0], axis=1).max()
         > _VARIES * sizes[inside, t].max() + 8 * canaries.contributions.rounding[t]
         for t, inside in enumerate(changed.T)
         if inside.any()
-        for changes_of_step in [gaps[inside, t]]
+        for changes_of_step in [changes[inside, t]]
     )
     hits, tries = int(changed.sum()), changed.size
     p_value = float(stats.binom.sf(hits - 1, tries, rate))
@@ -522,6 +506,39 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
             test, changes_other_records(experiment, canaries, other_records), _is_carried(changed)
         ),
     )
+
+
+def _changes_of_steps(
+    experiment: Experiment, canaries: CanaryRuns, compared: PoolRecord, steps: int, rate: float
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """[R, T, D], changes of the released gradients by another record; [R, T], whether they are any.
+
+    Args:
+        experiment: the experiment.
+        canaries: runs with each canary.
+        compared: the record that takes the canary's place.
+        steps: T.
+        rate: the accounted rate; runs end once no larger share of steps changes.
+    """
+    changes: list[FloatArray] = []
+    changed = np.zeros((0, steps), np.bool_)
+    for number in range(_SEEDS_OF_OTHER_STEPS):
+        seed = experiment.seed_of(800 + number)
+        pair = [
+            experiment.coupled(experiment.with_canary(record), seed)
+            for record in (canaries.pair[0], compared)
+        ]
+        if any(experiment.ended_early(run) for run in pair) or not draw_alike(
+            pair[0], pair[1], steps
+        ):
+            continue
+        changes.append(pair[1].gradients[:steps] - pair[0].gradients[:steps])
+        sizes = np.linalg.norm(np.stack(changes), axis=2)
+        changed = sizes > 8 * canaries.contributions.rounding[:steps]
+        # Stopping early without a finding cannot cause a false finding.
+        if changed.mean() < 1.1 * rate or not experiment.work_left(0.5):
+            break
+    return np.stack(changes) if changes else np.zeros((0, steps, 0)), changed
 
 
 def _is_carried(changed: NDArray[np.bool_]) -> bool:

@@ -24,6 +24,7 @@ from audit.loop.premises.accountant import (
     compare_accountant,
     compare_all_accountants,
     compare_claim_with_accountant,
+    compare_seeds,
 )
 from audit.loop.premises.array_steps import refuse_unused_steps
 from audit.loop.premises.black_box import compare_released_numbers
@@ -231,6 +232,7 @@ def _of_black_box(check: Check, first: Trace, claim: float | None, delta: float)
 def _of_watched(
     check: Check, first: Trace, claim: float | None, delta: float, loss: Loss | None
 ) -> _Outcome:
+    compare_seeds(check, first)
     coupled = _coupled_canaries(check, first)
     if isinstance(coupled, str):
         check.verdicts.cannot_test(coupled)

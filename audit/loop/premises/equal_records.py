@@ -6,7 +6,7 @@ noise.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -28,6 +28,7 @@ from audit.loop.premises.batches import (
     dependence_on_size,
     even_inclusions,
     included_of,
+    inclusions_by_lag,
     poisson_tests,
 )
 from audit.loop.premises.canary_pool import PoolRecord
@@ -49,6 +50,7 @@ from audit.loop.premises.inclusions import (
     inclusions_of_many,
     judge_used_records,
 )
+from audit.loop.premises.mechanisms import compare_declared_of_steps
 from audit.loop.premises.noise import (
     MIN_CORRELATION,
     ROUNDINGS,
@@ -62,12 +64,13 @@ from audit.loop.premises.noise import (
     length_of_noise,
     noise_again,
     noise_along,
+    noise_from_weights,
     one_more_record,
     rank_of_noise,
     scale_by_batch,
     shape_of_noise,
 )
-from audit.loop.runs.coupled_runs import Accounted, Trace
+from audit.loop.runs.coupled_runs import Accounted, DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
 
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
@@ -79,6 +82,8 @@ _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
 _MAX_QUIET = 8
+# The initial weights of more runs are compared with the noise while they are few numbers.
+_MIN_RUNS_OF_WEIGHTS, _MANY_WEIGHTS = 8, 200_000
 # Places whose inclusions are tested for dependence.
 _MAX_PLACES = 2
 # Events of smaller probability count as impossible.
@@ -119,12 +124,18 @@ class _Runs:
         of_canary: n copies of the canary.
         mixed: n - 1 copies of the quiet record, and the canary in the last place.
         full: whether every batch holds all records; None before it is known.
+        initial: the weights that the first runs drew themselves, [d] each.
+        declared: the values that runs on the quiet record declare with their noise.
+        declared_of_mixed: those of the third data set.
     """
 
     of_quiet: list[FloatArray]
     of_canary: list[FloatArray]
     mixed: list[FloatArray]
     full: bool | None = None
+    initial: list[FloatArray] = field(default_factory=list)
+    declared: list[list[DeclaredNoise]] = field(default_factory=list)
+    declared_of_mixed: list[list[DeclaredNoise]] = field(default_factory=list)
 
     def batches(self, rounding: FloatArray) -> Batches:
         same_runs = np.stack(self.of_quiet[: len(self.of_canary)])
@@ -157,6 +168,7 @@ def _quiet_record(
     candidates = [p for p in pool if p.size == 0.0]
     candidates += [p for p in pool if p.family == "own"]
     candidates += [p for p in pool if math.isnan(p.size)]
+    fallback: PoolRecord | None = None
     # A function may copy the records of some classes: then a record of the canary's is needed.
     canary = canaries.pair[0]
     zeros = replace(canary, features=np.zeros_like(canary.features), size=0.0, family="zeros")
@@ -172,9 +184,12 @@ def _quiet_record(
         # A function that leaves out one of the two records draws fewer numbers without it.
         exchanged = experiment.exchange(data, canaries.pair[0])
         mixed = experiment.coupled(exchanged, experiment.seed_of(200))
-        if experiment.ended_early(mixed) or draw_alike(trace, mixed, experiment.steps):
+        if experiment.ended_early(mixed):
+            # As a split by labels that needs two records of each; another record may do.
+            fallback = fallback or record
+        elif draw_alike(trace, mixed, experiment.steps):
             return record
-    return None
+    return fallback
 
 
 def _same(record: PoolRecord, compared: PoolRecord) -> bool:
@@ -212,6 +227,12 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
+        drawn = traces[0].own_initial
+        if count < _MIN_RUNS_OF_WEIGHTS or count * len(drawn) < _MANY_WEIGHTS:
+            runs.initial.append(drawn)
+        runs.declared.append(traces[0].declared)
+        if len(traces) > 2:
+            runs.declared_of_mixed.append(traces[2].declared)
         lists = (runs.of_quiet, runs.of_canary, runs.mixed)
         for gradients_of_data, gradient in zip(lists, gradients, strict=False):
             gradients_of_data.append(gradient)
@@ -366,6 +387,7 @@ def _measured(case: _Case) -> EqualRecords:
         experiment.verdicts.findings.append(divided_by_batch(spread, case.others_change()))
     experiment.verdicts.random_gradients = case.random_gradients
     _test_noise(case)
+    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed)
     if experiment.accounted is not None:
         _test_noise_along_contributions(case, experiment.accounted)
         if not case.varying and case.canaries.comparable is None:
@@ -373,7 +395,10 @@ def _measured(case: _Case) -> EqualRecords:
     if case.random_gradients and not runs.full:
         gaps_of_all = case.of_canary - case.of_quiet[: len(case.of_canary)]
         gaps_of_one = case.mixed - case.of_quiet[: len(case.mixed)]
-        experiment.verdicts.collect(*dependence_on_size(gaps_of_all, gaps_of_one, case.batches))
+        rounding = case.canaries.contributions.rounding
+        experiment.verdicts.collect(
+            *dependence_on_size(gaps_of_all, gaps_of_one, case.batches, rounding)
+        )
     return EqualRecords(
         case.quiet,
         noise,
@@ -439,6 +464,9 @@ def _test_noise(case: _Case) -> None:
             _test_shape_of_noise(case)
     if not case.varying:
         experiment.verdicts.collect(*noise_again(case.of_quiet, noise))
+        if len({len(weights) for weights in case.runs.initial}) == 1:
+            weights = np.stack(case.runs.initial)
+            experiment.verdicts.collect(*noise_from_weights(noise, weights))
 
 
 def _test_shape_of_noise(case: _Case) -> None:
@@ -497,6 +525,7 @@ def _test_batches(case: _Case, accounted: Accounted) -> None:
     )
     if len(set(rates)) == 1 and n > 1:
         experiment.verdicts.collect(*even_inclusions(inclusions, rates[0]))
+        experiment.verdicts.collect(*inclusions_by_lag(inclusions, rates[0]))
     if not experiment.brief:
         _small_batches(case, rates)
 

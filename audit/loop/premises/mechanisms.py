@@ -9,7 +9,7 @@ other seeds show the noise.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,10 @@ from audit.errors import InvalidInput
 from audit.loop.explanations import explain, released_outside
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.experiment import Check, replace_one
+from audit.loop.premises.experiment import Check, Experiment, replace_one
 from audit.loop.premises.noise import TestResult, estimate_noise, independence
 from audit.loop.premises.verdicts import SHORTFALL
-from audit.loop.runs.coupled_runs import Trace
+from audit.loop.runs.coupled_runs import DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 
@@ -36,7 +36,10 @@ _MAX_CANARIES = 40
 _ROUNDING = 1e-9
 # Coordinates whose scales differ by more than this share, beyond chance, have unequal noise.
 _UNEQUAL, _STANDARD_ERRORS = 0.1, 6.0
+# P-value below which coordinates are taken to have other scales.
+_EQUAL_SCALES = 1e-3
 _MIN_DISTANCE = 0.03
+_MIN_RUNS_OF_STEPS = 8
 Pair = tuple[PoolRecord | None, PoolRecord | None]
 _Values = list[FloatArray]
 
@@ -75,9 +78,23 @@ class _Release:
             scales = 1.0 / (2.0 * np.arcsinh(1.0 / np.sqrt(2.0 * variance)))
         error = _STANDARD_ERRORS / math.sqrt(2.0 * len(self.noisy))
         pooled = np.sqrt(np.square(scales).mean())
-        if np.all(np.abs(scales / pooled - 1) < _UNEQUAL + error):
+        alike = np.all(np.abs(scales / pooled - 1) < _UNEQUAL + error)
+        if alike and self._have_equal_scales(scales):
             return np.full(len(scales), pooled)
         return scales * (1 + error)  # upper limits, so that a shortfall is certain
+
+    def _have_equal_scales(self, scales: FloatArray) -> bool:
+        """Whether scales differ as estimates of equal ones do by chance.
+
+        Few coordinates with a smaller scale, as in a symmetric matrix, are within the tolerance of
+        each, and would make the pooled scale too small for the others.
+        """
+        # Variance of an estimate over the squared scale.
+        variance = 0.5 / (len(self.noisy) - 1)
+        if self.epsilon is not None:
+            variance = 1.75 / 1.5**2 / len(self._pairs)
+        statistic = float(np.square(scales / scales.mean() - 1).sum()) / variance
+        return float(stats.chi2.sf(statistic, max(len(scales) - 1, 1))) > _EQUAL_SCALES
 
     @property
     def _residuals(self) -> FloatArray:
@@ -208,6 +225,60 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
     _compare_total(check, releases, first.claimed if claim is None else claim, delta)
     _compare_returned(check, first, seeds[0], neighbours)
     return _strongest(releases, pool), None
+
+
+def compare_declared_of_steps(
+    experiment: Experiment, runs: Sequence[Sequence[DeclaredNoise]], exchanged: Sequence[Any]
+) -> None:
+    """Tests the sizes of values that a training loop declares with their noise.
+
+    The batches of the runs differ as well, which can only enlarge the measured noise.
+
+    Args:
+        experiment: the experiment, which collects what is found.
+        runs: the declared values of runs with other seeds on equal records.
+        exchanged: those of the first runs, with the same seeds, after a record was exchanged.
+    """
+    declared = experiment.base.declared
+    share = 1.0 if experiment.relation == "replace-one" else 0.5
+    releases: list[_Release] = []
+    for place, value in enumerate(declared):
+        if not value.is_stated or value.values is None:
+            continue
+        noisy, others = (_column(rows, place, value.values) for rows in (runs, exchanged))
+        if len(noisy) < _MIN_RUNS_OF_STEPS or len(others) == 0:
+            continue
+        changes = others - noisy[: len(others)]
+        release = _Release(
+            place + 1,
+            value.noise_multiplier,
+            value.epsilon,
+            noisy,
+            changes,
+            np.full(len(changes), share),
+        )
+        if changes.any() and not _reports_missing_noise(experiment, release, len(declared)):
+            releases.append(_without_copies(release))
+    tests = [release.size_test() for release in releases]
+    if tests:
+        at = min(range(len(tests)), key=lambda i: tests[i].p_value)
+        # Bonferroni's inequality over the values.
+        p_value = min(1.0, len(tests) * tests[at].p_value)
+        experiment.verdicts.collect(
+            replace(tests[at], p_value=p_value),
+            words=partial(_size_words, releases[at], len(declared)),
+        )
+
+
+def _column(rows: Sequence[Sequence[DeclaredNoise]], place: int, usual: FloatArray) -> FloatArray:
+    """[R, d], one declared value of all runs, up to the first run that declares another one."""
+    values: list[FloatArray] = []
+    for row in rows:
+        value = row[place].values if place < len(row) else None
+        if value is None or value.shape != usual.shape or not np.isfinite(value).all():
+            break
+        values.append(value)
+    return np.stack(values) if values else np.zeros((0, len(usual)))
 
 
 def _reference(check: Check, first: Trace, seeds: Sequence[int]) -> list[_Values] | None:
@@ -387,7 +458,7 @@ def _noisy(check: Check, first: Trace, reference: Sequence[_Values]) -> list[Flo
     return [np.stack(column) for column in zip(*rows, strict=True)]
 
 
-def _reports_missing_noise(check: Check, release: _Release, of: int) -> bool:
+def _reports_missing_noise(check: Check | Experiment, release: _Release, of: int) -> bool:
     """Reports coordinates without noise that a record changes."""
     silent = np.ptp(release.noisy, axis=0) == 0
     bare = silent & np.any(release.changes != 0, axis=0)

@@ -376,6 +376,48 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
         yield TestResult(p_value, "runs", {"share": share}, share < 0.5)
 
 
+def noise_from_weights(noise: Noise, initial: FloatArray) -> Iterator[TestResult]:
+    """Tests whether the noise repeats the numbers from which a run drew its initial weights.
+
+    If a key or a seed serves twice, normal weights and the noise are the same numbers up to a
+    factor, perhaps some places apart. Given the weights, the sum of products with independent unit
+    noise is normal, and its variance is the weights' sum of squares.
+
+    Args:
+        noise: the noise of R runs.
+        initial: [R', d], the weights that the first R' <= R runs drew themselves; the released
+            gradients do not depend on them, because the test has set other weights.
+    """
+    weights = initial - initial.mean(axis=0)
+    if len(weights) < 2 or not np.any(weights):
+        return
+    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    usable = np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees > 0))
+    width, count = noise.residuals.shape[2], weights.shape[1]
+    length = fft.next_fast_len(width + count - 1, real=True)
+    spectrum = fft.rfft(weights, length, axis=1).conj()
+    # Sums of squared weights that meet a number of the noise, by lag.
+    meeting = fft.rfft(np.square(weights).sum(0), length).conj()
+    variances = fft.irfft(meeting * fft.rfft(np.ones(width), length), length)
+    variances *= len(noise.residuals) / max(int(noise.degrees.min()), 1)
+    enough = variances > 1e-9 * variances.max()
+    largest, at, lag_at = 0.0, 0, 0
+    for t in usable:
+        unit = noise.residuals[: len(weights), t] / scales[t]
+        products = fft.irfft((spectrum * fft.rfft(unit, length, axis=1)).sum(0), length)
+        scores = np.abs(products[enough]) / np.sqrt(variances[enough])
+        if scores.max() > largest:
+            lag = int(np.flatnonzero(enough)[scores.argmax()])
+            largest, at, lag_at = float(scores.max()), int(t), lag
+    if largest > 0:
+        # Bonferroni's inequality over steps and lags.
+        p_value = min(1.0, 2 * len(usable) * length * float(stats.norm.sf(largest)))
+        lag = lag_at - length if lag_at >= width else lag_at
+        share = largest / math.sqrt(len(weights) * min(width, count))
+        numbers = {"step": at + 1, "lag": abs(lag), "correlation": min(share, 1.0)}
+        yield TestResult(p_value, "numbers of the weights", numbers)
+
+
 def grain_of_noise(
     of_quiet: FloatArray, of_canary: FloatArray, noise: Noise, spacing: float
 ) -> Iterator[TestResult]:

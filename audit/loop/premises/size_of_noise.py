@@ -413,7 +413,8 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> _Cause:
     """Broken premise, likely cause and fix where the noise is `ratio` times too small."""
     repeats = _several_times(case, step) if beyond else None
     return (
-        _of_all_records(case, step)
+        _of_infinite_records(case)
+        or _of_all_records(case, step)
         or _without_clipping(case)
         or _of_each_tensor(case, step, ratio)
         or _carried_on(case, step, ratio)
@@ -438,6 +439,22 @@ def _of_all_records(case: _Case, step: int) -> _Cause | None:
         "one.",
         "Compute no statistic over records without noise, and clip the gradient of every "
         "single record to norm C before summing.",
+    )
+
+
+def _of_infinite_records(case: _Case) -> _Cause | None:
+    """Only records with numbers that are not finite contribute as much."""
+    pool, distances = case.canaries.pool, case.canaries.contributions.distances
+    finite = np.array([bool(np.isfinite(record.features).all()) for record in pool])
+    finite = finite[: len(distances)]
+    usual = distances[np.ix_(finite, finite)].max(initial=0.0)
+    if finite.all() or distances.max(initial=0.0) < 1.3 * usual:
+        return None
+    return (
+        "contribution",
+        "A record that holds NaN or infinity contributes the most: it removes what others add (the "
+        "sum of all gradients is made finite, and not each gradient), or its norm is not computed.",
+        "Replace numbers that are not finite in each record's own gradient, before it is clipped.",
     )
 
 
@@ -589,15 +606,15 @@ def _too_small(ratio: float, beyond: bool) -> tuple[str, str, str]:
     squared = ratio * ratio
     workers = round(squared)
     if not beyond and 2 <= workers <= _MAX_WORKERS and abs(squared / workers - 1) < 0.05:
-        share = f", or each worker adds its share of {workers} and one share arrives"
+        share = f"; or each worker adds its share of {workers} and one share arrives"
     else:
         share = ""
     return (
         "contribution" if beyond else "noise",
         f"The noise is {ratio:.3g} times too small for the contribution: its noise multiplier is "
-        f"smaller than the accountant assumes{share}; it is not scaled by C; "
-        "or a record contributes more than C (several copies or microbatches clipped one by one, a "
-        "part of the gradient that is not clipped, another norm).",
+        f"smaller than the accountant assumes; it is not scaled by C; a record "
+        "contributes more than C (several copies or microbatches clipped one by one, a part of the "
+        f"gradient that is not clipped, another norm){share}.",
         "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
         "the sum, and record that noise_multiplier.",
     )

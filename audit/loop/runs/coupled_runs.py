@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
 from audit.loop.runs.callers import line_of_user
-from audit.loop.runs.generators import digest_of_generators, global_states, returned_states
+from audit.loop.runs.generators import (
+    digest_of_generators,
+    global_states,
+    repeated_numbers,
+    returned_states,
+)
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
@@ -98,6 +103,10 @@ class DeclaredNoise:
         return self.noise_multiplier is not None or self.epsilon is not None
 
 
+# Initial weights that are compared with the noise.
+_MAX_OWN_WEIGHTS = 50_000
+
+
 @dataclass(frozen=True)
 class Accounted:
     """The accountant's history, step by step."""
@@ -150,6 +159,9 @@ class Trace:
         expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
         moved_generators: libraries whose global generator was drawn from since `watch` was called,
             if the run returned the state of a generator.
+        own_initial: [d], the weights that this run drew itself, in coupled runs without digests;
+            other runs keep no copy.
+        repeats: "noise" or "batches" if they repeat the numbers of another generator, or "".
         by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
         further: the numbers that the function declared by `watch.release`.
         declared: their values before they were forced, and their noise.
@@ -189,6 +201,8 @@ class Trace:
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
     moved_generators: frozenset[str] = frozenset()
+    repeats: str = ""
+    own_initial: Vector = field(default_factory=lambda: np.zeros(0))
 
     @property
     def gradients(self) -> Vector:
@@ -349,6 +363,7 @@ class RecordingWatch(Watch):
         if self._like is None:
             self.recorded.initial |= {k: v.detach().clone() for k, v in state.items()}
         self.recorded.initial_digest += _digest(list(state.values()))
+        self._keep_own_weights(state)
         self._restore(None if self._like is None else self._like.initial)
 
     def release(
@@ -378,10 +393,19 @@ class RecordingWatch(Watch):
 
     def _initial_weights(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         self.recorded.initial_digest += _digest(list(state.values()))
+        self._keep_own_weights(state)
         if self._like is not None:
             return self._like.initial
         self.recorded.initial |= state
         return {}
+
+    def _keep_own_weights(self, state: Mapping[str, Any]) -> None:
+        if self._like is None or self._digests:
+            return
+        arrays = [as_numbers(value) for value in state.values()]
+        flat = [np.float64(a).ravel() for a in arrays if a is not None and a.dtype.kind == "f"]
+        own = np.concatenate([self.recorded.own_initial, *flat])
+        self.recorded.own_initial = own[:_MAX_OWN_WEIGHTS]
 
     def close(self) -> None:
         """Removes the hooks."""
@@ -429,6 +453,8 @@ class RecordingWatch(Watch):
             return
         if number == 0:
             trace.line = line_of_user()
+            if self._like is None:
+                trace.repeats = repeated_numbers(optimizer, self._caller)
         if [id(p) for p in parameters] != self._described:
             trace.has_equal_steps = number == 0
             self._describe_parameters()
@@ -498,7 +524,7 @@ class RecordingWatch(Watch):
 
 
 def _copied(value: Any) -> Any:
-    if hasattr(value, "clone"):
+    if hasattr(value, "detach"):  # a tensor of torch; arrays of JAX have `clone` as well
         return value.detach().clone()
     if isinstance(value, dict | list | tuple):
         return copy.deepcopy(value)

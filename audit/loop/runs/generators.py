@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from audit.loop.sources.trees import as_numbers, is_random_key
+from audit.opacus_objects import batch_sampler_of, is_of_opacus
 
 # Forms of the states of numpy, of torch's CPU generator, and of Python's Mersenne Twister.
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -60,6 +61,75 @@ def global_states() -> dict[str, bytes]:
     if torch is not None:
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
+
+
+def repeated_numbers(optimizer: Any, last: types.CodeType | None) -> str:
+    """What is drawn from a generator whose seed another one has, "noise" or "batches", or "".
+
+    The noise of an optimizer of Opacus comes from its generator, the batches from that of a loader
+    among the local variables, and both from torch's global generator where these have none. If
+    two of the three were drawn from and have the same seed, they are functions of the same numbers.
+
+    Args:
+        optimizer: the watched optimizer, before its first step.
+        last: code of the function whose callees are searched for loaders.
+    """
+    if not is_of_opacus(optimizer):
+        return ""
+    noise = _own_generator(optimizer)
+    batches = [] if last is None else list(_generators_of_loaders(last))
+    device = "cpu" if noise is None else noise.device.type
+    others = [*batches, *_global_generators(device)]
+    if noise is not None and any(_alike(noise, other) for other in others):
+        return "noise"
+    # The noise comes from the global generator, and the batches from one with the same numbers.
+    used = [generator for generator in batches if generator is not noise]
+    if any(_alike(used_one, other) for used_one in used for other in _global_generators("cpu")):
+        return "batches"
+    return ""
+
+
+def _own_generator(owner: Any) -> Any:
+    """The torch generator of a sampler or an optimizer; None if it has none whose seed is known."""
+    generator: Any = getattr(owner, "generator", None)
+    if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
+        return None
+    try:
+        generator.initial_seed()
+    except RuntimeError:  # the cryptographic ones of Opacus' secure mode
+        return None
+    is_global = any(generator is g for g in _global_generators(generator.device.type))
+    return None if is_global else generator
+
+
+def _global_generators(device: str) -> tuple[Any, ...]:
+    torch = sys.modules["torch"]
+    if device == "cpu":
+        return (torch.default_generator,)
+    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
+
+
+def _alike(generator: Any, other: Any) -> bool:
+    """Whether two generators have one seed, and both were drawn from."""
+    torch = sys.modules["torch"]
+    if generator is other or generator.device.type != other.device.type:
+        return False
+    if generator.initial_seed() != other.initial_seed():
+        return False
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
+    return not any(torch.equal(g.get_state(), fresh) for g in (generator, other))
+
+
+def _generators_of_loaders(last: types.CodeType) -> Iterator[Any]:
+    """Generators of the batches of data loaders among the variables of all callees of `last`."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not last:
+        if not frame.f_globals.get("__name__", "").startswith(("audit.loop.", "torch.", "opacus.")):
+            for value in frame.f_locals.values():
+                generator = _own_generator(batch_sampler_of(value))
+                if generator is not None:
+                    yield generator
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:

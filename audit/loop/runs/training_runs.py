@@ -247,7 +247,12 @@ def claim_of(watch: Any, delta: float) -> float | None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the generators that a function may draw from: Python's, numpy's, torch's if there."""
+    """Seeds the global generators of Python, numpy and torch for a run.
+
+    They get another seed than the run, which a function may give to generators of its own: with
+    equal seeds these would repeat the numbers of the global ones.
+    """
+    seed = run_seed(seed, 0x5EED)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch = sys.modules.get("torch")

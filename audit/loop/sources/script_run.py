@@ -293,6 +293,18 @@ class _Run:
     @contextlib.contextmanager
     def _patched(self) -> Iterator[None]:
         """Replaces the functions by which a script makes loaders, engines and seeds."""
+        patches = [*self._patches(), *self._seed_patches()]
+        old = [(place, name, getattr(place, name)) for place, name, _ in patches]
+        for place, name, new in patches:
+            setattr(place, name, new)
+        try:
+            yield
+        finally:
+            for place, name, value in old:
+                setattr(place, name, value)
+
+    def _patches(self) -> list[tuple[Any, str, Any]]:
+        """The replacements of functions of Opacus and of torch."""
         run = self
         make_private, with_epsilon = (
             PrivacyEngine.make_private,
@@ -339,7 +351,7 @@ class _Run:
         def refuse_processes(*_: Any, **__: Any) -> None:
             run._refuse(f"train in one process, got {_PROCESSES}")
 
-        patches: list[tuple[Any, str, Any]] = [
+        return [
             (PrivacyEngine, "make_private", hooked_make_private),
             (PrivacyEngine, "make_private_with_epsilon", hooked_with_epsilon),
             (DataLoader, "__init__", hooked_loader),
@@ -348,16 +360,7 @@ class _Run:
             (BaseProcess, "start", hooked_start),
             (torch.multiprocessing, "spawn", refuse_processes),
             (torch.multiprocessing, "start_processes", refuse_processes),
-            *self._seed_patches(),
         ]
-        old = [(place, name, getattr(place, name)) for place, name, _ in patches]
-        for place, name, new in patches:
-            setattr(place, name, new)
-        try:
-            yield
-        finally:
-            for place, name, value in old:
-                setattr(place, name, value)
 
     def _seed_patches(self) -> list[tuple[Any, str, Any]]:
         """A constant seed becomes a function of itself and of the run's seed."""
