@@ -94,7 +94,7 @@ def test_every_figure_has_a_caption_and_its_data() -> None:
 
 
 def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
-    for path, page in [(path, "reproductions.md") for path in DOCS.glob("training-*.csv")] + [
+    for path, page in [(path, "reproductions_training.md") for path in DOCS.glob("training-*.csv")] + [
         (DOCS / "attacks.csv", "attacks.md")
     ]:
         text = (DOCS / page).read_text()
@@ -243,7 +243,7 @@ def test_the_costs_of_groups_in_what_to_report() -> None:
 
 @pytest.mark.slow
 def test_the_split_orders_of_the_theory() -> None:
-    page = (DOCS / "theory.md").read_text()
+    page = (DOCS / "proofs.md").read_text()
     assert "*Split* is the\nbest order that puts outputs above a threshold first" in page
     rows = re.findall(r"^\| (\S+) \| ([a-z]\S+)((?: \| [\d.]+){5}) \|$", page, re.M)
     assert len(rows) == 11
@@ -385,10 +385,50 @@ def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> Non
 
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index", "coverage", "coverage-more"}
-    assert pages <= set(index.split())
+    included = {"coverage", "coverage-more"}
+    details = {"proofs": "theory", "reproductions_training": "reproductions", "table3": "reproductions"}
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} - included
+    assert pages - set(details) == pages & set(index.split())
+    for name, result in details.items():  # reached from the page that states the result
+        assert f"]({name}.md)" in (DOCS / f"{result}.md").read_text()
     for name in ("coverage.md", "coverage-more.md"):
         assert f"{{include}} {name}" in (DOCS / "attacks.md").read_text()
+
+
+PROPOSITION = re.compile(r"\*\*(Proposition(?: \d+)?(?: \([^)]*\))?)[.*]")
+
+
+def test_every_proposition_is_stated_once_and_proved_in_the_same_order() -> None:
+    theory, proofs = ((DOCS / f"{name}.md").read_text() for name in ("theory", "proofs"))
+    statements = re.findall(r"^<!-- (.*) -->\n\n(.*?)\n\n<!-- end of \1 -->$", theory, re.M | re.S)
+    assert len(statements) == 30
+    assert len(PROPOSITION.findall(theory)) == len(statements)
+    assert PROPOSITION.findall(proofs) == []
+    parts = re.split(r"^#{2,3} .*\n\n```\{include\} theory\.md\n", proofs, flags=re.M)[1:]
+    for (name, statement), part in zip(statements, parts, strict=True):
+        assert statement.startswith("**Proposition")
+        assert part.startswith(
+            f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n*Proof.*"
+        )
+        assert r"$\square$" in part
+        after = theory.split(f"<!-- end of {name} -->", 1)[1].split("<!--", 1)[0]
+        (anchor,) = re.findall(r"\[proof\]\(proofs\.md#([\w-]+)\)", after)
+        heading = {"stopped studies": "best-of-a-stopped-study"}.get(name, name.replace(" ", "-"))
+        assert anchor == heading
+
+
+def test_the_code_cites_only_propositions_that_are_stated() -> None:
+    stated = set(re.findall(r"<!-- proposition (\d+) -->", (DOCS / "theory.md").read_text()))
+    pages = [*ROOT.glob("audit/**/*.py"), *ROOT.glob("studies/**/*.py"), *DOCS.glob("*.md")]
+    cited = {
+        number
+        for page in pages
+        for number in re.findall(
+            r"propositions? (\d+) of\s+docs/theory", " ".join(page.read_text().split())
+        )
+    }
+    assert len(cited) > 15
+    assert cited <= stated
 
 
 def test_the_paper_names_its_title_and_its_authors(
@@ -401,6 +441,10 @@ def test_the_paper_names_its_title_and_its_authors(
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
+    assert source.count("#strong[Proposition") == 30  # each statement once
+    assert source.count("#emph[Proof") == 30
+    assert source.index("=== Proposition 1\n") < source.index("=== Proposition 16\n")
+    assert "{include}" not in source
     assert "The page" not in source
     assert "three labels attains 2.300 where the bound is 2.386." in " ".join(source.split())
     assert "square.stroked.tiny" not in source
