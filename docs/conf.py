@@ -37,7 +37,7 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-# `attacks.md` includes the tables of the studies of coverage.
+# `attacks.md` and `coverage_tables.md` include the pages of the studies of coverage.
 exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
 exclude_patterns += ["coverage.md", "coverage-more.md"]
 exclude_patterns += ["notebooks/README.md"]

@@ -94,9 +94,9 @@ def test_every_figure_has_a_caption_and_its_data() -> None:
 
 
 def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
-    for path, page in [(path, "reproductions_training.md") for path in DOCS.glob("training-*.csv")] + [
-        (DOCS / "attacks.csv", "attacks.md")
-    ]:
+    for path, page in [
+        (path, "reproductions_training.md") for path in DOCS.glob("training-*.csv")
+    ] + [(DOCS / "attacks.csv", "attacks.md")]:
         text = (DOCS / page).read_text()
         numbers = set(re.findall(r"\d+(?:\.\d+)?", text)) | {"1e-05"}
         for row in csv.DictReader(path.read_text().splitlines()):
@@ -386,39 +386,57 @@ def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> Non
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
     included = {"coverage", "coverage-more"}
-    details = {"proofs": "theory", "reproductions_training": "reproductions", "table3": "reproductions"}
+    details = {
+        "proofs": "theory",
+        "reproductions_training": "reproductions",
+        "table3": "reproductions",
+    }
+    details |= {"coverage_tables": "attacks", "certificate_format": "certificate"}
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} - included
     assert pages - set(details) == pages & set(index.split())
     for name, result in details.items():  # reached from the page that states the result
         assert f"]({name}.md)" in (DOCS / f"{result}.md").read_text()
     for name in ("coverage.md", "coverage-more.md"):
-        assert f"{{include}} {name}" in (DOCS / "attacks.md").read_text()
+        assert f"{{include}} {name}" in (DOCS / "coverage_tables.md").read_text()
 
 
-PROPOSITION = re.compile(r"\*\*(Proposition(?: \d+)?(?: \([^)]*\))?)[.*]")
+PROPOSITION = r"\*\*Proposition(?: (\d+)|)(?: \([^)]*\)|)\.\*\* \*"
 
 
-def test_every_proposition_is_stated_once_and_proved_in_the_same_order() -> None:
+def test_every_proposition_is_proved_in_the_order_of_the_theory() -> None:
     theory, proofs = ((DOCS / f"{name}.md").read_text() for name in ("theory", "proofs"))
-    statements = re.findall(r"^<!-- (.*) -->\n\n(.*?)\n\n<!-- end of \1 -->$", theory, re.M | re.S)
-    assert len(statements) == 30
-    assert len(PROPOSITION.findall(theory)) == len(statements)
-    assert PROPOSITION.findall(proofs) == []
-    parts = re.split(r"^#{2,3} .*\n\n```\{include\} theory\.md\n", proofs, flags=re.M)[1:]
-    for (name, statement), part in zip(statements, parts, strict=True):
-        assert statement.startswith("**Proposition")
-        assert part.startswith(
-            f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n*Proof.*"
-        )
-        assert r"$\square$" in part
-        after = theory.split(f"<!-- end of {name} -->", 1)[1].split("<!--", 1)[0]
-        (anchor,) = re.findall(r"\[proof\]\(proofs\.md#([\w-]+)\)", after)
-        heading = {"stopped studies": "best-of-a-stopped-study"}.get(name, name.replace(" ", "-"))
-        assert anchor == heading
+    numbers = re.findall(PROPOSITION, theory)
+    assert len(numbers) == 30
+    assert numbers.count("") == 2
+    after = re.split(PROPOSITION, theory)[2::2]
+    links = [
+        re.search(r"\[((?:statement\s+and\s+)?proof)\]\(proofs\.md#([\w-]+)\)", part)
+        for part in after
+    ]
+    headings = r"^### (Proposition \d+|Repeated steps|Best of a stopped study)\n\n"
+    sections = re.split(headings, proofs, flags=re.M)[1:]
+    assert len(sections) == 2 * len(numbers)
+    for number, link, heading, section in zip(
+        numbers, links, sections[::2], sections[1::2], strict=True
+    ):
+        assert link is not None
+        assert link[2] == heading.lower().replace(" ", "-")
+        assert not number or heading == f"Proposition {number}"
+        assert "\n\n*Proof.* " in section
+        assert r"$\square$" in section
+        name = f"proposition {number}"
+        if link[1] == "proof":  # the theory has the formal statement
+            marks = f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n*Proof.*"
+            assert section.removeprefix("```{include} theory.md\n").startswith(marks)
+            _, statement = theory.split(f"<!-- {name} -->\n\n")
+            assert re.match(PROPOSITION, statement)
+            assert statement.index("<!-- end") < statement.index("[proof]")
+        else:
+            assert re.search(PROPOSITION, section.split("*Proof.*")[0])
 
 
 def test_the_code_cites_only_propositions_that_are_stated() -> None:
-    stated = set(re.findall(r"<!-- proposition (\d+) -->", (DOCS / "theory.md").read_text()))
+    stated = set(re.findall(PROPOSITION, (DOCS / "theory.md").read_text()))
     pages = [*ROOT.glob("audit/**/*.py"), *ROOT.glob("studies/**/*.py"), *DOCS.glob("*.md")]
     cited = {
         number
@@ -441,7 +459,7 @@ def test_the_paper_names_its_title_and_its_authors(
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
-    assert source.count("#strong[Proposition") == 30  # each statement once
+    assert source.count("#strong[Proposition") == 30 + 19  # of 19, a summary and the statement
     assert source.count("#emph[Proof") == 30
     assert source.index("=== Proposition 1\n") < source.index("=== Proposition 16\n")
     assert "{include}" not in source
