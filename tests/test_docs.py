@@ -426,8 +426,8 @@ def test_every_proposition_is_proved_in_the_order_of_the_theory() -> None:
         assert r"$\square$" in section
         name = f"proposition {number}"
         if link[1] == "proof":  # the theory has the formal statement
-            marks = f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n*Proof.*"
-            assert section.removeprefix("```{include} theory.md\n").startswith(marks)
+            marks = f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n"
+            assert section.startswith("```{include} theory.md\n" + marks + "*Proof.*")
             _, statement = theory.split(f"<!-- {name} -->\n\n")
             assert re.match(PROPOSITION, statement)
             assert statement.index("<!-- end") < statement.index("[proof]")
@@ -447,6 +447,17 @@ def test_the_code_cites_only_propositions_that_are_stated() -> None:
     }
     assert len(cited) > 15
     assert cited <= stated
+
+
+def test_the_pages_of_the_menu_are_short() -> None:
+    pages = re.findall(r"^([a-z_]+(?:/index)?)$", (DOCS / "index.md").read_text(), re.M)
+    assert len(pages) == 22
+    words = {page: len((DOCS / f"{page}.md").read_text().split()) for page in ["index", *pages]}
+    reference = {path.stem: len(path.read_text().split()) for path in DOCS.glob("reference/*.md")}
+    included = (DOCS / "coverage.md").read_text().split("The tables show")[0]
+    total = sum(words.values()) + sum(reference.values()) - reference["index"]
+    assert total + len(included.split()) <= 45_000
+    assert words["theory"] <= 7_000
 
 
 def test_the_paper_names_its_title_and_its_authors(

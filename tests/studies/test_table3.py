@@ -53,7 +53,8 @@ def test_kept_trials_give_every_row_of_the_pages(result: Result) -> None:
 
 def page_in_ascii() -> str:
     """The pages with the names that the study prints for its typeset symbols."""
-    text = re.sub(r"\$\\varepsilon_([A-Z])\$", r"eps_\1", "\n".join(page.read_text() for page in PAGES))
+    text = "\n".join(page.read_text() for page in PAGES)
+    text = re.sub(r"\$\\varepsilon_([A-Z])\$", r"eps_\1", text)
     return re.sub(r"\$\\lambda_([a-z])\$", r"lambda_\1", text)
 
 
