@@ -225,6 +225,8 @@ def test_the_readme_is_short() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.split()) <= 700
     assert readme.count("![") == 1
+    programs = re.findall(r"^```python\n(.*?)\n", readme, re.M)
+    assert programs == ["import audit"] * 2  # each runs alone
     setup = re.findall(r"^make \w+", readme, re.M)
     assert setup == ["make audit", "make test"]
 
