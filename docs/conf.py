@@ -37,7 +37,7 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-# `attacks.md` includes the tables of the studies of coverage.
+# `attacks.md` and `coverage_tables.md` include the pages of the studies of coverage.
 exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
 exclude_patterns += ["coverage.md", "coverage-more.md"]
 exclude_patterns += ["notebooks/README.md"]
@@ -280,39 +280,6 @@ def _typeset_docstrings(app: Any, tree: nodes.document) -> None:
             text.parent.replace(text, [*parts, nodes.Text(sentence[done:])])
 
 
-def _fold_proofs(app: Any, tree: nodes.document) -> None:
-    """Folds each proof and computation on the page of theory, up to the square at its end."""
-    if app.env.docname != "theory":
-        return
-    for first in list(tree.findall(nodes.paragraph)):
-        kind = re.match(r"(Proof|Computation)( \(\w+\))?\.", first.astext())
-        if kind is None or not isinstance(first[0], nodes.emphasis):
-            continue
-        parent = first.parent
-        begin = parent.index(first)
-        ends = (
-            index
-            for index in range(begin, len(parent))
-            if any(node.astext() == r"\square" for node in parent[index].findall(nodes.math))
-        )
-        end = next(ends)
-        summary = kind[0][:-1]
-        if proposition := _stated(parent, begin):
-            summary += f" for {proposition}" if kind[1] == "Computation" else f" of {proposition}"
-        opening = f'<details class="proof"><summary>{summary}</summary>'
-        parent.insert(end + 1, nodes.raw("", "</details>", format="html"))
-        parent.insert(begin, nodes.raw("", opening, format="html"))
-
-
-def _stated(section: nodes.Element, end: int) -> str:
-    """The name of the last proposition that is stated before a place of a section."""
-    for node in reversed(section[:end]):
-        stated = re.match(r"Proposition( \d+)?", node.astext())
-        if stated is not None:
-            return stated[0].lower()
-    return ""
-
-
 def _shorten_diffs(app: Any, tree: nodes.document) -> None:
     """Removes the names of the compared files, which are paths of this machine, from diffs."""
     for block in tree.findall(nodes.literal_block):
@@ -342,7 +309,6 @@ def setup(app: Any) -> None:
     app.connect("env-before-read-docs", _interleave)
     app.connect("doctree-read", _shorten_diffs)
     app.connect("doctree-read", _typeset_docstrings)
-    app.connect("doctree-read", _fold_proofs)
     app.connect("doctree-resolved", _link_terms)
     app.connect("doctree-resolved", _link_figures)
     app.connect("doctree-resolved", _keep_together)

@@ -1,4 +1,4 @@
-"""Writes the page of proofs as a paper: `python docs/theory_pdf.py FILE.pdf`."""
+"""Writes the theory and its proofs as a paper: `python docs/theory_pdf.py FILE.pdf`."""
 
 import re
 import sys
@@ -23,9 +23,14 @@ STYLE = r"""
 
 
 def main(out: str) -> None:
-    """Converts `theory.md` by pandoc to Typst, and that to PDF."""
+    """Converts `theory.md`, followed by the proofs, by pandoc to Typst, and that to PDF."""
     text = (DOCS / "theory.md").read_text().replace("# Theory\n", "", 1)
-    text = re.sub(r"It is also\s+available \[as a PDF\]\(theory.pdf\)\. ", "", text)
+    text = re.sub(r"\[Proofs\]\(proofs\.md\) has", "The last section has", text)
+    text = re.sub(r"\s+Both pages are available\s+\[as\s+a\s+PDF\]\(theory\.pdf\)\.", "", text)
+    _, proofs = (DOCS / "proofs.md").read_text().split("\n## ", 1)
+    # The statements, which the page includes, are in the sections before.
+    proofs = re.sub(r"^```\{include\}.*?^```\n", "", "\n## " + proofs, flags=re.M | re.S)
+    text += "\n## Proofs\n" + re.sub(r"^#", "##", proofs, flags=re.MULTILINE)
     # References to pages of the site.
     text = re.sub(r"\s+\(\[[^\]]+\]\((?!http)[^)]*\)\)", "", text)
     text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)

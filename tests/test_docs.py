@@ -94,9 +94,9 @@ def test_every_figure_has_a_caption_and_its_data() -> None:
 
 
 def test_the_data_of_published_figures_are_the_numbers_of_the_page() -> None:
-    for path, page in [(path, "reproductions.md") for path in DOCS.glob("training-*.csv")] + [
-        (DOCS / "attacks.csv", "attacks.md")
-    ]:
+    for path, page in [
+        (path, "reproductions_training.md") for path in DOCS.glob("training-*.csv")
+    ] + [(DOCS / "attacks.csv", "attacks.md")]:
         text = (DOCS / page).read_text()
         numbers = set(re.findall(r"\d+(?:\.\d+)?", text)) | {"1e-05"}
         for row in csv.DictReader(path.read_text().splitlines()):
@@ -225,6 +225,8 @@ def test_the_readme_is_short() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.split()) <= 700
     assert readme.count("![") == 1
+    programs = re.findall(r"^```python\n(.*?)\n", readme, re.M)
+    assert programs == ["import audit"] * 2  # each runs alone
     setup = re.findall(r"^make \w+", readme, re.M)
     assert setup == ["make audit", "make test"]
 
@@ -243,8 +245,9 @@ def test_the_costs_of_groups_in_what_to_report() -> None:
 
 @pytest.mark.slow
 def test_the_split_orders_of_the_theory() -> None:
-    page = (DOCS / "theory.md").read_text()
-    assert "*Split* is the\nbest order that puts outputs above a threshold first" in page
+    page = (DOCS / "proofs.md").read_text()
+    words = " ".join(page.split())
+    assert "*Split* is the best order that puts outputs above a threshold first" in words
     rows = re.findall(r"^\| (\S+) \| ([a-z]\S+)((?: \| [\d.]+){5}) \|$", page, re.M)
     assert len(rows) == 11
     for mu, distribution, cells in rows[::5]:
@@ -296,9 +299,9 @@ def test_the_page_on_bounds_names_every_row() -> None:
     rows = re.findall(r"^\| (`.*?) \|", upper, re.M)
     protocols = ["tnb:0,0.1@20", "grid:2", "subset:0.1/fixed:2", "until:0.5", "schedule:2,1"]
     protocols += ["adaptive:0.5,2/fixed:2", "adaptive:1,2/fixed:2", "noisy-max:2"]
-    protocols += ["best:2/fixed:3", "pareto:2/fixed:3"]
+    protocols += ["best:2/fixed:3", "pareto:2/fixed:3", "distinct:3/fixed:2"]
     cases = [(accounting.GaussianMechanism(0.25), protocol) for protocol in protocols]
-    cases += [(accounting.DpSgd(2.0, 20, 0.1), protocol) for protocol in ("fixed:2", "grid:2")]
+    cases += [(accounting.DpSgd(2.0, 20, 0.1), protocol) for protocol in ("fixed:2", "grid:3")]
     found = [upper_bounds.all_upper_bounds(base, protocol, 1e-5) for base, protocol in cases]
     names = {bound.name for bounds in found for bound in bounds} | {"base"}
     assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == names
@@ -385,10 +388,79 @@ def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> Non
 
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index", "coverage", "coverage-more"}
-    assert pages <= set(index.split())
+    included = {"coverage", "coverage-more"}
+    details = {
+        "proofs": "theory",
+        "reproductions_training": "reproductions",
+        "table3": "reproductions",
+    }
+    details |= {"coverage_tables": "attacks", "certificate_format": "certificate"}
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} - included
+    assert pages - set(details) == pages & set(index.split())
+    for name, result in details.items():  # reached from the page that states the result
+        assert f"]({name}.md)" in (DOCS / f"{result}.md").read_text()
     for name in ("coverage.md", "coverage-more.md"):
-        assert f"{{include}} {name}" in (DOCS / "attacks.md").read_text()
+        assert f"{{include}} {name}" in (DOCS / "coverage_tables.md").read_text()
+
+
+PROPOSITION = r"\*\*Proposition(?: (\d+)|)(?: \([^)]*\)|)\.\*\* \*"
+
+
+def test_every_proposition_is_proved_in_the_order_of_the_theory() -> None:
+    theory, proofs = ((DOCS / f"{name}.md").read_text() for name in ("theory", "proofs"))
+    numbers = re.findall(PROPOSITION, theory)
+    assert len(numbers) == 30
+    assert numbers.count("") == 2
+    after = re.split(PROPOSITION, theory)[2::2]
+    links = [
+        re.search(r"\[((?:statement\s+and\s+)?proof)\]\(proofs\.md#([\w-]+)\)", part)
+        for part in after
+    ]
+    headings = r"^### (Proposition \d+|Repeated steps|Best of a stopped study)\n\n"
+    sections = re.split(headings, proofs, flags=re.M)[1:]
+    assert len(sections) == 2 * len(numbers)
+    for number, link, heading, section in zip(
+        numbers, links, sections[::2], sections[1::2], strict=True
+    ):
+        assert link is not None
+        assert link[2] == heading.lower().replace(" ", "-")
+        assert not number or heading == f"Proposition {number}"
+        assert "\n\n*Proof.* " in section
+        assert r"$\square$" in section
+        name = f"proposition {number}"
+        if link[1] == "proof":  # the theory has the formal statement
+            marks = f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n"
+            assert section.startswith("```{include} theory.md\n" + marks + "*Proof.*")
+            _, statement = theory.split(f"<!-- {name} -->\n\n")
+            assert re.match(PROPOSITION, statement)
+            assert statement.index("<!-- end") < statement.index("[proof]")
+        else:
+            assert re.search(PROPOSITION, section.split("*Proof.*")[0])
+
+
+def test_the_code_cites_only_propositions_that_are_stated() -> None:
+    stated = set(re.findall(PROPOSITION, (DOCS / "theory.md").read_text()))
+    pages = [*ROOT.glob("audit/**/*.py"), *ROOT.glob("studies/**/*.py"), *DOCS.glob("*.md")]
+    cited = {
+        number
+        for page in pages
+        for number in re.findall(
+            r"propositions? (\d+) of\s+docs/theory", " ".join(page.read_text().split())
+        )
+    }
+    assert len(cited) > 15
+    assert cited <= stated
+
+
+def test_the_pages_of_the_menu_are_short() -> None:
+    pages = re.findall(r"^([a-z_]+(?:/index)?)$", (DOCS / "index.md").read_text(), re.M)
+    assert len(pages) == 22
+    words = {page: len((DOCS / f"{page}.md").read_text().split()) for page in ["index", *pages]}
+    reference = {path.stem: len(path.read_text().split()) for path in DOCS.glob("reference/*.md")}
+    included = (DOCS / "coverage.md").read_text().split("The tables show")[0]
+    total = sum(words.values()) + sum(reference.values()) - reference["index"]
+    assert total + len(included.split()) <= 45_000
+    assert words["theory"] <= 7_000
 
 
 def test_the_paper_names_its_title_and_its_authors(
@@ -401,6 +473,10 @@ def test_the_paper_names_its_title_and_its_authors(
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
+    assert source.count("#strong[Proposition") == 30 + 19  # of 19, a summary and the statement
+    assert source.count("#emph[Proof") == 30
+    assert source.index("=== Proposition 1\n") < source.index("=== Proposition 16\n")
+    assert "{include}" not in source
     assert "The page" not in source
     assert "three labels attains 2.300 where the bound is 2.386." in " ".join(source.split())
     assert "square.stroked.tiny" not in source

@@ -20,7 +20,7 @@ import pytest
 
 import audit
 from audit import __main__ as commands
-from audit import console, run
+from audit import console, errors, run
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "statsmodels", "torch")
@@ -331,6 +331,17 @@ def test_help_and_errors_name_the_command_as_it_was_started(
     listed = capsys.readouterr().out
     assert listed.startswith(f"usage: {program} [options]\n")
     assert f"\n{program} NAME --help shows" in listed
+
+
+def test_a_script_is_not_started_without_the_packages_of_its_test(
+    bare: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')\nimport opacus\n")
+    command = [str(bare), "-I", "-m", "audit", "check", "train.py"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert " ".join(done.stderr.split()) == f"error: {errors.missing_extra('torch', 'game')}"
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_missing_extra_is_one_error(bare: Any) -> None:

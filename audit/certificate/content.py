@@ -27,7 +27,7 @@ NAMESPACE = "private-tuning-certificate"
 """Name of the format, without its version."""
 
 FORMAT = f"{NAMESPACE}/2"
-"""Name and version of the json; docs/certificate.md describes its fields."""
+"""Name and version of the json; docs/certificate_format.md describes its fields."""
 
 _N_IS_PUBLIC = ("zero-out", "replace-one")
 

@@ -1,9 +1,11 @@
 """The command `dp-tuning-audit check`: the differential test of an unmodified script."""
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 
 from audit import console
+from audit.errors import missing_extra
 from audit.loop.runs.work import CPU_SECONDS
 from audit.loop.sources.script import MODES, RECORDS, STEPS, script
 
@@ -66,6 +68,12 @@ def make_parser() -> console.Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = make_parser().parse_args(argv)
+    for package in (
+        "torch",
+        "opacus",
+    ):  # otherwise, the process of the script ends with a traceback
+        if importlib.util.find_spec(package) is None:
+            return console.report_error(missing_extra(package, "game"))
     try:
         result = script(
             options.script,

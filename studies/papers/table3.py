@@ -382,7 +382,7 @@ def _recommended(game: KeptGame, statistic: Statistic, chosen: BoolArray) -> flo
 
 
 def _overview(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The bounds of each row, as Markdown; `docs/reproductions.md` shows one budget of one run."""
+    """The bounds of each row, as Markdown; `docs/table3.md` shows one budget of one run."""
     yield "| row | eps_B | trials | eps_L (95 %) | detectable | paper's protocol | printed |"
     yield f"|{'---|' * 7}"
     for (name, budget), both in _of_both(rows).items():
@@ -401,7 +401,7 @@ def _overview(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _exact_costs(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The exact costs at each budget of one run, as in `docs/reproductions.md`."""
+    """The exact costs at each budget of one run, as in `docs/table3.md`."""
     yield "| eps_B | one run | increasing score | any score | printed eps_U |"
     yield f"|{'---|' * 5}"
     for budget, first in sorted({row["epsilon_base"]: row for row in rows}.items()):
@@ -410,7 +410,7 @@ def _exact_costs(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _known_curves(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The bounds that use the known distribution of ETCV 4, as in `docs/reproductions.md`."""
+    """The bounds that use the known distribution of ETCV 4, as in `docs/table3.md`."""
     yield "| row | eps_B | eps_L (95 %) | all runs (95 %) | valid curve (95 %) | exact cost |"
     yield f"|{'---|' * 6}"
     for (name, budget), (first, _) in _of_both(rows).items():

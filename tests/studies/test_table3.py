@@ -27,7 +27,7 @@ from studies.table3.canary_norms import norms
 from threat_models import datasets
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reproductions.md"
+PAGES = [ROOT / "docs" / name for name in ("reproductions.md", "table3.md")]
 DATA = ROOT / "docs" / "table3.csv"
 
 
@@ -36,7 +36,7 @@ def result() -> Result:
     return REPRODUCTIONS["x-table3-played"].run()
 
 
-def test_kept_trials_give_every_row_of_the_page(result: Result) -> None:
+def test_kept_trials_give_every_row_of_the_pages(result: Result) -> None:
     on_page, computed = tables(page_in_ascii()), tables("\n".join(result.lines))
     assert len(computed) == 6
     assert sum(len(rows) for rows in computed.values()) > 60
@@ -52,8 +52,9 @@ def test_kept_trials_give_every_row_of_the_page(result: Result) -> None:
 
 
 def page_in_ascii() -> str:
-    """The page with the names that the study prints for its typeset symbols."""
-    text = re.sub(r"\$\\varepsilon_([A-Z])\$", r"eps_\1", PAGE.read_text())
+    """The pages with the names that the study prints for its typeset symbols."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    text = re.sub(r"\$\\varepsilon_([A-Z])\$", r"eps_\1", text)
     return re.sub(r"\$\\lambda_([a-z])\$", r"lambda_\1", text)
 
 
