@@ -55,6 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+_LITTLE_WORK = 400.0
 _cached_row = numerics.memoize(100_000)(registry.row)
 
 
@@ -96,6 +97,23 @@ def quick_reports(cached_bounds: None) -> Iterator[None]:
         clear_caches()
         yield
     clear_caches()
+
+
+@pytest.fixture
+def little_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick tests of training loops do less work than users, with a third of the runs.
+
+    Slow tests, and those with the marker `full_work`, do all of it.
+    """
+    if request.node.get_closest_marker("slow") or request.node.get_closest_marker("full_work"):
+        return
+    from audit.loop.premises import check_premises, experiment  # not in the plain installation
+
+    def check_of(*arguments: Any) -> Any:
+        *others, max_work = arguments
+        return experiment.check_of(*others, min(max_work, _LITTLE_WORK))
+
+    monkeypatch.setattr(check_premises, "check_of", check_of)
 
 
 @pytest.fixture
