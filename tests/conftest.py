@@ -56,6 +56,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 _LITTLE_WORK = 400.0
+_region_alone = numerics.memoize(1000)(lambda *given: compute(*given, ["region"]))
+
 _cached_row = numerics.memoize(100_000)(registry.row)
 
 
@@ -118,10 +120,8 @@ def little_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def region_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates are issued with one bound, which is fast."""
-    monkeypatch.setattr(
-        "audit.certificate.certificate.compute", lambda *given: compute(*given, ["region"])
-    )
+    """Certificates are issued with one bound, which is fast, and computed once for equal inputs."""
+    monkeypatch.setattr("audit.certificate.certificate.compute", _region_alone)
 
 
 @pytest.fixture(scope="session")
