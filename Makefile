@@ -40,7 +40,8 @@ test-lowest:
 		numpy scipy hypothesis pytest pytest-xdist
 	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" $(PLAIN)
 
-# Tests the plain installation, from the wheel, under each newer Python that this machine has.
+# Runs the command of the plain installation, from the wheel, under each newer Python that this machine
+# has, and the tests under the newest.
 test-bare:
 	PYTHON=$(PYTHON) .ci/bare $(PLAIN)
 

@@ -55,6 +55,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+_LITTLE_WORK = 400.0
+_region_alone = numerics.memoize(1000)(lambda *given: compute(*given, ["region"]))
+
 _cached_row = numerics.memoize(100_000)(registry.row)
 
 
@@ -99,11 +102,26 @@ def quick_reports(cached_bounds: None) -> Iterator[None]:
 
 
 @pytest.fixture
+def little_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick tests of training loops do less work than users, with a third of the runs.
+
+    Slow tests, and those with the marker `full_work`, do all of it.
+    """
+    if request.node.get_closest_marker("slow") or request.node.get_closest_marker("full_work"):
+        return
+    from audit.loop.premises import check_premises, experiment  # not in the plain installation
+
+    def check_of(*arguments: Any) -> Any:
+        *others, max_work = arguments
+        return experiment.check_of(*others, min(max_work, _LITTLE_WORK))
+
+    monkeypatch.setattr(check_premises, "check_of", check_of)
+
+
+@pytest.fixture
 def region_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates are issued with one bound, which is fast."""
-    monkeypatch.setattr(
-        "audit.certificate.certificate.compute", lambda *given: compute(*given, ["region"])
-    )
+    """Certificates are issued with one bound, which is fast, and computed once for equal inputs."""
+    monkeypatch.setattr("audit.certificate.certificate.compute", _region_alone)
 
 
 @pytest.fixture(scope="session")

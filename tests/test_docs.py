@@ -206,7 +206,7 @@ def test_the_first_figure_shows_the_costs_of_its_protocols() -> None:
     run = module("pictures").BASE_OF_OVERVIEW
     with (DOCS / "overview.csv").open() as file:
         rows = list(csv.DictReader(file))
-    for row in rows[::11]:
+    for row in rows[::33]:
         epsilon = upper_bounds.tuning_cost(run, row["specification"], 1e-5).epsilon
         assert float(row["epsilon"]) == pytest.approx(epsilon, abs=1e-4)
     costs = {

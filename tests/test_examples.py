@@ -30,6 +30,7 @@ from audit.loop.premises.check_premises import check_premises
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.slow  # test_pasted_code.py and test_cost_of.py compute such costs in `make test`
 def test_the_example_of_cost_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "what_did_it_cost.py"), run_name="__main__")
     assert capsys.readouterr().out.count("only the best is released") == 4
@@ -77,20 +78,14 @@ def test_tuning_examples(
 
 
 @pytest.mark.usefixtures("region_alone")
+@pytest.mark.slow  # test_pasted_code.py runs a study of the README in `make test`
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        # The next step trains in the same way.
-        pytest.param("plain", "epsilon 2.58\n", marks=pytest.mark.slow),
-        pytest.param(
-            "cost", "epsilon 2.58 for one run, 4.34 for the best of five", marks=pytest.mark.slow
-        ),
+        ("plain", "epsilon 2.58\n"),
+        ("cost", "epsilon 2.58 for one run, 4.34 for the best of five"),
         ("function", "epsilon 2.58 for one run, 4.34 for the best of five"),
-        pytest.param(
-            "study",
-            "is (3, 1e-05)-differentially private for zero-out neighbours",
-            marks=pytest.mark.slow,
-        ),
+        ("study", "is (3, 1e-05)-differentially private for zero-out neighbours"),
     ],
 )
 def test_steps_from_a_plain_script_to_a_study(

@@ -40,6 +40,7 @@ def pasted_blocks(page: Path) -> list[str]:
 @pytest.mark.filterwarnings(
     "ignore:Full backward hook", "ignore:Secure RNG", "ignore:Optimal order"
 )
+@pytest.mark.usefixtures("little_work")
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_as_pasted(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,7 @@ def test_every_way_of_choosing_has_a_case() -> None:
     }
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("title", calculator.cases(10))
 def test_first_curves_take_a_second_and_are_refined_downwards(title: str) -> None:
     sigma = 1.1 + 1e-4 * list(calculator.cases(10)).index(title)  # nothing is remembered

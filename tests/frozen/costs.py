@@ -94,7 +94,7 @@ QUICK = {
     ("fixed:10", "zcdp"),
     ("tnb:0,0.01@50", "mixture"),
     ("grid:20", "candidates"),
-    ("grid:20,0.5", "gaussian"),
+    ("grid:20,0.5", "randomised response"),
     ("adaptive:0.75,1.33/tnb:1,0.1", "loss distribution"),
     ("subset:0.3/tnb:1,0.1", "dpsgd, sampled"),
     ("subset:0.3,all/tnb:1,0.1", "worst of"),

@@ -21,6 +21,8 @@ from audit.loop.runs.watch import Watch
 from audit.loop.sources.accounts import StatedAccountant
 from audit.loop.sources.trees import Tree
 
+pytestmark = pytest.mark.usefixtures("little_work")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LABELS = np.arange(18) % 3
 FEATURES = np.random.default_rng(0).normal(size=(18, 4)) + 2 * np.eye(3, 4)[LABELS]

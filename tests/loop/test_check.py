@@ -62,7 +62,10 @@ torch.set_num_threads(1)
 # The game alone: test_differential.py has the test of the premises, which comes before it.
 attack = functools.partial(check, premises=False, jobs=1)
 # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.usefixtures("little_work"),
+]
 STEPS, NOISE, CLIP, RATE = 5, 1.3, 0.7, 0.05
 
 
@@ -419,7 +422,7 @@ def responses(odds: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("audits", "lucky"), [(100, 0), pytest.param(3000, 15, marks=pytest.mark.slow)]
+    ("audits", "lucky"), [(40, 0), pytest.param(3000, 15, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ["response", "Gaussian by rank sums"])
 def test_an_exact_claim_is_not_refuted_by_a_bound_that_may_err(
@@ -466,7 +469,7 @@ def test_more_trials_decide_whether_a_bound_above_the_claim_is_chance() -> None:
     assert "no leak proven" in found.words
 
 
-@pytest.mark.thin(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", trainings.UNSEEN)
 def test_what_the_page_says_cannot_be_seen_is_not(name: str) -> None:
     found = checked(trainings.UNSEEN[name], trials=100)

@@ -71,6 +71,7 @@ from benchmarks.training_loops.opacus_loops import OpacusLoop
 from benchmarks.training_loops.second_tester import SECOND_TESTER
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("little_work")
 DATA = TrainingSet.of(loops.dense())
 
 
@@ -1035,6 +1036,7 @@ def test_few_steps_that_use_the_record_are_tested(seed: int) -> None:
     assert not found.broken, str(found)
 
 
+@pytest.mark.full_work
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("share", [1.0, 0.95])
 def test_five_percent_of_the_noise_are_not_too_little_to_miss(share: float) -> None:
@@ -1153,6 +1155,7 @@ def _lowers_the_rate(state: Any) -> None:
     state.plateau.step(_loss(state))
 
 
+@pytest.mark.full_work
 @pytest.mark.parametrize(
     ("after", "words"),
     [
@@ -1393,6 +1396,7 @@ def test_steps_with_a_closure_are_attacked() -> None:
     assert "lambda_a" in result.bounds
 
 
+@pytest.mark.full_work
 def test_a_broken_premise_ends_the_check_and_raises() -> None:
     found = audit.check(Loop(total=broken.raw_momentum), loops.dense())
     assert found.exit_code == 1

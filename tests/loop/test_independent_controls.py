@@ -16,6 +16,7 @@ from benchmarks.training_loops.second_tester import SECOND_TESTER_ACCUSED
 from benchmarks.training_loops.unseen import UNSEEN_ACCUSED
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("little_work")
 SLICES = [slice(0, 50)]
 
 
@@ -35,7 +36,7 @@ MISSED = {
 }
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", MISSED)
 def test_mistakes_that_were_missed_are_named(name: str) -> None:
     found = report(INDEPENDENT[name]).findings

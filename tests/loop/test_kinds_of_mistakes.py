@@ -15,6 +15,8 @@ from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.fourth_turn import CAUSES, FOURTH_TURN, FOURTH_TURN_CORRECT
 from benchmarks.training_loops.loops import Loop
 
+pytestmark = pytest.mark.usefixtures("little_work")
+
 QUICK = (
     "a batch with a value above 50 is skipped",
     "overlapping windows of four rows",

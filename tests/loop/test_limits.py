@@ -15,6 +15,7 @@ from benchmarks.training_loops import loops
 from benchmarks.training_loops.loops import Loop
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("little_work")
 DATA = TrainingSet.of(loops.dense())
 
 

@@ -14,6 +14,7 @@ from benchmarks.training_loops.loops import Loop
 from benchmarks.training_loops.opacus_loops import Private
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("little_work")
 
 
 def without_watch(records: Any, candidate: Any, seed: int, watch: Any) -> Any:

@@ -11,6 +11,8 @@ from audit.loop.premises.check_premises import check_premises
 from benchmarks.training_loops import loops
 from benchmarks.training_loops.opacus_loops import Private
 
+pytestmark = pytest.mark.usefixtures("little_work")
+
 DATA = TrainingSet.of(loops.dense())
 
 

@@ -14,6 +14,8 @@ from audit.errors import InvalidInput
 from audit.loop.runs.records import TrainingSet
 from audit.loop.sources.records import adapt_records
 
+pytestmark = pytest.mark.usefixtures("little_work")
+
 FEATURES = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 LABELS = np.arange(12) % 2
 

@@ -81,15 +81,11 @@ def test_script_that_catches_everything(tmp_path: Path) -> None:
     assert run(tmp_path, FORGIVING, mode="fork").exit_code == 0
 
 
-@pytest.mark.thin(5)
+@pytest.mark.slow  # test_unfit_scripts.py has a quick case
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        pytest.param(
-            PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"),
-            "at least 8",
-            marks=pytest.mark.slow,
-        ),
+        (PLAIN.replace("(200, 6)", "(4, 6)").replace("range(200)", "range(4)"), "at least 8"),
         ("print('no engine')", "must call PrivacyEngine.make_private"),
         ("import missing_package_xyz", "No module named"),
         (PLAIN.replace("batch_size=32", "batch_size=32, sampler=None, xyz=1"), "xyz"),

@@ -4,6 +4,7 @@ The statistical tests accuse a correct loop with probability at most 1e-5; seeds
 """
 
 import numpy as np
+import pytest
 from premise_reports import report
 from scipy import stats
 
@@ -12,7 +13,11 @@ from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.fourth_turn import FOURTH_TURN
 from benchmarks.training_loops.loops import Loop
 
+pytestmark = pytest.mark.usefixtures("little_work")
 
+
+# `make test` has a step that is left out, and another number of steps that depends on a record.
+@pytest.mark.slow
 def test_a_suppressed_step_is_reported_as_such() -> None:
     found = report(FOURTH_TURN["a batch with an error is skipped"])
     assert found.findings[0].kind == "number of steps"

@@ -101,7 +101,7 @@ def simulated_audit(
 
 @pytest.mark.parametrize(
     ("make", "audits", "alpha", "budgets"),
-    [(exact_bounds, 3000, 0.05, 3), (bounds_of_trials, 100, 0.2, 16)],
+    [(exact_bounds, 1500, 0.05, 3), (bounds_of_trials, 50, 0.2, 16)],
 )
 def test_correct_mechanisms_are_contradicted_at_most_at_the_stated_rate(
     make: Callable[..., Any], audits: int, alpha: float, budgets: int

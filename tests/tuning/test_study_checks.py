@@ -22,7 +22,7 @@ from audit.accounting import GaussianMechanism
 from audit.errors import InvalidInput
 
 # The bounds of a certificate are tested elsewhere.
-pytestmark = pytest.mark.usefixtures("region_alone")
+pytestmark = pytest.mark.usefixtures("region_alone", "little_work")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from audit.errors import PrivacyLeak
 from audit.tuning.loop_test import can_test, fingerprint
 
 # The bounds of a certificate are tested elsewhere.
-pytestmark = pytest.mark.usefixtures("region_alone")
+pytestmark = pytest.mark.usefixtures("region_alone", "little_work")
 
 N, STEPS = 24, 6
 RECORDS = (
