@@ -409,7 +409,7 @@ PROPOSITION = r"\*\*Proposition(?: (\d+)|)(?: \([^)]*\)|)\.\*\* \*"
 def test_every_proposition_is_proved_in_the_order_of_the_theory() -> None:
     theory, proofs = ((DOCS / f"{name}.md").read_text() for name in ("theory", "proofs"))
     numbers = re.findall(PROPOSITION, theory)
-    assert len(numbers) == 30
+    assert len(numbers) == 31
     assert numbers.count("") == 2
     after = re.split(PROPOSITION, theory)[2::2]
     links = [
@@ -473,8 +473,8 @@ def test_the_paper_names_its_title_and_its_authors(
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
-    assert source.count("#strong[Proposition") == 30 + 19  # of 19, a summary and the statement
-    assert source.count("#emph[Proof") == 30
+    assert source.count("#strong[Proposition") == 31 + 20  # of 20, a summary and the statement
+    assert source.count("#emph[Proof") == 31
     assert source.index("=== Proposition 1\n") < source.index("=== Proposition 16\n")
     assert "{include}" not in source
     assert "The page" not in source
