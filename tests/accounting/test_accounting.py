@@ -207,7 +207,8 @@ def test_no_grid_loses_mass(longest: int, monkeypatch: pytest.MonkeyPatch) -> No
             chances = [np.prod(np.array([*product(each, repeat=3)]), 1) for each in (first, second)]
             for epsilon in (0.0, 0.05, 0.5):
                 exact = np.maximum(chances[0] - math.exp(epsilon) * chances[1], 0.0).sum()
-                assert float(found.profile(epsilon)) >= exact - 1e-16
+                # The probabilities are rounded, which moves losses and profiles by a few 1e-16.
+                assert float(found.profile(epsilon)) >= exact - 1e-15
 
 
 @pytest.mark.parametrize(("runs", "rate"), [(1_000, 0.3), (10_000, 0.01), (1_000_000, 1e-4)])

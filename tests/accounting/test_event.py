@@ -97,7 +97,8 @@ def test_a_mixture_of_two_gaussians_is_a_sampled_step() -> None:
         for epsilon in (-0.5, 0.0, 0.3, 2.0):
             found = float(ours.pairs[k].profile(epsilon))
             least = float(exact.pairs[k].profile(epsilon))
-            assert least * (1.0 - 1e-9) <= found <= least * (1.0 + 5e-4) + 1e-15
+            # Beyond the largest loss, the exact value is 0, and either may be a rounding error.
+            assert least * (1.0 - 1e-9) - 1e-40 <= found <= least * (1.0 + 5e-4) + 1e-15
     with pytest.raises(ValueError, match="neighbours must be add-remove or zero-out"):
         accounting.from_event(event, neighbours="replace-one")
 

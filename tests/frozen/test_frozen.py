@@ -16,18 +16,13 @@ def check(family: str, name: str) -> None:
     assert not moved, "\n".join(f"{family} | {line}" for line in moved)
 
 
-@pytest.mark.usefixtures("little_work")
 @pytest.mark.parametrize(("family", "name"), QUICK)
 def test_quick_values_are_frozen(family: str, name: str) -> None:
     check(family, name)
 
 
-# Verdicts about loops are frozen with all runs of a check.
-SLOW = [case for case in CASES if case not in QUICK or case[0] == "loops"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "name"), SLOW)
+@pytest.mark.parametrize(("family", "name"), [case for case in CASES if case not in QUICK])
 def test_other_values_are_frozen(family: str, name: str) -> None:
     check(family, name)
 
