@@ -7,6 +7,7 @@ ones, and detects that at least i released outputs are of the second kind. Adapt
 attacked as random search, which it may always be, and so its gap is an upper bound.
 """
 
+import argparse
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -201,6 +202,7 @@ def gaps(
 
 def main() -> None:
     """Prints the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print("| noise, rate, steps | protocol | before | cost | attained | gap |")
     print("|---|---|---|---|---|---|")
     for gap in gaps():

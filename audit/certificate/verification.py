@@ -169,6 +169,11 @@ def _parsed(content: bytes) -> Any:
             parse_constant=finite,
         )
     except ValueError as error:
+        if content.lstrip()[:1] == b"<":
+            raise InvalidInput(
+                "certificate must be the json file, got an HTML page: verify the .json file that "
+                "was saved with it"
+            ) from None
         raise InvalidInput(f"certificate must be a readable json file: {error}") from None
 
 

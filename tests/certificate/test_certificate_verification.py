@@ -402,6 +402,7 @@ def test_forged_terminal_sequences_are_printed_as_escapes(
     [
         ("{", "certificate must be a readable json file"),
         ("[]", "certificate must be of format"),
+        ("<!DOCTYPE html>", r"got an HTML page: verify the \.json file"),
         ('{"format": "other/1"}', "certificate must be of format .* got 'other/1'"),
         ('{"format": "private-tuning-certificate/1"}', "got 'private-tuning-certificate/1', whose"),
         ('{"format": "private-tuning-certificate/2"}', "certificate must have base"),
