@@ -432,14 +432,14 @@ def test_dependent_inclusions_are_seen_at_any_distance() -> None:
 
 
 def test_independent_batches_and_unused_records_show_no_dependence() -> None:
-    # 300 tests at a level of 1e-5: one is below by chance with probability at most 0.003.
+    # 60 tests at a level of 1e-4: one is below by chance with probability at most 0.006.
     rng = np.random.default_rng(32)
-    for rate, steps in ((0.02, 40), (0.3, 6), (0.9, 8)):
-        for _ in range(100):
+    for rate, steps in ((0.02, 20), (0.3, 6), (0.9, 8)):
+        for _ in range(20):
             drawn = rng.random((60, steps)) < rate
             drawn[::3] &= rate > 0.5  # a part of the records is never drawn
             (test,) = inclusions_by_lag([drawn], rate)
-            assert test.p_value > 1e-5
+            assert test.p_value > 1e-4
 
 
 def test_a_contribution_as_short_as_its_rounding_shows_no_division() -> None:

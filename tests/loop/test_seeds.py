@@ -84,6 +84,7 @@ def test_generators_with_one_seed_are_seen(control: Control, repeats: str) -> No
     assert CoupledRuns(control.train, None).run(records, 7).repeats == repeats
 
 
+@pytest.mark.slow
 def test_noise_from_the_seed_of_the_initial_weights_is_found() -> None:
     found = [finding.kind for finding in report(_loop(True, _seeded)).findings]
     assert "seed of another generator" in found
@@ -157,6 +158,7 @@ def _seeded_model(records: Any, candidate: Any, seed: int, watch: Any, again: bo
     return loops.Loop(model=_normal_layer, start=set_again, steps=3)(records, None, seed, watch)
 
 
+@pytest.mark.slow
 def test_torch_seeded_again_after_the_initial_weights_is_found() -> None:
     kinds = [found.kind for found in report(Control(partial(_seeded_model, again=True))).findings]
     assert kinds == ["numbers of the weights"]
