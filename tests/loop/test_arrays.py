@@ -6,6 +6,7 @@ import sys
 import types
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 import audit
 from audit.errors import InvalidInput
 from audit.loop.premises.check_premises import check_premises
-from audit.loop.runs.coupled_runs import RecordingWatch
+from audit.loop.premises.mechanisms import compare_declared_of_steps
+from audit.loop.runs.coupled_runs import DeclaredNoise, RecordingWatch
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.watch import Watch
@@ -283,6 +285,25 @@ def test_the_noise_of_values_that_a_loop_declares_is_tested(rate: float) -> None
     assert not report(partial(_counting_loop, rate=rate)).broken
     found = report(partial(_counting_loop, scale=0.2, rate=rate)).findings
     assert found[0].message.startswith("Declared value")
+
+
+@pytest.mark.parametrize(("first", "second"), [(9, 12), (12, 9), (5, 12), (12, 0)])
+def test_declared_values_whose_shape_depends_on_the_records_are_compared_while_equal(
+    first: int, second: int
+) -> None:
+    rng = np.random.default_rng(5)
+
+    def rows(count: int, change: float) -> list[list[DeclaredNoise]]:
+        shapes = [3 if i < count else 2 for i in range(12)]
+        return [[DeclaredNoise(change + rng.normal(size=d), 1.0, None)] for d in shapes]
+
+    runs, exchanged = rows(first, 0.0), rows(second, 100.0)
+    results: list[Any] = []
+    verdicts = SimpleNamespace(findings=[], collect=lambda test, words: results.append(test))
+    base = SimpleNamespace(declared=runs[0])
+    checked: Any = SimpleNamespace(base=base, relation="replace-one", verdicts=verdicts)
+    compare_declared_of_steps(checked, runs, exchanged)
+    assert [test.p_value < 1e-9 for test in results] == ([True] if first > 8 and second else [])
 
 
 def test_declared_arrays_of_jax_are_kept() -> None:

@@ -404,18 +404,19 @@ def test_the_chance_of_equal_contributions_is_that_of_all_permutations() -> None
             for label in labels
         )
         assert _chance_of_pure(classes, sizes) == pytest.approx(pure / len(labels))
-    assert _chance_of_pure(np.array([0, 1, 1]), np.array([5, 5, 6])) == 1.0
+    assert _chance_of_pure(np.array([0, 1, 1]), np.array([5, 5, 6])) is None
 
 
 def test_discrete_augmentation_is_no_dependence_on_the_batch_size() -> None:
-    # Two contributions, independent of the batch size: fails by chance with at most 50 * 1e-4.
+    # Two contributions, independent of the batch size: fails by chance with at most 100 * 1e-4.
     rng = np.random.default_rng(13)
-    for _ in range(50):
-        k = rng.binomial(30, 0.3, size=(12, 3)) + 1
-        flips = rng.integers(0, 2, size=(12, 3))
+    # In small batches, equal sizes have one contribution in many steps by chance.
+    for runs, steps in [(12, 3), (8, 100)] * 50:
+        k = rng.binomial(30 if runs == 12 else 4, 0.3, size=(runs, steps)) + 1
+        flips = rng.integers(0, 2, size=(runs, steps))
         single = np.stack([1.0 + flips, 2.0 - flips], axis=2)
-        found = batches_of(0 * single, k[..., None] * single, single, np.zeros(3))
-        tests = dependence_on_size(k[..., None] * single, single, found, np.zeros(3))
+        found = batches_of(0 * single, k[..., None] * single, single, np.zeros(steps))
+        tests = dependence_on_size(k[..., None] * single, single, found, np.zeros(steps))
         assert all(t.p_value > 1e-4 for t in tests if t.kind == "another batch size")
 
 

@@ -104,6 +104,19 @@ def test_noise_from_the_numbers_of_the_weights_is_found_at_any_place(lag: int) -
     assert (test.numbers["step"], test.numbers["lag"]) == (3, abs(lag))
 
 
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_infinite_and_huge_initial_numbers_hide_no_repeated_noise(factor: float) -> None:
+    # A mask of attention is a buffer that holds -inf.
+    rng = np.random.default_rng(22)
+    numbers = rng.normal(size=(8, 3, 40))
+    noise = estimate_noise(numbers, None, [slice(0, 40)], 1e-12)
+    initial = factor * np.where(np.arange(40) % 4 == 0, -np.inf, numbers[:, 1])
+    (test,) = noise_from_weights(noise, initial)
+    assert test.p_value < 1e-10
+    assert (test.numbers["step"], test.numbers["lag"]) == (2, 0)
+    assert list(noise_from_weights(noise, np.full((8, 40), np.nan))) == []
+
+
 def test_noise_that_is_independent_of_the_weights_is_not_accused() -> None:
     # 200 tests: the least p-value is below 1e-5 with probability at most 0.002.
     rng = np.random.default_rng(21)

@@ -147,8 +147,8 @@ def dependence_on_size(
 
     If all records of a batch contribute alike, the difference of runs that differ in all records
     is k times that of runs that differ in one, with k records in the batch. Two tests compare k
-    with the contribution: their rank correlation, and whether equal k come with equal
-    contributions and some other k with another one.
+    with the contribution: their rank correlation, and whether in every step equal k come with
+    equal contributions and some other k with another one.
 
     Args:
         whole: [R, T, D], differences of runs that differ in every record.
@@ -157,7 +157,8 @@ def dependence_on_size(
         rounding: [T], lengths that rounding alone may cause.
     """
     ranks: list[tuple[FloatArray, FloatArray]] = []
-    chance, least, most = 1.0, np.inf, 0.0
+    chances: list[float | None] = []
+    least, most = np.inf, 0.0
     for t in range(whole.shape[1]):
         inside = batches.included[:, t]
         lengths = batches.units[inside, t]
@@ -172,7 +173,7 @@ def dependence_on_size(
         ranks.append((stats.rankdata(np.round(sizes)), stats.rankdata(lengths)))
         classes = _classes_of_equal(of_canary, rounding[t])
         if classes is not None and 1 < classes.max() + 1 <= _MAX_CLASSES:
-            chance *= _chance_of_pure(classes, np.round(sizes).astype(int))
+            chances.append(_chance_of_pure(classes, np.round(sizes).astype(int)))
             least, most = min(least, float(lengths.min())), max(most, float(lengths.max()))
     total = free = 0.0
     for pair in ranks:
@@ -187,9 +188,13 @@ def dependence_on_size(
         p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
         numbers = {"correlation": correlation}
         yield TestResult(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
-    # Batches are drawn independently at each step. So the chances of the steps multiply.
-    if most > 0:
-        yield TestResult(chance, "another batch size", {"least": least, "most": most})
+    # Batches are drawn independently at each step. So the chance that all steps have one class for
+    # equal sizes is the product. One step without ends the suspicion: a product over the others
+    # alone would be small by chance.
+    pure = [chance for chance in chances if chance is not None]
+    if chances:
+        p_value = math.prod(pure) if len(pure) == len(chances) else 1.0
+        yield TestResult(p_value, "another batch size", {"least": least, "most": most})
 
 
 def _classes_of_equal(contributions: FloatArray, rounding: float) -> NDArray[np.intp] | None:
@@ -212,8 +217,8 @@ def _classes_of_equal(contributions: FloatArray, rounding: float) -> NDArray[np.
     return classes
 
 
-def _chance_of_pure(classes: NDArray[np.intp], sizes: NDArray[np.intp]) -> float:
-    """Probability under a random permutation that equal sizes have one class; 1 if they have not.
+def _chance_of_pure(classes: NDArray[np.intp], sizes: NDArray[np.intp]) -> float | None:
+    """Probability under a random permutation that equal sizes have one class; None if they do not.
 
     Args:
         classes: [M], numbers from 0 on.
@@ -221,7 +226,7 @@ def _chance_of_pure(classes: NDArray[np.intp], sizes: NDArray[np.intp]) -> float
     """
     groups = [classes[sizes == size] for size in np.unique(sizes)]
     if any(np.any(group != group[0]) for group in groups):
-        return 1.0
+        return None
     # The number of ways to give each group one class, for each remaining content of the classes.
     contents = tuple(np.bincount(classes).tolist())
     ways = {contents: 1}

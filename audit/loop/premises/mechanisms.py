@@ -248,7 +248,9 @@ def compare_declared_of_steps(
         noisy, others = (_column(rows, place, value.values) for rows in (runs, exchanged))
         if len(noisy) < _MIN_RUNS_OF_STEPS or len(others) == 0:
             continue
-        changes = others - noisy[: len(others)]
+        # If shapes depend on the records, either list may end first.
+        pairs = min(len(noisy), len(others))
+        changes = others[:pairs] - noisy[:pairs]
         release = _Release(
             place + 1,
             value.noise_multiplier,

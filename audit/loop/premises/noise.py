@@ -388,9 +388,12 @@ def noise_from_weights(noise: Noise, initial: FloatArray) -> Iterator[TestResult
         initial: [R', d], the weights that the first R' <= R runs drew themselves; the released
             gradients do not depend on them, because the test has set other weights.
     """
-    weights = initial - initial.mean(axis=0)
+    # Buffers may hold infinity, as a mask of attention does.
+    finite = np.where(np.isfinite(initial).all(axis=0), initial, 0.0)
+    weights = finite - finite.mean(axis=0)
     if len(weights) < 2 or not np.any(weights):
         return
+    weights /= np.abs(weights).max()
     scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
     usable = np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees > 0))
     width, count = noise.residuals.shape[2], weights.shape[1]
