@@ -294,6 +294,7 @@ def test_integers_larger_than_floats_are_refused() -> None:
             checks.integer("steps", large, 1)
 
 
+@pytest.mark.slow
 def test_the_value_that_is_used_is_the_one_that_was_checked() -> None:
     # "0.5" and Decimal("0.5") pass a check, so a function must use the number that it returns.
     discarded = []

@@ -457,6 +457,7 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(
         assert commanded(capsys, cost.main, argv)[0] == 2
 
 
+@pytest.mark.slow
 def test_the_accountant_at_extreme_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     @examples(3)
     @given(
@@ -487,6 +488,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.dictionaries(FIELDS | WORDS, VALUES, max_size=4))
 def test_settings_are_valid_or_refused(values: Any) -> None:
@@ -573,6 +575,7 @@ def places_of_texts(values: Any, path: Any = ()) -> Any:
     return [one for key, value in inside for one in places_of_texts(value, (*path, key))]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_tables_contain_no_formula_and_no_markup_of_untrusted_text(
     audit: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -887,6 +890,7 @@ def _plain_cost() -> Any:
     return _cost_of({}).epsilon
 
 
+@pytest.mark.slow
 @examples(30)
 @given(NAMES_OF_COLUMNS, CELLS_OF_COLUMNS, NAMES_OF_COLUMNS, CELLS_OF_COLUMNS)
 def test_another_column_never_lowers_a_cost(first: Any, one: Any, second: Any, two: Any) -> None:

@@ -333,6 +333,7 @@ def test_help_and_errors_name_the_command_as_it_was_started(
     assert f"\n{program} NAME --help shows" in listed
 
 
+@pytest.mark.slow
 def test_a_script_is_not_started_without_the_packages_of_its_test(
     bare: Any, tmp_path: Path
 ) -> None:

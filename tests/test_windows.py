@@ -36,6 +36,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", sync)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("windows")
 def test_an_audit_runs_on_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run.main(["--trials", "300", "--repeats", "1", "--epsilon", "1", "--out", str(tmp_path)])

@@ -63,6 +63,7 @@ def test_calibration_spends_the_budget(method: str, epsilon: float) -> None:
     assert epsilon * (1 - 1e-6) <= spent <= epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", accounting.ACCOUNTINGS)
 def test_calibration_of_sampled_batches_spends_the_budget(method: str) -> None:
     noise = accounting.calibrate_noise_multiplier(2.0, 1e-5, 50, 0.1, method)

@@ -558,6 +558,7 @@ def test_a_composition_with_a_run_that_reveals_everything_reveals_everything(oth
         Composition((other, reveals)).epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name() -> None:
     for rate in (0.05, 1.0):
         one, other = DpSgd(2.0, 100, rate), DpSgd(2.0, 100, rate, "zero-out")
@@ -699,6 +700,7 @@ def test_equal_parts_are_composed_as_one_power() -> None:
     assert len(many.loss_terms) == 1
 
 
+@pytest.mark.slow
 def test_equal_steps_and_equal_compositions_are_merged() -> None:
     apart = accounting.Composition(tuple(DpSgd(2.0, 5, 0.1) for _ in range(3)))
     assert [count for _, count in apart.loss_terms] == [15]

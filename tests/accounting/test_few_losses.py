@@ -45,6 +45,7 @@ def test_outputs_of_one_data_set_only() -> None:
     assert pair.pmf.q_only == pytest.approx(1.0 - 0.8**4)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("epsilon_0", [300.0, 600.0, 700.0, 800.0, 1e4])
 @pytest.mark.parametrize("protocol", ["best:3/fixed:8", "grid:8"])
@@ -71,6 +72,7 @@ def test_many_losses_agree_with_the_grid_of_losses() -> None:
     assert max(deltas) == pytest.approx(1e-5, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-5, 0.01])
 def test_tuning_on_all_records_is_random_search(delta: float) -> None:
     for base in (audit.accounting.LaplaceMechanism(4.0), ApproximateDp(0.5, 1e-8)):

@@ -118,6 +118,7 @@ def test_noise_can_be_solved_for_a_group() -> None:
     assert 2.999 < cost <= 3.0
 
 
+@pytest.mark.slow
 def test_groups_in_files_and_certificates() -> None:
     base = DpSgd(30.0, 20, 1.0, "zero-out", 3)
     assert accounting.mechanism_from_dict(accounting.mechanism_to_dict(base)) == base

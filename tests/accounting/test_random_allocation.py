@@ -107,6 +107,7 @@ def simulated_delta(noise: float, batches: int, epochs: int, epsilon: float, n: 
     return gains.mean(), gains.std() / math.sqrt(n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "batches", "epochs"), [(1.0, 20, 3), (0.5, 10, 1), (2.0, 50, 5)])
 def test_simulated_delta(noise: float, batches: int, epochs: int) -> None:
     run = RandomAllocation(noise, batches, epochs)
@@ -130,6 +131,7 @@ def test_several_batches_of_an_epoch() -> None:
     assert gains.mean() < 1e-2 + 4.7 * gains.std() / math.sqrt(n)
 
 
+@pytest.mark.slow
 def test_fixed_batches_are_one_epoch_with_less_noise() -> None:
     fixed = RandomAllocation(1.0, 100, 10, fixed=True)
     assert fixed.epsilon(DELTA) == pytest.approx(13.25, abs=0.02)
@@ -155,6 +157,7 @@ def test_renyi_divergences_are_infinite_unless_batches_are_full() -> None:
     assert float(RandomAllocation(2.0, 1, 4).renyi(2.0)) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_tuning_over_random_allocation() -> None:
     run = RandomAllocation(1.0, 100, 10)
     assert audit.tuning_cost(run, "tnb:0,0.01", DELTA).epsilon == pytest.approx(2.625, abs=5e-3)

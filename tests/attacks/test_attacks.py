@@ -220,6 +220,7 @@ def test_adaptive_attack_has_its_stated_probabilities() -> None:
         assert chance == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_adaptive_attack_leaks_more_than_independent_draws() -> None:
     spec, base = "tnb:1,0.1", GaussianMechanism(0.24721)
     protocol = protocols.parse_protocol(f"adaptive:0.5,2/{spec}")
@@ -381,6 +382,7 @@ def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> 
     assert exact * (1.0 - 1e-3) <= found <= exact * 1.01
 
 
+@pytest.mark.slow
 def test_nearest_private_pair_has_the_smallest_divergence() -> None:
     """A general solver finds no (epsilon, delta)-DP pair with a smaller divergence."""
     rng = np.random.default_rng(4)
@@ -422,6 +424,7 @@ def test_nearest_private_pair_has_the_smallest_divergence() -> None:
             assert divergence(np.concatenate(found)) <= best.fun + 1e-3
 
 
+@pytest.mark.slow
 def test_curve_of_two_tails_covers() -> None:
     # 200 audits of 2,000 + 2,000 trials: a 95 % bound is wrong over 22 times with probability 2e-4.
     mu = 0.8

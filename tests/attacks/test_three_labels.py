@@ -102,6 +102,7 @@ def test_simulated_tunings_release_the_back_as_often_as_computed() -> None:
     assert attack.chances[0] > 2.0 * attack.chances[1]
 
 
+@pytest.mark.slow
 def test_the_attack_attains_more_than_earlier_ones_and_less_than_the_bound() -> None:
     protocol = protocols.Adaptive("tnb:0,0.01", 0.5, 2.0)
     limits = (5.498, 1.772, 4.119), (-3.893, -6.428, -5.875)

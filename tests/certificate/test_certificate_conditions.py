@@ -60,6 +60,7 @@ def test_noisy_scores_are_part_of_the_base(
     assert verify.main(forged(found.as_dict(), set_at(["score"], None), tmp_path / "c.json")) == 1
 
 
+@pytest.mark.slow
 def test_certificate_of_a_subset_has_no_score_of_other_records() -> None:
     honest = tuning.Study(
         {"lr": [1]},
@@ -157,6 +158,7 @@ def test_add_remove_conditions_name_the_constant_divisor() -> None:
     assert not names & {"divisor", "constants", "relation add-remove"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("region_alone")
 def test_certificate_of_a_group_of_records() -> None:
     one, three = accounting.DpSgd(20.0, 100), accounting.DpSgd(20.0, 100, group_size=3)

@@ -186,6 +186,7 @@ def test_schema_describes_certificates(certificate: Certificate, plain: dict[str
         assert not validator.is_valid(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "training",
     [

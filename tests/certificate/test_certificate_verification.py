@@ -139,6 +139,7 @@ def test_no_ground_of_a_condition_can_be_improved(
     assert "conditions[0].ground is 'checked', must be 'by construction'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_field_except_the_authors_statements_is_recomputed(
     plain: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def larger_costs(
     return replace(certificate, numbers=old).as_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "attained"), [(1.0, 1.0), (1.001, 0.99)])
 def test_a_certificate_of_larger_bounds_stays_correct(
     certificate: Certificate,

@@ -38,6 +38,7 @@ SETTINGS: list[tuple[str, Mechanism, float]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.thin(7)
 @pytest.mark.parametrize(("spec", "base", "ratio"), SETTINGS)
 def test_quick_values_are_at_least_what_the_smallest_bound_proves(
@@ -122,6 +123,7 @@ def test_a_smaller_cost_at_any_delta_is_refused(base: Mechanism, spec: str) -> N
         assert with_stated_costs(changed, *tuning) is None
 
 
+@pytest.mark.slow
 def test_a_slow_bound_proves_its_own_costs() -> None:
     base, protocol, names = DpSgd(1.0, 100, 0.05), parse_protocol("grid:3"), ("grid-levels",)
     certified = costs_of(base, protocol, DELTA)

@@ -129,6 +129,7 @@ def blank_names(fields: dict[str, Any]) -> set[str]:
     return {name.rpartition(".")[2] for name, value in fields.items() if value in ("", [""])}
 
 
+@pytest.mark.slow
 def test_every_field_of_the_registry_is_present_with_its_type(
     certificate: Certificate, declared: Certificate, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def test_the_numbers_are_those_of_the_certificate(declared: Certificate, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_the_number_of_records_is_public_only_where_neighbours_say_so(
     certificate: Certificate, tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_the_number_of_records_is_public_only_where_neighbours_say_so(
     assert fields["deployment.basic.data_product_type"] == ""  # the release may be anything
 
 
+@pytest.mark.slow
 def test_a_void_certificate_is_not_registered(tmp_path: Path) -> None:
     void = study_of_page(seed=1)
     with pytest.raises(errors.InvalidInput, match=r"must not be void .* a seed was given"):
@@ -196,6 +199,7 @@ def test_a_void_certificate_is_not_registered(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_verify_writes_the_record_of_a_correct_certificate(
     declared: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ RUN = audit.DpSgd(noise_multiplier=70.0, steps=300)
 START = audit.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01, neighbours="zero-out")
 
 
+@pytest.mark.slow
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("title", calculator.cases(10))
 def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +55,7 @@ def test_protocols_have_the_expected_number_of_runs() -> None:
         assert mean is None or mean == pytest.approx(runs, rel=0.02)
 
 
+@pytest.mark.slow
 def test_costs_continue_after_their_process_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calculator, "_costs", {})
 
@@ -88,6 +90,7 @@ def test_every_way_of_choosing_has_a_case() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("title", calculator.cases(10))
 def test_first_curves_take_a_second_and_are_refined_downwards(title: str) -> None:
@@ -124,6 +127,7 @@ def test_quantiles_are_those_of_the_best_of_independent_draws() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line() -> None:
     pytest.importorskip("panel")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -224,6 +228,7 @@ def test_the_page_is_not_shown_in_frames(address: tuple[str, int]) -> None:
         assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     ["/components/../../etc/passwd", "/components/os/system/_css/x", "/components", "/none/../.."],

@@ -107,6 +107,7 @@ def test_one_run_without_a_finite_epsilon(capsys: pytest.CaptureFixture[str]) ->
     assert rows["base-renyi"]["reason"] == "infinite by Renyi divergences, the eps_B of the papers"
 
 
+@pytest.mark.slow
 def test_names_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--accounting", "EXACT", "--solve", "Noise", "--bound", "Profile", "--json"]
     told = ["--target-epsilon", "2", "--steps", "400", "--neighbours", "Zero-Out"]
@@ -158,6 +159,7 @@ def test_table_names_every_bound_and_its_assumptions(capsys: pytest.CaptureFixtu
 SAMPLED = ["--noise-multiplier", "1.1", "--sampling-rate", "0.01", "--steps", "2000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "first", "conditions"),
     [
@@ -206,6 +208,7 @@ def test_target_epsilon_is_attained_and_not_exceeded(bound: str, target: float) 
     assert target * (1 - 1e-6) <= spent <= target
 
 
+@pytest.mark.slow
 def test_target_epsilon_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--target-epsilon", "2", "--steps", "400", "--json")
     answer = json.loads(out)
@@ -353,6 +356,7 @@ def test_printed_bounds_are_rounded_to_the_safe_side(capsys: pytest.CaptureFixtu
         assert value == pytest.approx(row["epsilon"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_printed_noise_satisfies_the_budget(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -364,6 +368,7 @@ def test_the_printed_noise_satisfies_the_budget(
     assert 1.9999 < rows["tight"]["epsilon"] <= 2.0
 
 
+@pytest.mark.slow
 def test_the_search_for_runs_states_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--mu", "0.0005", "--target-epsilon", "5", "--solve", "runs", "--repetitions")
     _, out, _ = run(capsys, *argv, "binomial:50,0.5", "--json")
@@ -427,6 +432,7 @@ def test_an_epsilon_of_one_run_is_not_taken_for_a_gaussian_mechanism(
     assert stated == cost_of(capsys, "--base", f"approximate:{at},1e-8", *law)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("size", "records", "epochs", "steps"),
@@ -555,6 +561,7 @@ def test_solved_distributions_have_seven_digits_and_satisfy_the_budget(
         assert repetitions.parse_repetitions(spec).mean > least
 
 
+@pytest.mark.slow
 def test_no_message_has_seventeen_digits(capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("x", 0.1 + 0.2), ("x", 1e17 / 3), ("x", -1.0000000000000002)):
         with pytest.raises(ValueError, match="x must be in") as caught:
@@ -657,6 +664,7 @@ def test_the_recommended_distribution_has_at_most_the_given_runs(
     assert "--max-runs does not apply to --solve runs" in error
 
 
+@pytest.mark.slow
 def test_the_command_takes_other_bases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "profile.csv"
     path.write_text("0,0.2\n1,1e-4\n2,1e-9\n")

@@ -165,6 +165,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     assert [path.read_bytes() for path in old_files] == before
 
 
+@pytest.mark.slow
 def test_damaged_shards_are_reported_and_simulated_again(
     own_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +223,7 @@ def score(observation):
 """
 
 
+@pytest.mark.slow
 def test_a_changed_plug_in_in_an_old_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -665,6 +667,7 @@ def test_signals_stop_an_audit(
         signal.signal(number, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_loses_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ def _json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("solve", "bounds"),
     [
@@ -40,6 +41,7 @@ def test_solve_has_the_answer_of_bounds(
     assert _json(capsys, "solve", *solve) == _json(capsys, "bounds", *bounds)
 
 
+@pytest.mark.slow
 def test_protocols_has_the_costs_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     compared = _json(capsys, "protocols", "3", "--mu", "0.25")["compared"]
     assert isinstance(compared, list)
@@ -83,6 +85,7 @@ def test_bad_input_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_protocols_warns_of_a_large_delta_and_reads_a_renyi_epsilon(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -94,6 +97,7 @@ def test_protocols_warns_of_a_large_delta_and_reads_a_renyi_epsilon(
     assert any(line.startswith("note: delta = 0.01 exceeds 1 / records") for line in printed)
 
 
+@pytest.mark.slow
 def test_the_noise_of_very_long_runs_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     # At noise 1 the run is beyond what the accounting can represent.
     noise = []

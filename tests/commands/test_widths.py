@@ -54,6 +54,7 @@ def test_the_list_of_commands_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert wide(capsys.readouterr().out) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", _ANSWERS)
 def test_answers_fit_and_come_first(
     words: str,

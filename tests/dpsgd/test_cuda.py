@@ -98,6 +98,7 @@ def as_seeded_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryPolicy, "steps_at_once", at_once)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.parametrize("threat", THREATS)
@@ -256,6 +257,7 @@ def test_pack_size_for_gpu_memory(
         assert engine.runs_per_pack() == expected[0]
 
 
+@pytest.mark.slow
 def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Outcomes do not depend on it either, up to rounding.
     settings = replace(SETTINGS, steps=12, sampling_rate=0.5, momentum=0.5)
@@ -278,6 +280,7 @@ def test_packs_fit_in_gpu_memory(monkeypatch: pytest.MonkeyPatch, model: str) ->
         assert gpu.peak < 1.5e7
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_packs_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, model="convnet", steps=2)
     freed = []

@@ -364,6 +364,7 @@ def test_flags_of_torch_are_restored() -> None:
     assert seen == [[False, False, True]] * 4
 
 
+@pytest.mark.slow
 def test_an_audit_in_bf16_reports_its_sensitivity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_sequential_trials_of_mixed_noise_each_cost_their_own() -> None:
     assert found.best_only <= min(worst, found.all_released)  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 def test_trials_of_mixed_noise_each_cost_their_own() -> None:
     trials = [GaussianMechanism(0.05)] * 30 + [GaussianMechanism(0.2)] * 2
     found = finished.cost_of_trials(trials, "grid")
@@ -174,6 +175,7 @@ def test_random_trials_assume_that_no_less_private_one_was_possible() -> None:
     assert "no candidate of the prior is less private" in found.assumed
 
 
+@pytest.mark.slow
 def test_trials_of_mixed_noise_cost_the_mean_over_a_known_prior(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -345,6 +347,7 @@ def test_many_different_trials_are_merged_in_one_pass(monkeypatch: pytest.Monkey
     assert all(one.mu >= run.mu for run, one in merged.items())
 
 
+@pytest.mark.slow
 def test_a_meaningless_epsilon_of_all_trials_is_that_of_renyi_divergences() -> None:
     trials = [DpSgd(0.2, 10, 0.5), DpSgd(0.25, 10, 0.5)]
     exact = all_of(trials).epsilon(1e-5)

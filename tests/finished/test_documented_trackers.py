@@ -46,6 +46,7 @@ def prepare(folder: Path) -> None:
     write_project(folder / "keras_project")
 
 
+@pytest.mark.slow
 def test_every_tracker_has_a_tab_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

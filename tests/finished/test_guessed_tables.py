@@ -46,6 +46,7 @@ def test_a_hyperparameter_never_overrides_the_base(name: str) -> None:
     assert BASE.epsilon(1e-5) == pytest.approx(4.29, abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "role"), [("mu", "gdp_mu"), ("rho", "zcdp_rho")])
 def test_a_table_without_a_privacy_column_is_refused(
     tmp_path: Path, name: str, role: str, capsys: pytest.CaptureFixture[str]
@@ -103,6 +104,7 @@ def test_a_batch_size_gives_the_rate_or_is_refused() -> None:
     assert cost.epsilon == audit.cost_of_trials([DpSgd(1.0, 500, 0.01)] * 3, "random").epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["bs", "sample_prob", "q", "sample_rate", "rate", "lot_size", "effective_batch", "batchSize",

@@ -226,6 +226,7 @@ def test_trials_added_by_hand_make_a_study_sequential() -> None:
     assert finished.cost_of_trials(study).chosen == "sequential"
 
 
+@pytest.mark.slow
 def test_uncertain_facts_of_a_stored_study_increase_its_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_run_that_was_pruned_and_failed_is_pruned(tmp_path: Path) -> None:
     assert "1 run was pruned" in _cost(tmp_path, text).contradiction
 
 
+@pytest.mark.slow
 def test_a_target_delta_is_used_and_must_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def test_runs_that_stopped_early_keep_their_own_steps() -> None:
     assert cost.all_released == audit.cost_of_trials(known, "grid").all_released
 
 
+@pytest.mark.slow
 def test_a_rounded_rate_is_reported() -> None:
     runs = [{"noise_multiplier": 1.0, "batch_size": 100, "epochs": 1}] * 2
     assert not audit.cost_of_trials(runs, "grid", records=10_000).remarks
@@ -103,6 +104,7 @@ def test_curves_and_neighbours() -> None:
     assert one(run, neighbours="add-remove", group_size=3) == DpSgd(2.0, 10, group_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Opacus
 @pytest.mark.parametrize("accountant", ["rdp", "prv", "gdp"])
 def test_noise_of_a_target_is_at_most_that_of_opacus(accountant: str) -> None:
@@ -161,6 +163,7 @@ def test_shuffled_batches_cost_a_full_batch_per_epoch() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_explicit_base_is_never_overridden() -> None:
     base = DpSgd(1.0, 500, 0.01)
     same = [{"noise_multiplier": 1.0, "lr": 0.1, "batch_size": 64, "seed": 1}] * 2
@@ -184,6 +187,7 @@ def test_an_explicit_base_is_never_overridden() -> None:
         audit.cost_of_trials(same, "grid", base=base, steps=3)
 
 
+@pytest.mark.slow
 def test_a_setting_of_all_runs_does_not_hide_a_column_that_varies() -> None:
     runs = [{"noise_multiplier": 1.0, "steps": 100, "bs": size} for size in (64, 128)]
     with pytest.raises(ValueError, match="'bs' may be a batch size"):

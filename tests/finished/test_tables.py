@@ -17,6 +17,7 @@ def check_equal(path: Path, runs: list[Any], **options: Any) -> None:
     assert ours.epsilon == finished.cost_of_trials(runs, "grid").epsilon
 
 
+@pytest.mark.slow
 def test_a_table_is_read_by_its_heading(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text("lr, noise_multiplier, steps, sampling_rate\n1, 1.5, 100, 0.01\n1, 2, 50, 1\n")

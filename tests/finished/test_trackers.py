@@ -125,6 +125,7 @@ def test_parquet(tmp_path: Path) -> None:
     check_ten(tmp_path / "runs.parquet")
 
 
+@pytest.mark.slow
 def test_missing_values_of_pandas_are_missing(tmp_path: Path) -> None:
     frame = pandas.DataFrame([{**run, "state": "finished"} for run in RUNS])
     frame.loc[10] = [1.1, None, 5, 0.3, "crashed"]
@@ -152,6 +153,7 @@ def study(storage: Any = None) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_optuna(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/study.db"
     stored = study(database)
@@ -536,6 +538,7 @@ def test_several_sources_are_one_tuning(tmp_path: Path) -> None:
     assert "1 run was pruned" in cost.contradiction
 
 
+@pytest.mark.slow
 def test_reading_imports_no_tracker(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(rows())

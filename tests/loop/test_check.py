@@ -444,6 +444,7 @@ def test_an_exact_claim_is_not_refuted_by_a_bound_that_may_err(
     assert sum(found.exit_code == 1 for found in refuted) >= 15
 
 
+@pytest.mark.slow
 def test_more_trials_decide_whether_a_bound_above_the_claim_is_chance() -> None:
     played = []
 
@@ -795,6 +796,7 @@ def test_batches_that_are_sampled_are_judged_by_lambda_c_too() -> None:
         assert ("lambda_c" in bounds) == (rate < 1.0)
 
 
+@pytest.mark.slow
 def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus() -> None:
     # mu = 2: lambda_a is N(b, 1 / 2^2), as the reduced game says; 300 games show at least 1.
     train = trainings.with_opacus(noise_multiplier=1.0, clip=0.01)
@@ -1047,6 +1049,7 @@ def on_prepared_records(
 WHOLE = np.random.default_rng(0).integers(0, 17, (20, 3)).astype(np.uint8), np.arange(20) % 2
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("shows_model", [True, False])
 def test_a_model_that_does_not_accept_the_records_as_they_are_is_tested(shows_model: bool) -> None:

@@ -432,6 +432,7 @@ def test_dependent_inclusions_are_seen_at_any_distance() -> None:
         assert (int(test.numbers["lag"]) % multiple == 0) == (test.numbers["ratio"] > 1)
 
 
+@pytest.mark.slow
 def test_independent_batches_and_unused_records_show_no_dependence() -> None:
     # 60 tests at a level of 1e-4: one is below by chance with probability at most 0.006.
     rng = np.random.default_rng(32)
@@ -1027,6 +1028,7 @@ def test_a_divisor_that_is_rounded_is_compared_when_little_work_is_allowed() -> 
     assert [each.premise for each in found.findings] == ["number of records"]
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_few_steps_that_use_the_record_are_tested(seed: int) -> None:
@@ -1037,6 +1039,7 @@ def test_few_steps_that_use_the_record_are_tested(seed: int) -> None:
     assert not found.broken, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.full_work
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("share", [1.0, 0.95])
@@ -1208,6 +1211,7 @@ def test_a_noise_schedule_is_the_likely_cause() -> None:
 # --- what cannot be tested ---
 
 
+@pytest.mark.slow
 def test_untested_premises_are_never_read_as_nothing_found() -> None:
     """Nothing is known about the noise where all copies of a record contribute alike."""
 
@@ -1412,6 +1416,7 @@ def test_a_broken_premise_ends_the_check_and_raises() -> None:
     assert read["premises"]["findings"][0]["numbers"]["step"] == 2
 
 
+@pytest.mark.slow
 def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power() -> None:
     found = audit.check(Loop(), loops.dense(), trials=40, jobs=1)
     assert found.exit_code == 0

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("little_work")
 DATA = TrainingSet.of(loops.dense())
 
 
+@pytest.mark.slow
 def test_a_verdict_does_not_depend_on_the_speed_of_the_machine() -> None:
     """A loop that computes ten times longer has the same runs, steps and findings."""
 

@@ -55,6 +55,7 @@ def hidden(share: float) -> Any:
     return train
 
 
+@pytest.mark.slow
 def test_a_black_box_states_no_power_that_random_weights_take_away() -> None:
     found = audit.check(hidden(1 / 30), loops.dense(), jobs=1, trials=200)
     assert not found.broken  # a documented limit
@@ -74,6 +75,7 @@ def reveals(records: Any, candidate: Any, seed: int, watch: Any, chance: float =
     return numbers
 
 
+@pytest.mark.slow
 def test_a_black_box_of_several_numbers_has_the_power_that_it_states() -> None:
     canary = np.full(8, 100.0), 1
 

@@ -97,6 +97,7 @@ def test_other_forms_are_refused_with_advice(records: Any, words: str) -> None:
         adapt_records(keep, records, None)
 
 
+@pytest.mark.slow
 def test_regression_with_two_targets_is_tested() -> None:
     def train(records: Any, candidate: Any, seed: int, watch: Any, clip: bool = True) -> Any:
         random = np.random.default_rng(seed)
@@ -123,6 +124,7 @@ def test_regression_with_two_targets_is_tested() -> None:
     assert audit.check(lambda r, c, s, w: unclipped(r, c, s, w), (FEATURES, targets)).broken
 
 
+@pytest.mark.slow
 def test_a_function_that_ignores_its_records_is_told() -> None:
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         model = nn.Linear(3, 2)

@@ -63,6 +63,7 @@ def test_family_bound_is_below_the_true_value() -> None:
     assert 0.4 * true_epsilon < bound.epsilon < true_epsilon
 
 
+@pytest.mark.slow
 def test_worst_order_curve_is_valid_and_proves_more_than_counts() -> None:
     rng = np.random.default_rng(15)
     trials, audits = 1000, 300
@@ -83,6 +84,7 @@ def test_worst_order_curve_is_valid_and_proves_more_than_counts() -> None:
     assert curve.epsilon_at(float(np.mean(mus)), DELTA) > 1.3 * np.mean(by_counting)
 
 
+@pytest.mark.slow
 def test_worst_order_attack_refutes_the_bound_for_monotone_scores() -> None:
     """1e5 + 1e5 trials, eps_B = 1, tnb:1,0.01: more than `reduced-renyi`, for any score."""
     distribution, trials, mu = (

@@ -55,6 +55,7 @@ def bounds(
     return int(np.sum(found > true_epsilon)), float(found.mean() / true_epsilon)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(("canaries", "mu", "share"), [(20, 2.0, 0.4), (400, 0.5, 0.6)])
 def test_gaussian_canaries_bound_is_exact_for_equal_sizes(

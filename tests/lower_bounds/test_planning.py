@@ -15,6 +15,7 @@ from simulated_scores import bound_of, leaky_response, max_violations
 from audit import lower_bounds
 
 
+@pytest.mark.slow
 def test_any_analysis_of_a_plan_is_valid() -> None:
     """Randomised response at one threshold; an audit errs if any of its seven analyses errs."""
     rng, epsilon, audits, alpha = np.random.default_rng(23), 1.0, 1000, 0.2

@@ -55,6 +55,7 @@ def changed(finished: Path, tmp_path: Path, **settings: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_table_has_the_numbers_of_the_results(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +246,7 @@ def other_ways(tmp_path_factory: pytest.TempPathFactory, quick_reports: Any) -> 
     return root
 
 
+@pytest.mark.slow
 def test_each_protocol_has_its_own_table_and_cost(
     finished: Path, other_ways: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

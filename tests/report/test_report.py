@@ -99,6 +99,7 @@ def simulated_audit(
     return announced > 0, above > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "audits", "alpha", "budgets"),
     [(exact_bounds, 1500, 0.05, 3), (bounds_of_trials, 50, 0.2, 16)],

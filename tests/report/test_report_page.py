@@ -14,6 +14,7 @@ from audit.report import summary
 from audit.report.results import BudgetResult, Contradiction
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained_and_begins_with_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

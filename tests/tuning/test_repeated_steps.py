@@ -209,6 +209,7 @@ def test_a_process_that_uses_a_gpu_is_not_reproducible(monkeypatch: pytest.Monke
     assert "XLA_FLAGS" in snapshots.reason_of_process()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_work")
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("from_seed", [False, True])

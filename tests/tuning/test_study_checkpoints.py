@@ -106,6 +106,7 @@ def numpy_run(
     return tuning.Outcome(float(weights.sum()), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -284,6 +285,7 @@ def test_prepared_links_are_not_followed(tmp_path: Path) -> None:
     assert [path.name for path in target.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_study_and_the_run_has_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -597,6 +599,7 @@ def leak(epsilon: float, below: Any, mu: float, runs: int) -> float:
     return float(np.max(with_record - math.exp(epsilon) * without))
 
 
+@pytest.mark.slow
 def test_an_interruption_that_depends_on_the_run_needs_the_steps_to_be_counted() -> None:
     # One step per run, noise multiplier 1. Repeating a step whose noisy sum was small is a choice
     # among two draws. Without counting it, the claim is wrong already for a single run.

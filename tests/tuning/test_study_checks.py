@@ -179,6 +179,7 @@ def test_constants_that_depend_on_the_number_of_records_end_the_study(
     assert "differentially private for zero-out neighbours, if the" in certificate.statement
 
 
+@pytest.mark.slow
 def test_the_number_of_records_is_public_by_default() -> None:
     assert study(base=None, epsilon=2.0, steps=5).base.neighbours == "zero-out"
     told = study(base=None, epsilon=2.0, steps=5, neighbours="add-remove", protocol="fixed:1")

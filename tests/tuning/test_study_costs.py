@@ -112,6 +112,7 @@ def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(
         study(space={"steps": list(range(-3, 9))}, **settings)
 
 
+@pytest.mark.slow
 def test_a_group_of_records_costs_the_mixture_over_their_number_in_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -190,6 +190,7 @@ def test_an_adaptive_study_breaks_ties_at_random() -> None:
     assert 1 <= first <= 33
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "chance"), [("until:0.1", 1.0), ("stopping:0.25", 0.5)])
 def test_until_accepted_and_random_stopping(protocol: str, chance: float) -> None:
     plan = plan_of(protocol)

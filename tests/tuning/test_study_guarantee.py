@@ -112,6 +112,7 @@ BROKEN = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(("attack", "number"), BROKEN)
 def test_studies_that_violate_their_claim_are_refuted(attack: Any, number: int) -> None:

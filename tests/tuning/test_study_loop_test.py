@@ -75,6 +75,7 @@ def grounds(certificate: Any) -> Any:
     return {one.name: one.ground.value for one in certificate.conditions}
 
 
+@pytest.mark.slow
 def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path: Path) -> None:
     one = study(neighbours="add-remove")
     one.run(make_train(), records=RECORDS)
@@ -210,6 +211,7 @@ def certified() -> Any:
     return one.certificate.as_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

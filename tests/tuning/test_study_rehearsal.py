@@ -112,6 +112,7 @@ def test_the_rehearsal_uses_synthetic_records_and_the_study_the_given_ones() -> 
         assert set(labels.tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_rehearsal_may_have_fewer_steps_than_the_study() -> None:
     seen = []
 

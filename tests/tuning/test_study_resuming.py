@@ -28,6 +28,7 @@ def test_an_interrupted_study_continues_with_the_same_draws(tmp_path: Path) -> N
     assert set(seeds[7:]) <= {best.model}  # except the winner's, if another process ran it
 
 
+@pytest.mark.slow
 def test_an_adaptive_study_continues_with_the_same_draws(tmp_path: Path) -> None:
     settings = {
         "space": {"x": tuning.Uniform(0, 1)}, "protocol": "adaptive:0.5,2/tnb:1,0.1", "seed": 1,
@@ -167,6 +168,7 @@ def test_killed_study_gives_the_same_winner(tmp_path: Path, kills: int, runs: in
     assert len(seeds) <= runs + kills + 1  # a run cut off is repeated, and the winner's model
 
 
+@pytest.mark.slow
 def test_a_stopped_study_does_not_reveal_how_many_runs_were_left(recwarn: Any) -> None:
     with pytest.raises(tuning.StudyAborted, match=r"must return a tuning\.Outcome"):
         study(seed=5, protocol="tnb:1,0.05").run(returns_nothing, jobs=2)

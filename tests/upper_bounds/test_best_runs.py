@@ -248,6 +248,7 @@ def test_the_cost_is_the_smaller_bound_and_gaps_have_reasons() -> None:
         protocols.parse_protocol("best/fixed:3")
 
 
+@pytest.mark.slow
 def test_fixed_numbers_of_runs_are_composed_at_every_delta() -> None:
     # Three runs of 0.25 are one Gaussian mechanism of 0.25 sqrt(3).
     for delta in (1e-13, 1e-18, 1e-30):

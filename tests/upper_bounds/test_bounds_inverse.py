@@ -124,6 +124,7 @@ def test_the_smallest_noise_of_sampled_batches(neighbours: str) -> None:
     assert spent(noise) <= 3.0 < spent(noise * (1 - 1e-4))
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "spec", ["tnb:0,0.5", "tnb:-0.5,0.5", "poisson:1", "fixed:1", "two-point:0.5,3"]

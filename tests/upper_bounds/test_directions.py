@@ -81,6 +81,7 @@ def test_a_stated_direction_has_its_own_cost() -> None:
     assert found == pytest.approx([4.680, 5.541], abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "protocol",
@@ -111,6 +112,7 @@ def test_every_cost_is_invariant_under_exchanging_both_data_sets(protocol: str) 
             assert rows[1][name] == pytest.approx(value, rel=1e-9), name
 
 
+@pytest.mark.slow
 @pytest.mark.thin(6)
 @pytest.mark.parametrize(
     "combine",

@@ -138,6 +138,7 @@ def test_the_protocol_is_parsed_and_described() -> None:
         protocols.parse_protocol("distinct:1.000/poisson:5")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no candidate was chosen")  # K may be 0
 def test_a_study_trains_distinct_candidates() -> None:
     counts: dict[int, int] = {}

@@ -33,6 +33,7 @@ RARE = DpSgd(0.8, 1000, 0.001)
 TWO_OUTPUTS = DiscreteMechanism([0.5606, 0.4394], [0.1694, 0.8306], directed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("base", "grid", "value"),
@@ -183,6 +184,7 @@ def test_candidates_of_one_kind_may_be_given_one_by_one() -> None:
     assert grid_levels(quiet, "grid:6", DELTA).epsilon < mixed < alike * 1.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "grid", "reason"),
     [

@@ -249,6 +249,7 @@ def test_the_bound_equals_that_of_independent_draws_and_is_the_smallest() -> Non
         assert upper_bounds.tuning_cost(base, "grid:12", DELTA) == found
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("kinds", "epsilon", "least"),
@@ -313,6 +314,7 @@ def test_candidates_of_different_noise_cost_less_than_as_many_of_the_least_priva
     assert "candidates of equal noise" in grid_tight(base, "grid:10", DELTA).source
 
 
+@pytest.mark.slow
 def test_merged_kinds_count_as_the_least_private() -> None:
     kinds = [(0.25, 20), (0.2499, 20), (0.05, 1)]
     found = kinds_epsilon(kinds, DELTA)
@@ -361,6 +363,7 @@ def test_unsupported_grids_have_a_reason(base: Any, protocol: str, words: str) -
     assert words in found.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [1e-4, 30.0])
 @pytest.mark.parametrize("candidates", [3, 10**6])
 def test_extremes_are_finite_and_below_the_grid_bound(mu: float, candidates: int) -> None:

@@ -131,6 +131,7 @@ def test_a_loss_with_two_modes_leaks_more_than_draws_but_at_most_the_bound() -> 
     assert TightCurve.at(pair, Fixed(3), 0.1).delta(1.0) >= attained
 
 
+@pytest.mark.slow
 def test_the_larger_direction_counts_in_either_order() -> None:
     costs = {pair: _epsilon(pair, Grid(5), DELTA, 0.0) for pair in DpSgd(4.0, 500, 0.2).pairs}
     (larger, most), (smaller, least) = sorted(costs.items(), key=lambda one: -one[1])
@@ -159,6 +160,7 @@ def test_candidates_with_more_noise_cost_no_more() -> None:
 _REVEALING = DiscreteMechanism(*outputs_of(lambda x: -x * x, 1.5e-6), directed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "spec", "count"),
     # In the second case, the chance that a bin reveals the data set exceeds the bin's share.

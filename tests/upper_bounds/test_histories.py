@@ -130,6 +130,7 @@ def test_no_sampler_of_small_cases_exceeds_the_bound(spec: str) -> None:
     assert largest > 0.1
 
 
+@pytest.mark.slow
 def test_a_mixture_of_equal_candidates_costs_at_least_one_candidate() -> None:
     # A mixture has one pair for both directions, and its worst candidate has two.
     for p, q in (([0.99, 0.01], [0.5, 0.5]), ([0.5, 0.5], [0.99, 0.01])):
@@ -240,6 +241,7 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
             assert computed[at] <= best + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("base", "spec", "delta", "cost", "simple"),
@@ -498,6 +500,7 @@ def test_extremes_are_never_above_the_adaptive_bound(mu: float, spec: str) -> No
         assert 0.0 <= curve.delta(epsilon) <= plain.delta(epsilon) <= 1.0
 
 
+@pytest.mark.slow
 def test_sampled_steps_reveal_less_than_log_c() -> None:
     base = DpSgd(noise_multiplier=4.0, steps=5, sampling_rate=0.01)
     found, plain = both(base, "adaptive:0.75,1.33/geometric:0.5")
