@@ -36,6 +36,7 @@ MISSED = {
 }
 
 
+@pytest.mark.full_work
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("name", MISSED)
 def test_mistakes_that_were_missed_are_named(name: str) -> None:

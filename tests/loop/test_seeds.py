@@ -84,6 +84,24 @@ def test_generators_with_one_seed_are_seen(control: Control, repeats: str) -> No
     assert CoupledRuns(control.train, None).run(records, 7).repeats == repeats
 
 
+class _Unbound:
+    """An object like a proxy, whose attributes cannot be read yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a context")
+
+
+def test_variables_whose_attributes_raise_are_no_loaders() -> None:
+    control = _loop(True, lambda seed: None, _seeded)
+
+    def train(*arguments: Any) -> Any:
+        proxy = _Unbound()
+        return control.train(*arguments), proxy
+
+    records = TrainingSet.of(control.data())
+    assert CoupledRuns(train, None).run(records, 7).repeats == "batches"
+
+
 @pytest.mark.slow
 def test_noise_from_the_seed_of_the_initial_weights_is_found() -> None:
     found = [finding.kind for finding in report(_loop(True, _seeded)).findings]

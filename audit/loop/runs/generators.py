@@ -126,7 +126,10 @@ def _generators_of_loaders(last: types.CodeType) -> Iterator[Any]:
     while frame is not None and frame.f_code is not last:
         if not frame.f_globals.get("__name__", "").startswith(("audit.loop.", "torch.", "opacus.")):
             for value in frame.f_locals.values():
-                generator = _own_generator(batch_sampler_of(value))
+                try:
+                    generator = _own_generator(batch_sampler_of(value))
+                except Exception:  # attributes of a user's object may raise anything
+                    continue
                 if generator is not None:
                     yield generator
         frame = frame.f_back  # type: ignore[assignment]
