@@ -174,6 +174,7 @@ def test_no_order_of_a_small_grid_exceeds_a_bound(inclusion: float) -> None:
             assert row.epsilon >= epsilon * (1.0 - 1e-6), (row.name, case)
 
 
+@pytest.mark.slow
 def test_candidates_of_a_grid_may_differ() -> None:
     quiet, loud = GaussianMechanism(0.2), GaussianMechanism(0.6)
     mixed = Candidates((quiet,) * 4 + (loud,) * 2)
@@ -270,6 +271,7 @@ def test_corners_of_a_box_between_two_lines() -> None:
     assert found == {(0.4, 0.3), (0.6, 0.3), (0.6, 0.4), (0.2, 0.8), (0.2, 0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mu", "stop", "delta"), [(4.6, 0.3477, 2.6e-8), (1.0, 1e-6, 1e-12), (30.0, 0.5, 1e-6)]
 )
@@ -300,6 +302,7 @@ def test_stopping_costs_at_small_deltas_are_those_of_two_events(
     assert attained <= found.epsilon <= 1.01 * attained
 
 
+@pytest.mark.slow
 def test_special_cases_of_repeating_until_acceptance() -> None:
     base = GaussianMechanism(0.7)
     assert tuning_cost(base, "until:1", DELTA).epsilon == pytest.approx(
@@ -379,6 +382,7 @@ def test_no_adaptive_choice_of_two_runs_exceeds_the_bound() -> None:
                     assert row.epsilon >= epsilon * (1 - 1e-6), name
 
 
+@pytest.mark.slow
 def test_an_adaptive_choice_without_freedom_is_random_search() -> None:
     base = GaussianMechanism(0.5)
     law = repetitions.parse_repetitions("tnb:0,0.05")
@@ -460,6 +464,7 @@ def test_special_cases_of_a_subset() -> None:
 SAMPLED = DpSgd(noise_multiplier=1.0, steps=20, sampling_rate=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "protocol", ["grid:5", "grid:5,0.5", "adaptive:0.8,1.2/fixed:2", "until:0.2", "stopping:0.2"]
@@ -586,6 +591,7 @@ def test_a_grid_that_rarely_runs_costs_almost_nothing() -> None:
     assert rare is None or rare >= 0.0
 
 
+@pytest.mark.slow
 def test_a_base_with_its_own_delta_is_refused_in_one_line() -> None:
     base = ApproximateDp(0.3, 1e-3)
     for spec in ("grid:10", "until:0.1"):
@@ -610,6 +616,7 @@ class OwnMechanism(Mechanism):
         return "own"
 
 
+@pytest.mark.slow
 def test_a_grid_takes_mechanisms_without_a_hash() -> None:
     own, like = OwnMechanism(0.5), GaussianMechanism(0.5)
     with pytest.raises(TypeError):
@@ -669,6 +676,7 @@ def test_pure_runs_cost_at_most_the_sum_of_their_epsilons(spec: str, epsilon_0: 
     assert composition(PureDp(epsilon_0), protocol, DELTA).epsilon <= 5.0 * epsilon_0
 
 
+@pytest.mark.slow
 def test_a_grid_of_pure_runs_that_no_lattice_resolves_costs_at_most_their_sum() -> None:
     assert tuning_cost(PureDp(600.0), "grid:5", DELTA).epsilon <= 3000.0
 
@@ -692,6 +700,7 @@ def test_grids_of_rarely_sampled_candidates_use_the_best_cut(
     assert found >= upper_bounds.region(base, f"fixed:{candidates}", DELTA).epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.3, 0.9])
 def test_no_cut_is_below_the_curve_of_products(epsilon: float) -> None:
     # The largest gain over combinations of a few events, one for each of two other candidates.
@@ -713,6 +722,7 @@ def test_no_cut_is_below_the_curve_of_products(epsilon: float) -> None:
             assert curve.delta(epsilon) >= least * (1.0 - 1e-6), share
 
 
+@pytest.mark.slow
 def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
@@ -785,6 +795,7 @@ def test_a_cost_without_a_bound_that_applies_names_the_sharpest_bound() -> None:
         tuning_cost(ApproximateDp(0.1, 1e-3), "schedule:1,2", 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likely", [0.5, 1e-290])
 def test_propose_test_release_of_runs_that_reveal_nothing(likely: float) -> None:
     # The profile of such a run is 0 from the first epsilon on.

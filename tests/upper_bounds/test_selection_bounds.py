@@ -170,6 +170,7 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu: Any, spec: Any, delta: Any) 
     assert rows["reduced-exact"].epsilon <= rows["reduced-renyi"].epsilon * (1 + 1e-6) + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.thin(8)
 @pytest.mark.parametrize("base", [DpSgd(1.0, 200, 0.02), DpSgd(2.0, 50, 0.1, "replace-one")])
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:1,0.05", "poisson:20", "fixed:5"])
@@ -239,6 +240,7 @@ def test_the_distribution_of_k_given_no_failure(spec: str) -> None:
     assert given_none.pmf(k) == pytest.approx(weights / weights.sum(), abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])

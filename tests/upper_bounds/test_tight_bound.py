@@ -241,6 +241,7 @@ def test_tight_is_never_above_region() -> None:
     assert tight <= upper_bounds.region(base, "tnb:0,1e-9", delta).epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "spec"),
     [
@@ -266,6 +267,7 @@ def test_an_expected_epsilon_is_taken_only_if_it_is_a_bound(
         assert sharp * (1.0 - 2e-4) <= value <= 1.011 * searched.epsilon + 0.021
 
 
+@pytest.mark.slow
 def test_a_grid_twice_as_coarse_changes_the_epsilon_of_an_order_as_that_of_the_best_one() -> None:
     """The error of an attained epsilon, against the search for an order on the coarse grid."""
     for base, spec in ((DpSgd(1.0, 500, 0.01), "fixed:20"), (DpSgd(2.0, 200, 0.05), "tnb:1,0.1")):

@@ -316,6 +316,7 @@ def test_extreme_settings_are_finite_and_in_order(mu: float, delta: float, spec:
     assert_in_order(by_name(GaussianMechanism(mu), spec, delta).values())
 
 
+@pytest.mark.slow
 def test_a_delta_below_the_end_of_every_computation_is_refused() -> None:
     # The profile of composed steps ends at about 1e-36, which counts as a full leak.
     base = accounting.DpSgd(1.0, 100, 0.01)
@@ -405,6 +406,7 @@ def test_an_enormous_mu_needs_little_memory() -> None:
     assert len(ReducedGameRenyi(mu, law)._cells(1.0 + 0.2)) < 20_000
 
 
+@pytest.mark.slow
 def test_every_function_accepts_a_distribution_as_text() -> None:
     text, law = "tnb:1,0.1", repetitions.parse_repetitions("tnb:1,0.1")
     base, alpha = GaussianMechanism(0.5), np.array([2.0, 8.0])
