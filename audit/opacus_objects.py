@@ -1,6 +1,7 @@
 """Reads the objects of Opacus without importing it: accountants, optimizers and loaders."""
 
 import inspect
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,30 @@ def divides_as_opacus(optimizer: Any) -> bool:
     """Whether the optimizer divides by the batch size as Opacus does, and not by its own method."""
     method = getattr(type(optimizer), "scale_grad", None)
     return method is not None and method.__module__.startswith("opacus.")
+
+
+def global_generators(device: str) -> tuple[Any, ...]:
+    """The global generators of torch on a kind of device."""
+    torch = sys.modules["torch"]
+    if device == "cpu":
+        return (torch.default_generator,)
+    return tuple(getattr(torch.cuda, "default_generators", ()))
+
+
+def own_generator_of(owner: Any) -> Any:
+    """The torch generator of an optimizer or a sampler, if it is not global and its seed is known.
+
+    The cryptographic generators of Opacus' secure mode have no seed.
+    """
+    generator: Any = getattr(owner, "generator", None)
+    if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
+        return None
+    try:
+        generator.initial_seed()
+    except RuntimeError:
+        return None
+    is_global = any(generator is g for g in global_generators(generator.device.type))
+    return None if is_global else generator
 
 
 def batch_sampler_of(data_loader: Any) -> Any:

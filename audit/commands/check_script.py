@@ -68,10 +68,8 @@ def make_parser() -> console.Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = make_parser().parse_args(argv)
-    for package in (
-        "torch",
-        "opacus",
-    ):  # otherwise, the process of the script ends with a traceback
+    # Otherwise, the process of the script ends with a traceback.
+    for package in ("torch", "opacus"):
         if importlib.util.find_spec(package) is None:
             return console.report_error(missing_extra(package, "game"))
     try:

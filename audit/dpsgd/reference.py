@@ -54,15 +54,13 @@ class _Sums:
         first_noise: of the noise in the first coordinate.
     """
 
-    def __init__(self, settings: DpSgdSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: DpSgdSettings, clip: float) -> None:
+        self._settings, self._clip = settings, clip
         self.total = self.log_ratio = self.known_log_ratio = self.first_noise = 0.0
 
-    def add(
-        self, z: list[Tensor], released: list[Tensor], training: list[Tensor], clip: float
-    ) -> None:
+    def add(self, z: list[Tensor], released: list[Tensor], training: list[Tensor]) -> None:
         """Adds a step, given what it released and what the other records contribute to it."""
-        variance = self._settings.noise_multiplier**2 * clip**2
+        variance = self._settings.noise_multiplier**2 * self._clip**2
         product = _inner(z, released)
         squared_norm = sum(float(g.square().sum()) for g in z)
         self.total += product
@@ -73,11 +71,11 @@ class _Sums:
             gain = (2 * product - squared_norm) / (2 * variance)
             self.log_ratio += float(np.logaddexp(math.log1p(-rate), math.log(rate) + gain))
 
-    def proxies(self, clip: float) -> tuple[float, float, float]:
+    def proxies(self) -> tuple[float, float, float]:
         """lambda_a, lambda_c and lambda_known."""
         s = self._settings
         per_step = s.noise_multiplier**2 / s.steps
-        lambda_a = self.total / (s.steps * clip**2)
+        lambda_a = self.total / (s.steps * self._clip**2)
         if s.sampling_rate == 1:
             return lambda_a, lambda_a, 0.5 + per_step * self.known_log_ratio
         lambda_c = 0.5 + per_step * self.log_ratio
@@ -146,7 +144,7 @@ class OpacusEngine:
         )
         start = [p.detach().clone() for p in parameters]
         first_z: list[Tensor] = []
-        sums = _Sums(s)
+        sums = _Sums(s, clip)
         for taken, canary_taken in self._sampled_records(batch):
             has_canary = bool(batch.included[0]) and canary_taken
             optimizer.zero_grad()
@@ -162,7 +160,7 @@ class OpacusEngine:
                 summed[0] += has_canary * clip
             optimizer.add_noise()
             sums.first_noise += float(parameters[0].grad.view(-1)[0]) - known
-            sums.add(z, [p.grad for p in parameters], training, clip)
+            sums.add(z, [p.grad for p in parameters], training)
             optimizer.original_optimizer.step()
         moved = [before - p.detach() for before, p in zip(start, parameters, strict=True)]
         optimizer.zero_grad()
@@ -177,7 +175,7 @@ class OpacusEngine:
         )
         weights = observation.parameters()
         unit = rate * s.steps * clip**2
-        lambda_a, lambda_c, lambda_known = sums.proxies(clip)
+        lambda_a, lambda_c, lambda_known = sums.proxies()
         return RunOutcomes.of_models(
             self._threat_model,
             observation,

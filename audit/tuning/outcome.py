@@ -1,7 +1,6 @@
 """A trial, its outcome, and the result of a study."""
 
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,12 @@ from numpy.typing import NDArray
 from audit import checks
 from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
 from audit.errors import InvalidInput, ProtocolViolation
-from audit.opacus_objects import batch_sampler_of, divisor_at_rest, step_counter_of
+from audit.opacus_objects import (
+    batch_sampler_of,
+    divisor_at_rest,
+    own_generator_of,
+    step_counter_of,
+)
 from audit.tuning import snapshots
 from audit.tuning.checkpoints import Checkpoints
 from audit.tuning.secret_draws import Draws
@@ -387,20 +391,12 @@ class Trial:
         The noise would be a function of the initial weights, which are no secret.
         """
         for owner in (source, batch_sampler_of(source)):
-            generator: Any = getattr(owner, "generator", None)
-            if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
+            generator = own_generator_of(owner)
+            if generator is None:
                 continue
-            torch = sys.modules["torch"]
             # On a processor, torch uses 32 bits of a seed.
             bits = 0xFFFFFFFF if generator.device.type == "cpu" else 0xFFFFFFFFFFFFFFFF
-            try:
-                initial_seed = generator.initial_seed()
-            except RuntimeError:  # the cryptographic ones of Opacus' secure mode
-                continue
-            is_global = generator is torch.default_generator or generator in getattr(
-                torch.cuda, "default_generators", ()
-            )
-            if not is_global and (initial_seed ^ self.seed) & bits == 0:
+            if (generator.initial_seed() ^ self.seed) & bits == 0:
                 raise ProtocolViolation(
                     "the generator of the noise or of the batches must not be seeded with "
                     "trial.seed, which torch's global generator has: it repeats the numbers of the "

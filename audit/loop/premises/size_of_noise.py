@@ -612,7 +612,7 @@ def _too_small(ratio: float, beyond: bool) -> tuple[str, str, str]:
     return (
         "contribution" if beyond else "noise",
         f"The noise is {ratio:.3g} times too small for the contribution: its noise multiplier is "
-        f"smaller than the accountant assumes; it is not scaled by C; a record "
+        "smaller than the accountant assumes; it is not scaled by C; a record "
         "contributes more than C (several copies or microbatches clipped one by one, a part of the "
         f"gradient that is not clipped, another norm){share}.",
         "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "

@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 
 from audit.loop.sources.trees import as_numbers, is_random_key
-from audit.opacus_objects import batch_sampler_of, is_of_opacus
+from audit.opacus_objects import (
+    batch_sampler_of,
+    global_generators,
+    is_of_opacus,
+    own_generator_of,
+)
 
 # Forms of the states of numpy, of torch's CPU generator, and of Python's Mersenne Twister.
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -76,37 +81,17 @@ def repeated_numbers(optimizer: Any, last: types.CodeType | None) -> str:
     """
     if not is_of_opacus(optimizer):
         return ""
-    noise = _own_generator(optimizer)
+    noise = own_generator_of(optimizer)
     batches = [] if last is None else list(_generators_of_loaders(last))
     device = "cpu" if noise is None else noise.device.type
-    others = [*batches, *_global_generators(device)]
+    others = [*batches, *global_generators(device)]
     if noise is not None and any(_alike(noise, other) for other in others):
         return "noise"
     # The noise comes from the global generator, and the batches from one with the same numbers.
     used = [generator for generator in batches if generator is not noise]
-    if any(_alike(used_one, other) for used_one in used for other in _global_generators("cpu")):
+    if any(_alike(used_one, other) for used_one in used for other in global_generators("cpu")):
         return "batches"
     return ""
-
-
-def _own_generator(owner: Any) -> Any:
-    """The torch generator of a sampler or an optimizer; None if it has none whose seed is known."""
-    generator: Any = getattr(owner, "generator", None)
-    if type(generator).__name__ != "Generator" or not hasattr(generator, "initial_seed"):
-        return None
-    try:
-        generator.initial_seed()
-    except RuntimeError:  # the cryptographic ones of Opacus' secure mode
-        return None
-    is_global = any(generator is g for g in _global_generators(generator.device.type))
-    return None if is_global else generator
-
-
-def _global_generators(device: str) -> tuple[Any, ...]:
-    torch = sys.modules["torch"]
-    if device == "cpu":
-        return (torch.default_generator,)
-    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
 
 
 def _alike(generator: Any, other: Any) -> bool:
@@ -122,17 +107,13 @@ def _alike(generator: Any, other: Any) -> bool:
 
 def _generators_of_loaders(last: types.CodeType) -> Iterator[Any]:
     """Generators of the batches of data loaders among the variables of all callees of `last`."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code is not last:
-        if not frame.f_globals.get("__name__", "").startswith(("audit.loop.", "torch.", "opacus.")):
-            for value in frame.f_locals.values():
-                try:
-                    generator = _own_generator(batch_sampler_of(value))
-                except Exception:  # attributes of a user's object may raise anything
-                    continue
-                if generator is not None:
-                    yield generator
-        frame = frame.f_back  # type: ignore[assignment]
+    for value in _variables(last):
+        try:
+            generator = own_generator_of(batch_sampler_of(value))
+        except Exception:  # attributes of a user's object may raise anything
+            continue
+        if generator is not None:
+            yield generator
 
 
 def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:
@@ -159,15 +140,20 @@ def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:
 
 def _local_states(last: types.CodeType) -> Iterator[bytes]:
     """States of the generators among the variables of all functions that `last` called."""
-    frame = sys._getframe(2)
     seen: set[int] = set()
+    for value in _variables(last):
+        kind: Any = type(value)
+        if _readers(kind) != _NO_READERS:
+            yield from _states(value, 0, seen)
+
+
+def _variables(last: types.CodeType) -> Iterator[Any]:
+    """Local variables of all functions that `last` called, but for those of libraries."""
+    frame = sys._getframe(1)
     while frame is not None and frame.f_code is not last:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(("audit.loop.", "torch.", "opacus.", "jax.")):
-            for value in frame.f_locals.values():
-                kind: Any = type(value)
-                if _readers(kind) != _NO_READERS:
-                    yield from _states(value, 0, seen)
+            yield from frame.f_locals.values()
         frame = frame.f_back  # type: ignore[assignment]
 
 
