@@ -13,7 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PLAIN := tests/test_checks.py tests/test_numerics.py tests/test_orders.py \
 	tests/repetitions/test_repetitions.py tests/upper_bounds/test_selection_bounds.py
 
-.PHONY: audit test suite test-slow test-studies test-lowest test-bare lint types docs notebooks clean
+PLAIN_UNDER_NEWEST := $(PLAIN)
+
+.PHONY: audit test suite test-thorough test-slow test-lowest test-bare lint types docs notebooks clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
@@ -21,15 +23,15 @@ audit: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(MAKE) -j 3 types suite lint
 
-# All tests and doctests but those of `make lint`.
+# All quick tests and doctests but those of `make lint`.
 suite: $(VENV)/.installed
 	$(BIN)/python -m pytest --ignore tests/test_language.py
 
-# The tests of the studies behind the tables of the documentation.
-test-studies: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "studies and not slow" tests/studies studies
+# The longer tests that every change must pass, and those of the studies behind the tables of the documentation.
+test-thorough: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "(thorough or studies) and not slow"
 
-# Runs the tests that `make test` skips because they take long.
+# More of the same at more settings: an hour.
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
 
@@ -41,9 +43,9 @@ test-lowest:
 	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" $(PLAIN)
 
 # Runs the command of the plain installation, from the wheel, under each newer Python that this machine
-# has, and the tests under the newest.
+# has, and tests under the newest.
 test-bare:
-	PYTHON=$(PYTHON) .ci/bare $(PLAIN)
+	PYTHON=$(PYTHON) .ci/bare $(PLAIN_UNDER_NEWEST)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if thin and not item.get_closest_marker("slow"):
             of = item.nodeid.split("[")[0]
             if cases[of] % thin.args[0]:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(thin.kwargs.get("otherwise", "slow"))
             cases[of] += 1
 
 

@@ -463,6 +463,7 @@ def test_the_pages_of_the_menu_are_short() -> None:
     assert words["theory"] <= 7_000
 
 
+@pytest.mark.slow
 def test_the_paper_names_its_title_and_its_authors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

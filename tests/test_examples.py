@@ -30,7 +30,7 @@ from audit.loop.premises.check_premises import check_premises
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.slow  # test_pasted_code.py and test_cost_of.py compute such costs in `make test`
+@pytest.mark.slow  # test_pasted_code.py and test_cost_of.py compute such costs in CI
 def test_the_example_of_cost_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "what_did_it_cost.py"), run_name="__main__")
     assert capsys.readouterr().out.count("only the best is released") == 4
@@ -48,7 +48,7 @@ def test_the_guide_quotes_the_first_finding_of_its_example() -> None:
 
 
 @pytest.mark.usefixtures("cached_bounds", "region_alone")  # quick certificates
-@pytest.mark.slow  # test_pasted_code.py runs the quick start in `make test`
+@pytest.mark.slow  # test_pasted_code.py runs the quick start in CI
 @pytest.mark.parametrize("name", ["tune_privately.py", "tune_with_optuna.py"])
 def test_tuning_examples(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -78,7 +78,7 @@ def test_tuning_examples(
 
 
 @pytest.mark.usefixtures("region_alone")
-@pytest.mark.slow  # test_pasted_code.py runs a study of the README in `make test`
+@pytest.mark.slow  # test_pasted_code.py runs a study of the README in CI
 @pytest.mark.parametrize(
     ("step", "words"),
     [

@@ -25,11 +25,13 @@ def names() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_opacus_and_the_same_event_cost_the_same(names: Any) -> None:
     assert names["opacus_cost"] == pytest.approx(names["event_cost"], rel=1e-9)
     assert names["opacus_cost"] > names["opacus_run"].epsilon(1e-5)
 
 
+@pytest.mark.thorough
 def test_band_mf_agrees_with_dp_accounting(names: Any) -> None:
     # dp-accounting rounds up on a grid of 1e-4, so the two upper bounds differ by less than 0.01.
     theirs = PLDAccountant().compose(names["band_mf"]).get_epsilon(1e-5)
@@ -37,6 +39,7 @@ def test_band_mf_agrees_with_dp_accounting(names: Any) -> None:
     assert names["band_mf_cost"] > names["band_mf_run"].epsilon(1e-5)
 
 
+@pytest.mark.thorough
 def test_batches_that_are_drawn_by_each_record(names: Any) -> None:
     # Fixed batches cost less than a known batch of the record, and more than fresh batches.
     run, known = (
@@ -51,6 +54,7 @@ def test_batches_that_are_drawn_by_each_record(names: Any) -> None:
     assert sorted(sum(batches, [])) == names["records"].tolist()  # noqa: RUF017
 
 
+@pytest.mark.thorough
 def test_unsampled_training_is_a_gaussian_mechanism(names: Any) -> None:
     delta = 1e-5
     for run, mu in (
@@ -73,6 +77,7 @@ def test_unsampled_training_is_a_gaussian_mechanism(names: Any) -> None:
         assert (rdp.get_epsilon(delta), exact) == pytest.approx(stated, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_balls_in_bins_cost_at_most_their_gaussian_mechanism(names: Any) -> None:
     # One epoch of two bins at noise multiplier 4. The likelihood ratio is the mean of two Gaussian
     # ones, so its hockey-stick divergence follows from numerical integration over their sum.
@@ -88,6 +93,7 @@ def test_balls_in_bins_cost_at_most_their_gaussian_mechanism(names: Any) -> None
         assert 0.0 < delta < gaussian.delta(epsilon)
 
 
+@pytest.mark.thorough
 def test_shadow_models_lower_bound(names: Any) -> None:
     # The scores are N(0, 1) and N(2, 1). The seed is fixed; the bound fails with probability 5 %.
     assert 1.0 < names["shadow_epsilon"] <= audit.GaussianMechanism(2.0).epsilon(1e-5)

@@ -364,6 +364,7 @@ def lines_of(draw: Any, options: Any, start: Any = ()) -> Any:
     return argv
 
 
+@pytest.mark.slow
 def test_the_accountant_computes_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     @examples(60)
     @given(lines_of(OPTIONS) | lines_of(OPTIONS, ("--mu", "0.5", "--json")))
@@ -423,6 +424,7 @@ def csv_files(draw: Any) -> Any:
     return heading, "\n".join(map(",".join, [heading, *rows])) + "\n"
 
 
+@pytest.mark.slow
 def test_trials_are_read_or_refused_and_no_option_is_ignored(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -716,6 +718,7 @@ def put_in(values: Any, place: int, value: Any) -> Any:
     return copied
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("name", ["config.json", "summary.json"])
 def test_damaged_folders_are_refused(
@@ -751,6 +754,7 @@ def test_damaged_folders_are_refused(
         (audit / name).write_bytes(right)
 
 
+@pytest.mark.thorough
 def test_verification_of_damaged_certificates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -776,7 +780,7 @@ def test_verification_of_damaged_certificates(
         code, _ = commanded(capsys, verify.main, [path], codes=(1, 2, 3))
         assert code == 2 or str(10**400).encode() not in edited
 
-    @examples(50)
+    @examples(20)
     @given(JSONS | st.builds(put_in, st.just(right), st.integers(0, 10**9), values))
     def play(edited: Any) -> None:
         read(edited)
@@ -831,6 +835,7 @@ def test_the_cost_of_trials_is_a_number_or_refused(
             assert found.best_only >= 0.0
 
 
+@pytest.mark.thorough
 @examples(2)
 @given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
 def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, times: Any) -> None:

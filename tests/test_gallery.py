@@ -45,6 +45,7 @@ def test_the_code_of_a_picture_is_short(script: Path) -> None:
         assert max(map(len, file.read().splitlines())) <= 100
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     "script",
     [

@@ -145,6 +145,7 @@ print(opacus.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
     assert cost == pytest.approx(2.01, abs=2e-3)
 
 
+@pytest.mark.thorough
 def test_the_library_imports_no_heavy_package() -> None:
     # Even if everything is installed, slow imports happen only where they are used.
     script = (
@@ -191,6 +192,7 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(commands.COMMANDS) == modules | packages | _WITHOUT_MODULE
 
 
+@pytest.mark.slow
 def test_the_console_script_runs_the_same_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["bounds", "--mu", "0.1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cost"]["epsilon"] > 0.0
@@ -416,6 +418,7 @@ def test_an_invalid_variable_of_the_environment_is_named(variable: str, words: s
     assert " ".join(done.stderr.split()) == f"error: {variable} must be {words}, got 'junk'"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("arguments", ["bounds --help", "run --help-all", "run --list-presets", ""])
 def test_output_that_cannot_be_written_is_an_error(arguments: str) -> None:

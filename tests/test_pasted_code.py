@@ -37,6 +37,7 @@ def pasted_blocks(page: Path) -> list[str]:
     return [code for tab, code in blocks if not tab]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings(
     "ignore:Full backward hook", "ignore:Secure RNG", "ignore:Optimal order"
 )

@@ -37,6 +37,7 @@ def test_every_public_name_is_importable_and_documented() -> None:
     assert set(dir(audit)) == {*audit.__all__, "__version__"}
 
 
+@pytest.mark.thorough
 def test_subpackages_are_attributes() -> None:
     assert audit.upper_bounds.tuning_cost is audit.tuning_cost
     with pytest.raises(AttributeError, match="no attribute 'upper_bound'"):
@@ -111,6 +112,7 @@ _CALLS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", _CALLS, ids=lambda function: function.__name__)
 def test_a_wrong_argument_is_named_in_one_line_by_invalid_input(

@@ -176,6 +176,7 @@ def test_the_composition_of_very_many_small_losses_is_accurate(mu: Any) -> None:
     assert exact <= float(pair.profile(0.0)) <= 1.03 * exact
 
 
+@pytest.mark.thorough
 def test_rare_large_losses_on_a_short_grid_are_nearly_gaussian(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -81,6 +81,7 @@ def test_profiles_of_both_directions_satisfy_their_identity(name: str) -> None:
         assert float(there.profile(-epsilon)) == pytest.approx(mirrored, rel=1e-9, abs=1e-11)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mu", "count"), [(0.1, 100), (1.0, 1), (3.0, 9), (1e-3, 10), (1e-4, 1), (10.0, 4)]
 )
@@ -94,6 +95,7 @@ def test_composed_gaussians_are_accurate_in_the_tail(mu: float, count: int) -> N
             assert -1e-9 < error < 3e-4
 
 
+@pytest.mark.slow
 def test_many_different_pairs_compose_to_the_gaussian_closed_form() -> None:
     # 66 Gaussian pairs, every other one twice: one of mu = sqrt(sum of squares).
     mu, counts = np.geomspace(0.01, 0.1, 66), 1 + np.arange(66) % 2
@@ -210,6 +212,7 @@ def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(
     assert np.all(ours <= theirs * (1 + 1e-6))  # its fractional orders are bounds, or infinite
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(("sigma", "rate", "steps"), SETTINGS)
 def test_profile_of_sampled_steps_agrees_with_dp_accounting_in_both_directions(
@@ -259,6 +262,7 @@ def test_sampling_rate_near_one_equals_integration(missed: float) -> None:
     assert found == pytest.approx([exact / (alpha - 1.0)], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_renyi_and_profile_of_one_sampled_step_equal_integration() -> None:
     sigma, rate = 0.8, 0.1
     x = np.linspace(-20.0, 24.0, 800001)
@@ -339,6 +343,7 @@ def test_replacing_a_record_costs_less_than_removing_and_adding() -> None:
     assert "add-remove" in one.description
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.floats(0.5, 20.0), st.floats(1e-4, 0.9), st.integers(1, 3000), st.floats(-70.0, -0.7))
 def test_renyi_and_profile_agree_at_any_setting(
@@ -350,6 +355,7 @@ def test_renyi_and_profile_agree_at_any_setting(
     assert exact <= DpSgd(sigma, steps, 1.0).epsilon(delta) * (1 + 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("sigma", [0.1, 30.0])
 @pytest.mark.parametrize("rate", [1e-6, 0.9])
@@ -507,6 +513,7 @@ class Accountant:
         self.history = list(history)
 
 
+@pytest.mark.thorough
 def test_from_opacus_reads_an_accountant() -> None:
     from opacus.accountants import RDPAccountant
 
@@ -606,6 +613,7 @@ def test_a_schedule_of_many_phases_is_bounded_by_one_of_few_phases() -> None:
     assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99, "zero-out")
 
 
+@pytest.mark.thorough
 def test_a_history_that_begins_again_is_noticed() -> None:
     class Recorded:
         def __init__(self, *history: Any) -> None:
@@ -655,6 +663,7 @@ def test_parse_mechanism_returns_a_mechanism_unchanged() -> None:
     assert accounting.parse_mechanism(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])
 def test_one_sampled_step_is_accurate_where_its_loss_jumps(sigma: float, rate: float) -> None:
     # Outputs beyond x leak more than eps: P(> x) - e^eps P'(> x), x where the loss is eps.

@@ -44,6 +44,7 @@ def test_randomised_response_and_zcdp() -> None:
     assert accounting.from_event(dp_event.ZCDpEvent(0.1)) == accounting.ZeroConcentratedDp(0.1)
 
 
+@pytest.mark.thorough
 def test_a_loss_distribution_in_both_directions() -> None:
     theirs = distributions.from_gaussian_mechanism(
         1.0, sampling_prob=0.05, value_discretization_interval=2e-3

@@ -80,6 +80,7 @@ def test_tuning_on_all_records_is_random_search(delta: float) -> None:
         assert subset == audit.tuning_cost(base, "tnb:1,0.1", delta).epsilon
 
 
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("mu", [1e-2, 1e-4, 1e-6])
 @pytest.mark.parametrize(("runs", "never"), [(1, 0.0), (10, 0.0), (4, 1e-3)])
 def test_discrete_losses_beside_a_tiny_gaussian(mu: float, runs: int, never: float) -> None:

@@ -30,6 +30,7 @@ def log_densities(sigma: Any, rate: Any, size: Any, x: Any) -> Any:
     return with_group, stats.norm.logpdf(x, 0, sigma)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "rate", "size"), [(0.8, 0.1, 2), (2.0, 0.3, 5), (4.0, 0.02, 10)])
 def test_one_sampled_step_equals_integration(sigma: float, rate: float, size: int) -> None:
     # The integrand of order 6 has its peak at up to 6 times the largest shift.
@@ -68,6 +69,7 @@ def test_many_steps_agree_with_another_library() -> None:
         assert ours.epsilon(delta) <= ours.renyi_epsilon(delta)
 
 
+@pytest.mark.slow
 def test_group_cost_is_between_smaller_groups_and_full_participation() -> None:
     def epsilon(size: Any, rate: Any = 0.05) -> Any:
         return DpSgd(3.0, 50, rate, "zero-out", size).epsilon(1e-5)

@@ -59,6 +59,7 @@ def test_known_costs_of_normalisers(
     assert normaliser_delta(found, batch_size, parameters, steps) <= 1e-5
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("count", [30, 701, 50_000, 10**8])
 @pytest.mark.parametrize("distance", [0.1, 1.0, 6.0])
 def test_delta_is_the_integral_of_the_densities(count: int, distance: float) -> None:
@@ -147,6 +148,7 @@ def released(records: Any, divisor: Any, seed: Any) -> Any:
     return total
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Secure RNG")
 def test_opacus_reveals_the_number_of_records_unless_its_divisor_is_set() -> None:
     # A positive control: int(40 * 0.1) is 4, and int(39 * 0.1) is 3.

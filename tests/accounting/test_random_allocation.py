@@ -31,6 +31,7 @@ NODES = np.polynomial.legendre.leggauss(500)
 
 
 # Bounds of PLD_accounting 2.0 (Feldman & Shenfeld) from below and above, at delta 1e-5.
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(
     ("noise", "batches", "epochs", "lower", "upper", "value"),
     [
@@ -78,6 +79,7 @@ def delta_of_two_batches(noise: float, epsilon: float) -> tuple[float, float]:
     return deltas[0], deltas[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [0.3, 0.6, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-10])
 def test_two_batches_exactly(noise: float, delta: float) -> None:
@@ -165,6 +167,7 @@ def test_a_tuning_over_random_allocation() -> None:
     assert audit.tuning_cost(run, "tnb:0,0.01", DELTA).epsilon < sampled
 
 
+@pytest.mark.thorough
 def test_text_files_and_combinations() -> None:
     run = RandomAllocation(0.8, 50, 4)
     assert parse_mechanism("allocation:0.8,50,4") == run

@@ -399,6 +399,7 @@ HUGE = b"\x8a\x06" + (10**12).to_bytes(6, "little")
 NESTED = b"(K\x01K\x02tq\x00" + b"h\x00h\x00\x86q\x00" * 60
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "raw",
     [

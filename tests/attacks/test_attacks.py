@@ -255,6 +255,7 @@ def test_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final: str)
         assert abs(ratio.mean() - 1.0) < 4.0 * ratio.std() / 200.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("spec", "attained", "proved", "by_curve"),
     [
@@ -354,6 +355,7 @@ def in_cells(distribution: Any, shift: float) -> tuple[FloatArray, FloatArray]:
     return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - shift))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "shift", "value"),
     [

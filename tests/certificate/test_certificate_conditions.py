@@ -28,6 +28,7 @@ from audit.tuning.outcome import Outcome, Trial
 SCORE = Private(1.0, 0.2, disjoint=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("region_alone")
 @pytest.mark.parametrize(
     ("space", "disjoint"),
@@ -185,6 +186,7 @@ def test_score_and_training_compose_for_a_group_of_records() -> None:
     assert isinstance(score.with_training(replace(run, group_size=1)), accounting.WorstOf)
 
 
+@pytest.mark.thorough
 def test_html_is_self_contained(certificate: Certificate, tmp_path: Path) -> None:
     certificate.save(tmp_path / "c.html")
     text = (tmp_path / "c.html").read_text()

@@ -19,6 +19,7 @@ def gaussian_curve(mu: float, rate: FloatArray | float) -> FloatArray | float:
     return special.ndtr(-special.ndtri(rate) - mu)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
 def test_numbers_of_one_gaussian_run_equal_closed_forms(mu: float) -> None:
     numbers = compute(GaussianMechanism(mu), ONE_RUN, 1e-5, ["region"])
@@ -72,6 +73,7 @@ def test_evidence_above_the_bound_is_refused(certificate: Certificate) -> None:
         certificate.with_evidence(99.0, 0.95, 100, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.2, 0.5, 1.0])
 def test_groups_of_a_gaussian_have_the_epsilon_of_k_mu(mu: float) -> None:
     delta = 1e-5

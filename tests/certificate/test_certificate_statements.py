@@ -32,6 +32,7 @@ from audit.certificate.numbers import Numbers, compute
 from audit.protocols import parse_protocol
 
 
+@pytest.mark.thorough
 def test_a_seed_makes_a_certificate_void(
     certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

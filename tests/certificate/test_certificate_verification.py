@@ -111,6 +111,7 @@ def test_hash_detects_damage(
     assert capsys.readouterr().out == "wrong: the hash is not that of the other fields\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("change", "words"), CHANGES)
 def test_a_forged_field_is_named_even_with_a_correct_hash(
     plain: dict[str, Any],
@@ -291,6 +292,7 @@ def test_a_cost_between_the_smallest_bound_and_the_named_one_is_correct_at_other
     assert re.match(r"wrong: (statement|numbers\.\w+(\[\d+\])?(\.\w+)?) is ", printed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -339,6 +341,7 @@ def test_a_negative_attained_epsilon_and_a_false_source_are_wrong(
         assert capsys.readouterr().out.startswith("wrong: ")
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "change",
     [
@@ -379,6 +382,7 @@ def test_a_certificate_with_smaller_numbers_throughout_is_wrong(
     assert re.match(r"wrong: (statement|numbers\.epsilon) is ", capsys.readouterr().out)
 
 
+@pytest.mark.thorough
 def test_forged_terminal_sequences_are_printed_as_escapes(
     certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -504,6 +508,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", HOSTILE)
 def test_hostile_values_are_refused_quickly_in_one_line(
     plain: dict[str, Any],

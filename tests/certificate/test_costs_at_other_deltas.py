@@ -100,6 +100,7 @@ def test_certificates_of_earlier_versions_are_correct(base: Mechanism, spec: str
     assert with_stated_costs(numbers, *tuning) is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("base", "spec"),

@@ -145,6 +145,7 @@ def test_every_field_of_the_registry_is_present_with_its_type(
         assert marked == blank_names(fields)
 
 
+@pytest.mark.thorough
 def test_the_authors_statements_fill_their_fields(
     certificate: Certificate, declared: Certificate, tmp_path: Path
 ) -> None:

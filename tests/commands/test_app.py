@@ -191,6 +191,7 @@ UPGRADE = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("path", ["/", "/ws", "/static/js/bokeh.min.js", "/favicon.ico"])
 @pytest.mark.parametrize("host", ["rebound.example", "rebound.example:{port}", "127.0.0.1:1", ""])
 def test_requests_to_another_host_are_refused(
@@ -220,6 +221,7 @@ def test_the_page_needs_no_component(address: tuple[str, int]) -> None:
         assert b"components/" not in connection.getresponse().read()
 
 
+@pytest.mark.thorough
 def test_the_page_is_not_shown_in_frames(address: tuple[str, int]) -> None:
     for host in ("127.0.0.1", "localhost"):
         status, headers = answer(address, "/", Host=f"{host}:{address[1]}")

@@ -71,6 +71,7 @@ def test_ways_to_name_the_base_agree(capsys: pytest.CaptureFixture[str]) -> None
     assert answers[0] == pytest.approx(answers[2], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accounting", ["rdp", "exact"])
 def test_gaussian_epsilon_is_named_by_its_accounting(
     capsys: pytest.CaptureFixture[str], accounting: str
@@ -85,6 +86,7 @@ def test_gaussian_epsilon_is_named_by_its_accounting(
     assert rows["base"] < rows["base-renyi"]
 
 
+@pytest.mark.thorough
 def test_one_run_has_its_exact_epsilon_and_that_of_the_papers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -117,6 +119,7 @@ def test_names_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert upper_case == plain
 
 
+@pytest.mark.thorough
 def test_zero_out_neighbours_have_the_numbers_of_add_remove(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -146,6 +149,7 @@ def test_groups_of_records_on_the_command_line(capsys: pytest.CaptureFixture[str
     assert "--group-size does not apply to --mu" in error
 
 
+@pytest.mark.thorough
 def test_table_names_every_bound_and_its_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--gaussian-epsilon", "1", "--steps", "300", "--all")
     assert code == 0
@@ -196,6 +200,7 @@ def test_the_answer_comes_first_within_the_width_of_the_terminal(
     assert len(everything.splitlines()) > len(lines)
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("bound", ["region", "renyi", "profile", "liu-talwar", "reduced-exact"])
 @pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
@@ -217,6 +222,7 @@ def test_target_epsilon_from_the_command_line(capsys: pytest.CaptureFixture[str]
     assert 2.0 * (1.0 - 1e-4) < answer["cost"]["epsilon"] <= 2.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -289,6 +295,7 @@ def test_json_has_the_cost_of_any_protocol(capsys: pytest.CaptureFixture[str]) -
     assert "tight" not in [row["name"] for row in answer["bounds"]]
 
 
+@pytest.mark.slow
 def test_the_cost_of_two_tunings_is_their_total(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--mu", "0.1", "--tunings", "2", "--json")
     answer = json.loads(out)
@@ -404,6 +411,7 @@ def cost_of(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     return json.loads(out)["cost"]["epsilon"]
 
 
+@pytest.mark.thorough
 def test_an_epsilon_of_one_run_is_not_taken_for_a_gaussian_mechanism(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -708,6 +716,7 @@ def test_the_figure_has_every_second_point_of_adaptive_tunings(
     assert asked.count("Grid") == 2 * 7
 
 
+@pytest.mark.slow
 def test_the_command_needs_neither_torch_nor_other_accountants() -> None:
     script = (
         "import sys; from audit import bounds; bounds.main(['--mu', '1']); "

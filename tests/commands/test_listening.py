@@ -41,6 +41,7 @@ def test_every_command_is_called() -> None:
     assert _CALLS.keys() | _ELSEWHERE == COMMANDS.keys()
 
 
+@pytest.mark.thorough
 def test_no_command_listens(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("gdp_mu,score\n0.1,1\n0.1,2\n")
     (tmp_path / "certificate.json").write_text("{}")

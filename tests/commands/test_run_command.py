@@ -92,6 +92,7 @@ def test_the_folder_contains_all_results(
     assert best["min"] > 0
 
 
+@pytest.mark.thorough
 def test_a_killed_audit_resumes_to_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_killed_audit_resumes_to_the_same_bytes(
     assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
+@pytest.mark.slow
 def test_shared_runs_have_a_report_for_each_threat_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +196,7 @@ def test_damaged_shards_are_reported_and_simulated_again(
     assert f"damaged shard, will be repeated: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
+@pytest.mark.thorough
 def test_foreign_swapped_and_edited_shards_are_reported_and_simulated_again(
     own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +298,7 @@ def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(
     assert audit(capsys, *QUICK, "--out", out)[0] == 0
 
 
+@pytest.mark.thorough
 def test_results_of_another_audit_are_not_overwritten_without_locks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,6 +499,7 @@ def test_options_that_argparse_refuses_are_one_line(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("redirection", "code"), [(">&-", 0), ("> /dev/full", 2), ("2>&- >&-", 0), ("| head -1", 0)]
 )
@@ -513,6 +518,7 @@ def test_output_may_be_closed_full_or_unread(redirection: str, code: int) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--list-presets", "--help"])
 def test_output_that_cannot_be_written_is_named(option: str) -> None:
     with open("/dev/full", "w") as full:
@@ -611,6 +617,7 @@ def test_text_that_is_not_unicode_is_printed() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"runs/\\udcff\\xe9\n", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_closed_pipe_is_no_error(unbuffered: str) -> None:
     script = "import sys; from audit import bounds, console; sys.exit(console.run("
@@ -708,6 +715,7 @@ def test_options_override_the_preset(tmp_path: Path) -> None:
         run.parse(["--preset", str(preset)])
 
 
+@pytest.mark.thorough
 def test_several_presets_are_audited_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -771,6 +779,7 @@ def test_config_round_trips_through_json() -> None:
     assert several.identity["max_grad_norm"] == [0.5, 1.0]
 
 
+@pytest.mark.thorough
 def test_candidates_are_the_grid_of_the_hyperparameters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

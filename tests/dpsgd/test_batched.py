@@ -72,6 +72,7 @@ def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batched", "opacus", "projected", "collapsed", "reduced"])
 def test_each_run_uses_the_hyperparameters_of_its_candidate(name: str) -> None:
     # Each run equals that of an engine with only this candidate.
@@ -111,6 +112,7 @@ def test_standardised_sum_is_standard_for_every_clipping_norm() -> None:
         assert st.kstest(own, st.norm(1, 1).cdf).pvalue > ALARM
 
 
+@pytest.mark.thorough
 def test_noise_is_independent_with_the_right_variance() -> None:
     # After one step on an empty training set, (w_0 - w_N) / lr is the noise.
     settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
@@ -140,6 +142,7 @@ def test_noise_of_different_steps_is_independent() -> None:
     assert np.abs(correlations).max() < limit
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize(
     "changes",

@@ -124,6 +124,7 @@ def test_reductions_on_gpu_match_cpu(monkeypatch: pytest.MonkeyPatch, name: str)
     assert_same(found, play([threat], SETTINGS, name=name))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
@@ -177,6 +178,7 @@ def per_step(
     return {name: (found[1][name] - found[0][name]) / 2 for name in found[1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_a_step_never_waits_and_launches_do_not_grow_with_runs(
@@ -196,6 +198,7 @@ def test_sampled_batches_need_one_synchronisation_per_step(monkeypatch: pytest.M
     assert (found["waits"], found["copies"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_each_additional_chunk_adds_only_its_own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     one, three = (per_step(monkeypatch, THREATS["NT"][:1], SETTINGS, 3, n) for n in (12, 4))
     assert three["launches"] - one["launches"] <= 2 * 40
@@ -270,6 +273,7 @@ def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch: pytest.MonkeyPa
     assert_same([found[1][1]], [found[0][1]])
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_packs_fit_in_gpu_memory(monkeypatch: pytest.MonkeyPatch, model: str) -> None:

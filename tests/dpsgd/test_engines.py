@@ -34,6 +34,7 @@ def threats() -> dict[str, threat_models.ThreatModel]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threat", threats())
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
 def test_opacus_matches_batched_without_noise(threat: str, changes: dict[str, Any]) -> None:
@@ -119,6 +120,7 @@ def test_projected_matches_batched_without_noise(model: str, changes: dict[str, 
     np.testing.assert_allclose(small.scores, full.scores, rtol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"model": "logistic"}, {"momentum": 0.8}])
@@ -135,6 +137,7 @@ def test_projected_matches_the_distribution_of_batched(
     assert st.ks_2samp(*mixed).pvalue > ALARM  # type: ignore[call-overload]
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("included", [False, True])
 def test_collapsed_matches_the_distribution_of_batched(included: bool) -> None:
@@ -230,6 +233,7 @@ def test_real_training_on_digits(threat: str, canary: str) -> None:
         assert (-out.scores / 360 < 0.7 * np.log(10)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dataset", ["FASHION", "CIFAR10"])
 def test_real_files(dataset: str) -> None:
     other = "MNIST" if dataset == "FASHION" else dataset

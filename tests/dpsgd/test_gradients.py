@@ -144,6 +144,7 @@ def flat(sums: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([s.flatten(1) for s in sums], dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", [*SEQUENCES, *OTHERS])
 def test_sums_match_the_naive_loop(name: str) -> None:

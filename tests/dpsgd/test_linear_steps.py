@@ -132,6 +132,7 @@ def clipped_gradient(model: nn.Sequential, weights: list[Tensor], s: Setting, ru
     return gradient * min(1.0, float(s.clip[run]) / norm if norm else 1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("runs", [1, 2, 7])
 def test_steps_match_autograd(name: str, runs: int, capability: str) -> None:

@@ -192,6 +192,7 @@ def test_dieharder(number: int) -> None:
     assert min(found) > ALARM / len(BATTERY) / len(found)
 
 
+@pytest.mark.thorough
 def test_distribution_including_tails() -> None:
     z = np.concatenate([drawn(np.arange(16), step=step, size=1 << 16).ravel() for step in range(4)])
     assert st.kstest(z, "norm", method="asymp").pvalue > ALARM

@@ -168,6 +168,7 @@ def longest_part(
 MODELS = {"logistic": (1, 6, 6), "mlp": (1, 6, 6), "convnet": (1, 8, 8), "vmap": (1, 6, 6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ROUNDED)
 def test_each_contribution_is_at_most_c(name: str, model: str) -> None:

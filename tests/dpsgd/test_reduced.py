@@ -162,6 +162,7 @@ def test_outcome_depends_only_on_the_seed() -> None:
     assert len(np.unique(whole.lambda_a)) == 1000
 
 
+@pytest.mark.slow
 def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails() -> None:
     z = streams.normals(np.arange(4_000_000, dtype=np.uint64), 0)
     assert st.kstest(z, "norm").pvalue > ALARM

@@ -82,6 +82,7 @@ def test_a_column_towards_less_privacy_is_refused(
         _cost(columns, options)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "columns",
     [

@@ -102,6 +102,7 @@ def test_sequential_trials_cost_their_composition_and_the_reason_is_stated() -> 
     assert found.why.count("\n") == 0
 
 
+@pytest.mark.slow
 def test_the_reason_of_a_grid_fits_its_cost() -> None:
     different = finished.cost_of_trials([GaussianMechanism(0.5), GaussianMechanism(0.1)], "grid")
     assert different.best_only == different.all_released
@@ -117,6 +118,7 @@ def test_grid_cost_is_between_independent_draws_and_composition() -> None:
     assert draws.best_only <= found.best_only <= found.all_released
 
 
+@pytest.mark.thorough
 def test_sequential_trials_of_mixed_noise_each_cost_their_own() -> None:
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.2), GaussianMechanism(0.2)]
     found = finished.cost_of_trials(trials, "random")
@@ -286,6 +288,7 @@ def test_trials_of_a_grid_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.best_only == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_few_sampled_trials_of_a_high_rate_are_composed() -> None:
     # 10^8 steps of this trial would be out of range, but this grid has fewer.
     trial = DpSgd(1.0, 100, 0.2)
@@ -293,6 +296,7 @@ def test_few_sampled_trials_of_a_high_rate_are_composed() -> None:
     assert found.all_released == DpSgd(1.0, 200, 0.2).epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_many_rows_are_counted(tmp_path: Path) -> None:
     # Known values: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
     path = tmp_path / "trials.csv"
@@ -320,6 +324,7 @@ def test_many_rows_are_counted(tmp_path: Path) -> None:
     assert sum(one.steps for one in all_of([DpSgd(9.0, 10**7, 0.01)] * 35).parts) == 35 * 10**7
 
 
+@pytest.mark.slow
 def test_a_delta_below_the_normal_numbers_gives_a_bound() -> None:
     found = finished.cost_of_trials([GaussianMechanism(0.1)] * 3, "grid", delta=1e-320)
     assert found.best_only is not None

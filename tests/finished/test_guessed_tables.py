@@ -31,6 +31,7 @@ def table(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mu", "rho"])
 def test_a_hyperparameter_never_overrides_the_base(name: str) -> None:
     # mu is a momentum or a weight of FedProx, rho the radius of SAM.
@@ -61,6 +62,7 @@ def test_a_table_without_a_privacy_column_is_refused(
     assert f"used: {name} as {role}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_thousand_of_a_spreadsheet_is_refused(tmp_path: Path) -> None:
     rows = "noise_multiplier,sampling_rate,steps\n" + "1,0.01,{}\n" * 2
     path = table(tmp_path, rows.format("1.000", "1.000"))
@@ -72,6 +74,7 @@ def test_a_thousand_of_a_spreadsheet_is_refused(tmp_path: Path) -> None:
         assert cost.epsilon == pytest.approx(2.584, abs=0.0005)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["chance", "Chance", "probability", " Probability"])
 def test_chances_of_a_prior_are_read_by_their_names(tmp_path: Path, name: str) -> None:
     path = table(tmp_path, "gdp_mu\n0.1\n1\n")
@@ -90,6 +93,7 @@ def test_chances_of_a_prior_are_read_by_their_names(tmp_path: Path, name: str) -
         audit.cost_of_trials(path, "random", protocol="tnb:0,0.1", prior=prior)
 
 
+@pytest.mark.slow
 def test_a_batch_size_gives_the_rate_or_is_refused() -> None:
     def objective(trial: Any) -> float:
         trial.suggest_categorical("noise_multiplier", [1.0])
@@ -132,6 +136,7 @@ def test_steps_beside_a_curve_are_not_ignored(tmp_path: Path) -> None:
     assert cost.epsilon == audit.cost_of_trials([GaussianMechanism(0.1)] * 2, "grid").epsilon
 
 
+@pytest.mark.thorough
 def test_a_storage_contradicts_a_false_statement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +196,7 @@ def test_the_command_of_the_readme_has_an_answer_or_the_line_to_type(
     assert "chosen: unknown" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_heading_of_a_hundred_thousand_characters_is_not_echoed(tmp_path: Path) -> None:
     for heading in ("x" * 10**5, ",".join(f"sigma{i}" for i in range(10**4))):
         cells = ",".join("1" for _ in heading.split(","))
@@ -199,6 +205,7 @@ def test_a_heading_of_a_hundred_thousand_characters_is_not_echoed(tmp_path: Path
         assert len(str(refused.value)) < 1200
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("column", "cells", "contradicted"),
     [

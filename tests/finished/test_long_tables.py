@@ -18,6 +18,7 @@ def _log(counter: str, counts: list[int], **columns: Any) -> list[dict[str, Any]
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("counter", "counts", "columns"),
     [

@@ -83,6 +83,7 @@ def test_a_storage_is_only_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
 
 
+@pytest.mark.thorough
 def test_a_database_is_recognised_whatever_its_name(tmp_path: Path) -> None:
     storage, file = stored(tmp_path)
     expected = readers.read(storage, readers.ReadOptions())
@@ -93,6 +94,7 @@ def test_a_database_is_recognised_whatever_its_name(tmp_path: Path) -> None:
         assert readers.read(str(copy), readers.ReadOptions()) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     ["update version_info set schema_version = 99", "update alembic_version set version_num = 'x'"],
@@ -196,6 +198,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sampler", "way"), WAYS, ids=lambda one: type(one).__name__)
 def test_the_protocol_is_derived_from_the_sampler(sampler: Any, way: str) -> None:
     study = optuna.create_study(sampler=sampler)

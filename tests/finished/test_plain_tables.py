@@ -48,6 +48,7 @@ def test_repeated_candidates_of_a_plain_table_were_not_drawn(
         assert cost.epsilon == pytest.approx(composed, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_that_was_computed_from_an_epsilon_is_no_draw(tmp_path: Path) -> None:
     noise = ["1.0837402343749998", "1.0837402343749998", "1.2"]
     rows = [f"{cell},50,1,{eps}" for cell, eps in zip(noise, (3, 3, 2), strict=True)]

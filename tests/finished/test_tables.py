@@ -103,6 +103,7 @@ def test_two_columns_of_one_role_must_agree(tmp_path: Path) -> None:
     check_equal(path, [DpSgd(1.0, 5)])
 
 
+@pytest.mark.thorough
 def test_the_command_prints_the_cost_of_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def rows(separator: str = ",", heading: str = "{}", decimal: str = ".") -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -101,6 +102,7 @@ def test_decimal_commas_need_a_plain_dialect(tmp_path: Path) -> None:
         audit.cost_of_trials(path, "grid")
 
 
+@pytest.mark.thorough
 def test_json_and_data_frames(tmp_path: Path) -> None:
     lines, whole, columns = (tmp_path / name for name in ("runs.jsonl", "runs.json", "c.json"))
     lines.write_text("\n".join(map(json.dumps, RUNS)) + "\n")
@@ -240,6 +242,7 @@ def write_multirun(folder: Path, sweeper: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_sweeper_of_hydra_is_evidence(tmp_path: Path) -> None:
     basic = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
     check_ten(write_multirun(tmp_path / "basic", basic), None)
@@ -522,6 +525,7 @@ def test_every_reader_names_its_source_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.thorough
 def test_several_sources_are_one_tuning(tmp_path: Path) -> None:
     pilot = tmp_path / "pilot.csv"
     pilot.write_text(rows())

@@ -47,6 +47,7 @@ def test_files_of_trackers(
     assert [remark for remark in cost.remarks if "failed" in remark] == remarks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "shown"), [("keras", False), ("keras_bayes", True)])
 def test_oracles_of_keras_tuner(folder: Path, source: str, shown: bool) -> None:
     cost = cost_of_trials(folder / source, "random", records=10_000)

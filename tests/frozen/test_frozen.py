@@ -16,6 +16,7 @@ def check(family: str, name: str) -> None:
     assert not moved, "\n".join(f"{family} | {line}" for line in moved)
 
 
+@pytest.mark.thin(4, otherwise="thorough")
 @pytest.mark.parametrize(("family", "name"), QUICK)
 def test_quick_values_are_frozen(family: str, name: str) -> None:
     check(family, name)

@@ -100,6 +100,7 @@ def test_the_released_statistic_has_the_distribution_of_the_best_of_k() -> None:
     np.testing.assert_allclose(trials.lambda_b, trials.lambda_a + trials.score, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["first-coordinate", "worst-order"])
 @pytest.mark.parametrize(
     "omega",
@@ -147,6 +148,7 @@ def test_a_block_does_not_depend_on_other_blocks() -> None:
     assert not np.array_equal(other.score[:100], alone.score[:100])
 
 
+@pytest.mark.slow
 def test_valid_lower_bounds_are_below_the_exact_cost() -> None:
     # Every lower bound errs once in a thousand: of some dozens here none by chance.
     config, set_ups, all_trials = play_trials(
@@ -386,6 +388,7 @@ def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch: pytest.Mo
     assert names == {"NTNV-input", "NTNV-dirac", "NTCV-input", "NTCV-dirac"}
 
 
+@pytest.mark.thorough
 def test_sampled_batches_have_valid_bounds() -> None:
     # tau = 0.1: valid eps_L are below every valid eps_U; "O" and "G" are not valid.
     config, (the_set_up,), all_trials = play_trials(
@@ -490,6 +493,7 @@ def stopped(
     return config, set_ups, all_trials
 
 
+@pytest.mark.thorough
 def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path: Path) -> None:
     config, set_ups, all_trials = stopped(tmp_path / "stopped", stop_at=2.0)
     assert config.evaluation.looks == (187, 375, 750, 1500, 3000, 6000)

@@ -145,6 +145,7 @@ def ids(changes: list[tuple[str, str, str]]) -> list[str]:
     return [f"{file}-{text[:20].strip()}" for file, text, _ in changes]
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("change", REACHED, ids=ids(REACHED))
 def test_a_change_of_code_that_a_trial_reaches_changes_the_digest(
@@ -153,6 +154,7 @@ def test_a_change_of_code_that_a_trial_reaches_changes_the_digest(
     assert digest_after(copied, *change) != unchanged
 
 
+@pytest.mark.slow
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("change", ELSEWHERE, ids=ids(ELSEWHERE))
 def test_another_change_does_not_change_the_digest(
@@ -306,6 +308,7 @@ def test_what_a_module_executes_belongs_to_its_functions(tmp_path: Path) -> None
     assert reached(tmp_path, files) == {"start:play", "start:executed at import", "start:value"}
 
 
+@pytest.mark.thorough
 def test_code_of_trials_does_not_compose_names_of_attributes() -> None:
     """The digest finds names in quotes only."""
     sources = Sources(ROOT, PACKAGES)
@@ -318,6 +321,7 @@ def test_code_of_trials_does_not_compose_names_of_attributes() -> None:
                 assert not isinstance(node.args[1], ast.JoinedStr | ast.BinOp), ast.unparse(node)
 
 
+@pytest.mark.slow
 def test_the_digest_is_the_same_in_every_process() -> None:
     command = "from audit.game.binding import digest_of_code; print(digest_of_code())"
     digests = {
@@ -343,6 +347,7 @@ def test_most_of_the_package_is_not_reached() -> None:
     assert not any("report" in name or "tuning" in name for name in modules)
 
 
+@pytest.mark.thorough
 def test_a_plug_in_is_bound_with_the_functions_that_it_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

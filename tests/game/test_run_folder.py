@@ -283,6 +283,7 @@ def played(examples: int, steps: int) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_an_audit_survives_random_events() -> None:
     assert len([name for name in undisturbed(0) if name.endswith(".npz")]) == BLOCKS
     played(12, 8)

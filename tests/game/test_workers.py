@@ -325,6 +325,7 @@ def test_a_lost_node_of_ray_is_replaced(tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.thorough
 def test_dead_workers_are_replaced_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -394,6 +395,7 @@ def test_a_ray_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) ->
             workers._check_answers(AuditConfig(backend="ray", scheduler=address).place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\n\r\n", b""], ids=["web", "silent"])
 def test_another_server_is_no_cluster(
@@ -482,6 +484,7 @@ def test_the_address_of_a_cluster_in_the_environment(
     )
 
 
+@pytest.mark.slow
 def test_a_local_dask_cluster_ignores_the_address_of_another(tmp_path: Path) -> None:
     config = pytest.importorskip("dask").config
     options = ["--trials", "20", "--repeats", "1", "--epsilon", "4", "--backend", "dask"]
@@ -588,6 +591,7 @@ def ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -669,6 +673,7 @@ def test_one_process_per_gpu() -> None:
         AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
 
 
+@pytest.mark.thorough
 def test_workers_claim_devices_and_end_after_the_blocks(tmp_path: Path) -> None:
     place = AuditConfig(devices=("cuda:0", "cuda:1"), out=str(tmp_path)).place
     blocks: Any = range(8)

@@ -24,6 +24,7 @@ def load(module: str) -> None:
     importlib.import_module(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "correct", "module"),
     [

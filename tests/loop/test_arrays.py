@@ -154,6 +154,7 @@ def test_a_loop_that_ignores_the_returned_value_is_told() -> None:
         report(partial(loop, ignores=True))
 
 
+@pytest.mark.thorough
 def test_encoder_measures_correlated_noise() -> None:
     steps, coefficients = 6, np.array([1.0, 0.5])
     encoder = np.eye(steps) + np.diag(np.full(steps - 1, 0.5), -1)
@@ -256,6 +257,7 @@ def _symmetric(records: Any, candidate: Any, seed: int, watch: Any, scale: float
     return watch.release(x.T @ x + (noise + noise.T) / 2, noise_multiplier=2.0)
 
 
+@pytest.mark.slow
 def test_coordinates_with_other_scales_are_not_pooled() -> None:
     # Numbers off the diagonal have less noise and change less: the multiplier is 2 in all.
     assert not report(_symmetric).broken
@@ -280,6 +282,7 @@ def _counting_loop(
     return params
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_the_noise_of_values_that_a_loop_declares_is_tested(rate: float) -> None:
     assert not report(partial(_counting_loop, rate=rate)).broken
@@ -312,6 +315,7 @@ def test_declared_arrays_of_jax_are_kept() -> None:
     assert watch.release(jnp.ones(3), noise_multiplier=1.0).tolist() == [1.0] * 3
 
 
+@pytest.mark.thorough
 def test_choices_are_not_additive() -> None:
     def choose(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         counts = np.bincount(records.labels, minlength=3)

@@ -73,6 +73,7 @@ def with_a_counter_of_calls(records: Any, candidate: Any, seed: int, watch: Any)
     return Model(noisy_mean(records, candidate, seed, watch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "train",
     [noisy_log_of_the_count, noisy_mean, counts_of_public_classes, with_a_counter_of_calls],
@@ -125,6 +126,7 @@ def test_replace_one_exchanges_a_record_and_keeps_their_number() -> None:
         audit.check(noisy_mean, (FEATURES[:0], LABELS[:0]), ([7.0], 1), relation=relation, jobs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "leaks"), [(2.0, False), (1.0, True)])
 def test_under_replace_one_both_records_count(width: float, leaks: bool) -> None:
     """The mean of values in [-1, 1] changes by up to 2 / n, and not by 1 / n."""
@@ -183,6 +185,7 @@ def classes_with_many_records(epsilon: float) -> Any:
     return train
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("train", "relation"),
     [

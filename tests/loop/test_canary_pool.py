@@ -23,6 +23,7 @@ def output(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return model(x).sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_gradient_is_found_where_large_records_saturate(seed: int) -> None:
     # A record of norm r that is orthogonal to w has a gradient of norm r, the largest possible.

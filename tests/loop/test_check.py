@@ -307,6 +307,7 @@ ALONE = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [
@@ -421,6 +422,7 @@ def responses(odds: float) -> Any:
     return lambda random, side: (random.random(50) < (share if side else 1 - share)).astype(float)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("audits", "lucky"), [(40, 0), pytest.param(3000, 15, marks=pytest.mark.slow)]
 )
@@ -651,6 +653,7 @@ def test_a_run_that_uses_up_the_cpu_time_is_interrupted() -> None:
     assert time.process_time() - start < 4.0
 
 
+@pytest.mark.thorough
 def test_trials_of_a_watched_loop_start_from_the_same_weights() -> None:
     starts = []
 
@@ -1062,6 +1065,7 @@ def test_a_model_that_does_not_accept_the_records_as_they_are_is_tested(shows_mo
     assert f"some statistics were not computed: {reason}" in str(result)
 
 
+@pytest.mark.thorough
 def test_no_attack_without_any_statistic() -> None:
     result = check(functools.partial(on_prepared_records, rate=0.5), WHOLE, jobs=1)
     assert result.exit_code == 0, result

@@ -26,6 +26,7 @@ def train(records, candidate, seed, watch):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "jobs"),
     [

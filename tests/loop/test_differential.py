@@ -407,6 +407,7 @@ def test_the_chance_of_equal_contributions_is_that_of_all_permutations() -> None
     assert _chance_of_pure(np.array([0, 1, 1]), np.array([5, 5, 6])) is None
 
 
+@pytest.mark.thorough
 def test_discrete_augmentation_is_no_dependence_on_the_batch_size() -> None:
     # Two contributions, independent of the batch size: fails by chance with at most 100 * 1e-4.
     rng = np.random.default_rng(13)
@@ -541,6 +542,7 @@ def test_few_runs_of_few_coordinates_do_not_make_gaussian_noise_suspicious() -> 
     assert min(t.p_value for t in shape_of_noise(noise) if t.matters) < 1e-8
 
 
+@pytest.mark.thorough
 def test_the_slope_of_steps_with_enough_noise_is_exact() -> None:
     # One record adds exactly 1.05 C, the largest slope that is allowed, or 1.5 C.
     rng = np.random.default_rng(10)
@@ -1159,6 +1161,7 @@ def _lowers_the_rate(state: Any) -> None:
     state.plateau.step(_loss(state))
 
 
+@pytest.mark.thorough
 @pytest.mark.full_work
 @pytest.mark.parametrize(
     ("after", "words"),
@@ -1303,6 +1306,7 @@ def test_a_random_number_of_steps_is_not_accused() -> None:
     assert "noise" in found.tested
 
 
+@pytest.mark.thorough
 def test_noise_on_the_weights_instead_of_gradients_is_not_accused() -> None:
     def after(state: Any) -> None:
         with torch.no_grad():
@@ -1335,6 +1339,7 @@ def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:
     assert not report(control.train).inconclusive
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("closure", [False, True])
 def test_an_optimizer_may_call_the_step_of_its_parent(closure: bool) -> None:
@@ -1511,6 +1516,7 @@ def _dies(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
     os.kill(os.getpid(), 9)
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("name", "words"), [("_dies", "signal SIGKILL"), ("_leaves", "ended (exit code 1)")]

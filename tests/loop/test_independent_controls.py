@@ -36,6 +36,7 @@ MISSED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.full_work
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("name", MISSED)
@@ -64,6 +65,7 @@ def test_a_mistake_is_found_where_the_loop_sorts_its_records() -> None:
     assert any("one record changes" in each.message for each in found.findings), str(found)
 
 
+@pytest.mark.slow
 def test_a_public_random_term_is_forced_where_it_is_declared() -> None:
     assert not report(INDEPENDENT_CORRECT["a GAN"]).broken
 

@@ -34,6 +34,7 @@ def forgotten_watch(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
     return Private()(records, candidate, seed, lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [without_watch, forgotten_watch])
 @pytest.mark.parametrize("options", [{"attack": False}, {"premises": False, "trials": 4}])
 def test_nothing_to_compare_with_is_no_success(train: Any, options: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ def test_a_suppressed_step_is_reported_as_such() -> None:
     assert found.findings[0].numbers["other"] == 0
 
 
+@pytest.mark.slow
 def test_records_that_are_not_finite_are_only_noted_where_they_are_released() -> None:
     found = report(Control(Loop()))
     assert not found.broken

@@ -147,6 +147,7 @@ def refusal(folder: Path, text: str, capsys: pytest.CaptureFixture[str], *words:
     return printed.err
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(26)
 @pytest.mark.parametrize("name", UNFIT)
 def test_one_line_says_what_to_do(

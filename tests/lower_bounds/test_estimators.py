@@ -85,6 +85,7 @@ def test_bound_decreases_with_confidence_delta_and_ties() -> None:
     assert rounded < values[1] * 1.2
 
 
+@pytest.mark.thorough
 def test_mean_bound_exceeds_published_valid_bounds() -> None:
     """N(0,1) against N(1.5,1), 1000+1000 trials; the other packages prove at most 2.33."""
     rng = np.random.default_rng(6)

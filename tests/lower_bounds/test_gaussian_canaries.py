@@ -67,12 +67,14 @@ def test_gaussian_canaries_bound_is_exact_for_equal_sizes(
     assert mean_share > share
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("canaries", [20, 400])
 def test_gaussian_canaries_bound_is_valid_for_unequal_sizes(canaries: int) -> None:
     violations, _ = bounds(gaussian_canaries_bound, unequal, 1.5, canaries, 200)
     assert violations <= max_violations(200)
 
 
+@pytest.mark.thorough
 def test_gaussian_pair_bound_holds_for_equal_sizes_and_many_canaries() -> None:
     violations, share = bounds(gaussian_pair_bound, equal, 0.5, 2000, 100)
     assert violations <= max_violations(100)
@@ -85,6 +87,7 @@ def test_gaussian_pair_bound_is_not_valid_for_unequal_sizes() -> None:
     assert violations > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [gaussian_canaries_bound, gaussian_pair_bound])
 def test_bounds_by_values_are_not_valid_for_a_shared_size(
     bound: Callable[..., LowerBound],

@@ -59,6 +59,7 @@ def test_split_evaluates_the_threshold_on_other_trials() -> None:
     assert split(np.zeros(200), np.ones(200), 0.0).epsilon > 3.0
 
 
+@pytest.mark.thorough
 def test_epsilon_of_the_best_of_k_equals_the_exact_epsilon() -> None:
     for spec in ("fixed:1", "tnb:0,0.01", "tnb:1,0.01", "poisson:20", "two-point:0.01,100"):
         for mu in (0.247, 0.864):

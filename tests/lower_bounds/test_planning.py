@@ -51,6 +51,7 @@ def test_any_analysis_of_a_plan_is_valid() -> None:
             lower_bounds.SequentialPlan(**wrong)
 
 
+@pytest.mark.thorough
 def test_no_audit_exceeds_max_detectable_epsilon_and_trials_needed_inverts_it() -> None:
     rng = np.random.default_rng(24)
     for trials in (4, 7, 50, 1000):
@@ -74,6 +75,7 @@ def test_no_audit_exceeds_max_detectable_epsilon_and_trials_needed_inverts_it() 
         lower_bounds.trials_needed(-1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [4e-5, 1e-5, 1e-7, 2e-9])
 def test_trials_grow_with_the_logarithm_of_the_error(error: float) -> None:
     usual = lower_bounds.trials_needed(3.0, 1e-5, 0.95)
@@ -81,6 +83,7 @@ def test_trials_grow_with_the_logarithm_of_the_error(error: float) -> None:
     assert usual < found <= usual * math.log(error) / math.log(0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("epsilon", "reveals"), [(0.5, 0.8), (1.0, 0.9), (2.5, 0.97), (4.0, 0.99)])
 def test_the_number_of_trials_is_enough_for_a_perfect_attack_only(
     epsilon: float, reveals: float

@@ -17,6 +17,7 @@ from audit.lower_bounds import rank_sum
 from audit.lower_bounds.scores import Scores
 
 
+@pytest.mark.slow
 @pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("spec", "mu", "n0", "n1"),
@@ -39,6 +40,7 @@ def test_rank_sum_has_its_nominal_error(spec: str, mu: float, n0: int, n1: int) 
     assert 0.6 * 0.05 * audits < above <= max_violations(audits)
 
 
+@pytest.mark.thorough
 def test_rank_sum_is_valid_for_any_score_of_a_gaussian_base() -> None:
     """Rounded, folded and noisy functions of N(b mu, 1), by which the best run is selected."""
     rng, audits, n, mu = np.random.default_rng(19), 500, 300, 1.0
@@ -57,6 +59,7 @@ def test_rank_sum_is_valid_for_any_score_of_a_gaussian_base() -> None:
         assert above <= max_violations(audits)
 
 
+@pytest.mark.slow
 def test_rank_sum_proves_more_than_the_best_threshold() -> None:
     """Means of 60 audits, compared with a threshold from theory on the same scores."""
     rng = np.random.default_rng(21)

@@ -100,6 +100,7 @@ def test_sampler_follows_the_pmf(law: str) -> None:
     assert statistic <= stats.chi2.ppf(1 - 1e-4, max(len(expected) - 1, 1))
 
 
+@pytest.mark.slow
 def test_expected_quantile_of_the_best_run(law: str) -> None:
     # Gauss-Legendre over the whole polynomial, an independent quadrature.
     nodes, weights = special.roots_legendre(2000)

@@ -90,6 +90,7 @@ def test_the_table_has_the_numbers_of_the_results(
         assert " ".join(cells) in [" ".join(line.split()) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_shared_runs_stand_for_their_views_and_are_correlated(finished: Path) -> None:
     together = compare.read([finished / "nt"])
     one_by_one = compare.read([finished / "nt" / "ntcv", finished / "nt" / "ntnv"])

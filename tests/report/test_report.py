@@ -142,6 +142,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return figures
 
 
+@pytest.mark.thorough
 def test_every_error_bar_contains_its_mean(
     report: Report, figures: list[Any], tmp_path: Path
 ) -> None:
@@ -292,6 +293,7 @@ def test_a_bound_above_the_upper_bound_by_chance_is_explained(report: Report) ->
     assert "is above eps_U. For each" not in text
 
 
+@pytest.mark.thorough
 def test_json_contains_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run.main([*QUICK, "--epsilon", "1", "2", "4", "--out", str(folder), "--json"]) == 0

@@ -53,6 +53,7 @@ def check(**settings: Any) -> Any:
     return best, shift / trials.lambda_a.std()
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("threat", list(REAL))
 @pytest.mark.parametrize("canary", ["input", "dirac"])
@@ -60,6 +61,7 @@ def test_rows_on_digits(threat: str, canary: str) -> None:
     check(threat=threat, canary=canary, trials=200, steps=10, learning_rates=(0.01, 0.03))
 
 
+@pytest.mark.slow
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("threat", list(REAL))
 @pytest.mark.parametrize("dataset", ["FASHION", "MNIST", "CIFAR10", "SVHN"])
@@ -80,6 +82,7 @@ def test_rows_on_real_data(threat: str, canary: str, dataset: str) -> None:
     check(threat=threat, canary=canary, dataset=dataset, learning_rates=(0.002,), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "weak_trials"), [(200, 200), pytest.param(1500, 500, marks=pytest.mark.slow)]
 )

@@ -326,6 +326,7 @@ def test_the_report_states_which_bounds_are_valid_under_the_protocol() -> None:
     assert 0.98 * two_events.epsilon < attained <= two_events.epsilon
 
 
+@pytest.mark.slow
 def test_leakage_of_accepted_tails_equals_that_of_a_fine_grid() -> None:
     # The released distribution over cells, and its hockey-stick divergences as sums.
     for stop in (0.0, 0.2):

@@ -30,6 +30,7 @@ from audit.accounting.filters import odometer
 SAMPLED = DpSgd(2.0, 200, 0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("runs", [1, 3, 7, 100, 99_991])
 @pytest.mark.parametrize("epsilon", [0.1, 3.0, 20.0])
 def test_equal_gaussian_runs_spend_the_budget_exactly(runs: int, epsilon: float) -> None:

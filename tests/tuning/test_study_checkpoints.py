@@ -184,6 +184,7 @@ print(best.candidate, best.score, best.model.hex(), flush=True)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kills",
     [
@@ -443,6 +444,7 @@ def secure_study(folder: Path | None, **rules: Any) -> Any:
     return tuning.Study({"lr": [0.1]}, "fixed:1", epsilon=3.0, steps=90, folder=folder, **rules)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loads", [False, True])
 @pytest.mark.parametrize(("every", "kill_at"), [(10, 90), (90, 85), (10, 1)])
 def test_all_steps_of_a_released_run_are_paid_for(
@@ -565,6 +567,7 @@ def test_another_rounding_counts_as_repeated_steps(
     assert trial_in(tmp_path, redrawn_steps=2).load_state() == {"steps": 4}
 
 
+@pytest.mark.thorough
 def test_the_cost_includes_the_steps_that_may_be_repeated() -> None:
     settings = {
         "space": {"lr": [1.0]}, "protocol": "tnb:0,0.1", "epsilon": 3.0, "delta": 1e-5,

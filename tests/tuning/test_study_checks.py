@@ -136,6 +136,7 @@ def test_unchecked_conditions_are_assumed() -> None:
         assert checked_constants(history, expected_batch_size=120)[0] == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -27,6 +27,7 @@ def test_the_study_adds_the_noise_of_a_private_score() -> None:
     assert shared.gaussian_mu == pytest.approx(np.hypot(0.5, 1.0))
 
 
+@pytest.mark.thorough
 def test_subset_refuses_a_score_that_reads_its_own_records_in_every_run() -> None:
     spec, training, score = "subset:0.01/tnb:1,0.1", 0.01, 1.0
     # The scored record raises the scores of one of two candidates by 1 and lowers those of the
@@ -73,6 +74,7 @@ def test_budgets_are_combined_with_the_noise_of_a_private_score(
     assert mixed.base == accounting.Mixture(tuple(each), (0.5, 0.5))
 
 
+@pytest.mark.thorough
 def test_each_candidate_of_a_grid_costs_its_own_budget() -> None:
     space = {"steps": [1, 400], "lr": [0.1, 1.0]}
     grid = study(space=space, protocol="grid:4", base=None, epsilon=2.0)

@@ -237,6 +237,7 @@ def test_a_run_that_does_not_request_its_subset_ends_the_study() -> None:
         study(protocol="subset:0.5/fixed:2").run(noisy)
 
 
+@pytest.mark.thorough
 def test_a_run_on_data_of_another_size_than_the_subset_ends_the_study() -> None:
     def train(trial: Any) -> Any:
         mask = trial.records(100)

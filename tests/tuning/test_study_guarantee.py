@@ -14,6 +14,7 @@ from audit.tuning.journal import Journal
 from benchmarks import studies
 
 
+@pytest.mark.thin(4, otherwise="thorough")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -66,6 +67,7 @@ def test_bad_input_is_one_line(settings: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_bad_arguments_of_run_are_one_line() -> None:
     with pytest.raises(ValueError, match=r"accept must be given with protocol until:0.5"):
         study(protocol="until:0.5").run(noisy, rehearse=False)
@@ -90,6 +92,7 @@ ONE_OF_EACH = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("attack", list(ONE_OF_EACH.values()), ids=lambda one: one.protocol)
 def test_winners_leak_at_most_the_certified_epsilon(attack: Any) -> None:

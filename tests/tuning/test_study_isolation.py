@@ -185,6 +185,7 @@ logging.getLogger("main").error("an error of the script")
 """
 
 
+@pytest.mark.thorough
 def test_output_of_threads_that_outlive_their_run_is_hidden() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=60

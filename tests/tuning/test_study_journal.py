@@ -438,7 +438,7 @@ class JournalMachine(stateful.RuleBasedStateMachine):
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=8, deadline=None, derandomize=True
+    max_examples=8, stateful_step_count=8, deadline=None, derandomize=True
 )
 
 

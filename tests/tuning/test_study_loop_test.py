@@ -129,6 +129,7 @@ def test_a_divisor_of_n_is_allowed_where_n_is_public() -> None:
     assert not one.premises.broken
 
 
+@pytest.mark.thorough
 def test_conditions_are_assumed_without_a_test() -> None:
     for train, how in (
         (make_train(watched=False), {"records": RECORDS}),
@@ -144,6 +145,7 @@ def test_conditions_are_assumed_without_a_test() -> None:
     assert closes_over.certificate.study.tested_on == ""
 
 
+@pytest.mark.slow
 def test_the_verdict_on_private_records_is_not_certified() -> None:
     one = study()
     train = make_train()
@@ -153,6 +155,7 @@ def test_the_verdict_on_private_records_is_not_certified() -> None:
     assert "tested" not in grounds(one.certificate).values()
 
 
+@pytest.mark.slow
 def test_the_test_of_another_function_is_not_certified() -> None:
     one = study()
     one.rehearse(make_train(), RECORDS)
@@ -234,6 +237,7 @@ def test_impossible_statements_about_the_test_are_wrong(
     assert verify.main([str(path)]) != 0
 
 
+@pytest.mark.slow
 def test_a_test_of_more_steps_than_a_run_has_is_wrong(tmp_path: Path, certified: Any) -> None:
     # The forger also rewrites the sentences that follow from the number of steps.
     for steps, code in ((STEPS, 0), (STEPS + 1, 1)):

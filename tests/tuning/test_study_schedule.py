@@ -55,6 +55,7 @@ def test_steps_that_reveal_nothing_cost_nothing() -> None:
     ) * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [ONE, SAMPLED])
 @pytest.mark.parametrize("spec", ["4,2,1", "2,2", "1,3"])
 def test_no_schedule_costs_more_than_its_composition_or_less_than_its_largest_step(
@@ -161,6 +162,7 @@ def test_less_noise_than_the_step_requires_ends_the_study() -> None:
         schedule("2,1", SAMPLED).run(train, accept=good)
 
 
+@pytest.mark.thorough
 def test_certificate_of_a_schedule() -> None:
     one = schedule("4,2,1", scored_on=tuning.Private(1.0, 0.1))
     one.run(accept_step(1.0), accept=lambda outcome: True)

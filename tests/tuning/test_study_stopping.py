@@ -147,6 +147,7 @@ def release(order: tuple[int, ...], chances: Any, sequence: tuple[int, ...]) -> 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("money", [3, 5])
 def test_the_cost_of_a_stop_holds_if_run_times_depend_on_candidates(money: int) -> None:
     # Every sequence of candidates is equally likely. The money ends after `money` units of time, so
@@ -264,6 +265,7 @@ def test_a_stop_costs_the_worst_member_of_a_mixture_at_any_depth(
     assert cost > LARGE.epsilon(DELTA)
 
 
+@pytest.mark.thorough
 def test_candidates_of_a_stopped_grid_are_replaced_one_by_one() -> None:
     protocol = protocols.parse_protocol("grid:3")
     base = accounting.Candidates((SMALL, SMALL, RARE))

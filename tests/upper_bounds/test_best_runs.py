@@ -16,6 +16,7 @@ from audit.upper_bounds.best_runs import log_derivative
 DELTA = 1e-5
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("mu", "law", "values"),
     [
@@ -57,6 +58,7 @@ def released(law: Any, order: Any, chances: Any, m: Any) -> Any:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6", "two-point:0.3,4"])
 def test_no_order_of_small_cases_exceeds_the_bound(spec: str) -> None:
@@ -128,6 +130,7 @@ def largest_fold(p: Any, q: Any, law: Any, m: int, t: float, shares: Any) -> flo
     return largest
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spec", "m"), [("fixed:5", 2), ("binomial:8,0.6", 3), ("tnb:1,0.3", 3)])
 def test_no_fold_of_a_small_base_gains_more_than_the_squares_allow(spec: str, m: int) -> None:
     """4,500 folds with random shares of two outputs; those at whole outputs are attained."""
@@ -206,6 +209,7 @@ def test_a_front_of_one_run_is_random_search_and_larger_fronts_cost_more() -> No
         assert found.error < 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "base", [GaussianMechanism(0.4), LaplaceMechanism(5.0), DpSgd(1.0, 20, 0.1)]
 )

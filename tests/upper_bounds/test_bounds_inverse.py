@@ -74,6 +74,7 @@ def test_the_inverse_agrees_with_the_reported_cost(part: int) -> None:
         assert 0.99 * target <= spent <= target, (spec, target, delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -140,6 +141,7 @@ def test_the_largest_number_of_runs_satisfies_the_budget(
         assert upper_bounds.tuning_cost(base, more, DELTA).epsilon > 1.6
 
 
+@pytest.mark.slow
 def test_more_runs_by_the_region_bound_than_by_renyi() -> None:
     by_renyi = upper_bounds.calibrate_runs(
         GaussianMechanism(0.3),
@@ -192,6 +194,7 @@ def test_full_batches_are_refused_if_no_bound_covers_the_neighbours(changed: Any
         )
 
 
+@pytest.mark.thorough
 def test_a_target_is_met_although_the_smallest_bound_ends_within_the_search() -> None:
     # `first-accepted` requires that every mu of the schedule is at least 1e-4.
     spec, delta = "schedule:4,2,1", 5e-7
@@ -213,6 +216,7 @@ def test_the_noise_of_full_batches_meets_the_target_to_the_last_digit() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_search_for_runs_stays_near_its_guess() -> None:
     # The cost of a fixed K is not monotone for Laplace noise: 13 runs cost 2.53, 1,000 runs 2.05.
     base = LaplaceMechanism(5.0)

@@ -52,6 +52,7 @@ def both_ways(laws: Any) -> Any:
     return [laws, laws[::-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "q"), both_ways(LOUD))
 def test_known_values_of_a_mechanism_of_unknown_direction(p: list[float], q: list[float]) -> None:
     base = DiscreteMechanism(p, q)
@@ -66,6 +67,7 @@ def test_known_values_of_a_mechanism_of_unknown_direction(p: list[float], q: lis
     assert alone.epsilon(DELTA) == pytest.approx(4.4998, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_stated_direction_has_its_own_cost() -> None:
     (p, q), protocol = LOUD, "subset:0.1/fixed:1"
     found = [
@@ -137,6 +139,7 @@ def test_every_cost_of_several_is_invariant_under_exchanging_any_of_them(
     assert found == pytest.approx([found[0]] * 4, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_a_composition_costs_as_much_as_its_worst_directions(count: int) -> None:
     rng = np.random.default_rng(3)

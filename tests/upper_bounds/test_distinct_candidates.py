@@ -46,6 +46,7 @@ def largest_delta(base: Any, law: Any, candidates: int, epsilon: float) -> float
     return worst
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("law", ["fixed:2", "poisson:1.5", "tnb:1,0.5"])
 def test_no_order_leaks_more_than_the_bound(law: str) -> None:
     base = DiscreteMechanism((0.7, 0.3), (0.4, 0.6), directed=True)
@@ -56,6 +57,7 @@ def test_no_order_leaks_more_than_the_bound(law: str) -> None:
     assert largest_delta(base, parse_repetitions(law), 3, 0.65 * found) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [GaussianMechanism(0.25), DpSgd(1.1, 200, 0.02)])
 def test_a_fixed_number_is_a_grid(base: Any) -> None:
     grid = find("grid", protocols.Grid).function(base, "grid:5", 1e-5).epsilon
@@ -67,6 +69,7 @@ def tight_bound(base: Any, spec: str, delta: float) -> float:
     return find("grid-mixture-tight", DistinctCandidates).function(base, spec, delta).epsilon
 
 
+@pytest.mark.slow
 def test_on_a_gaussian_base_a_fixed_number_costs_as_much_as_so_many_draws() -> None:
     base = GaussianMechanism(0.25)
     draws = find("tight").function(base, "fixed:5", 1e-5).epsilon
@@ -77,6 +80,7 @@ def test_on_a_gaussian_base_a_fixed_number_costs_as_much_as_so_many_draws() -> N
     assert found.epsilon == pytest.approx(2.763, abs=2e-3)
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize(("mu", "delta"), [(0.25, 0.05), (1.0, 1e-6)])
 @pytest.mark.parametrize("law", ["binomial:2,0.7", "binomial:5,0.6", "fixed:4"])
 def test_the_tight_mixture_is_between_an_attack_and_the_mixture_of_grids(
@@ -107,6 +111,7 @@ def test_the_tight_mixture_needs_one_gaussian_base() -> None:
     assert tight_bound(GaussianMechanism(1.0), "distinct:9/poisson:1e-7", 1e-5) == 0.0
 
 
+@pytest.mark.thorough
 def test_the_bound_grows_with_the_list_up_to_random_lists() -> None:
     base = GaussianMechanism(0.25)
     costs = [bound(base, f"distinct:{m}/poisson:5", 1e-5) for m in (1, 3, 10, 30)]
@@ -126,6 +131,7 @@ def test_almost_no_run_costs_nothing_and_different_candidates_are_refused() -> N
         )
 
 
+@pytest.mark.thorough
 def test_the_protocol_is_parsed_and_described() -> None:
     found = protocols.parse_protocol("distinct:20/poisson:5")
     assert found == DistinctCandidates("poisson:5", 20)

@@ -78,6 +78,7 @@ def leak_of_grid(
     return best[frozenset(places)]
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("inclusion", [1.0, 0.6])
 def test_no_order_leaks_more_than_the_level_bound(inclusion: float) -> None:
@@ -129,6 +130,7 @@ def direct_level_bound(p: FloatArray, q: FloatArray, epsilon: float) -> tuple[fl
     return float(below), float(above)
 
 
+@pytest.mark.slow
 def test_a_direct_evaluation_for_two_outputs() -> None:
     below, above = direct_level_bound(TWO_OUTPUTS.p, TWO_OUTPUTS.q, 1.0)
     assert 0.54 < below < above < 0.57
@@ -140,6 +142,7 @@ def test_a_direct_evaluation_for_two_outputs() -> None:
     assert curve.delta(1.0) < 0.8 * GridCurve((pair,), (3,), 1.0, 1e-6).delta(1.0)
 
 
+@pytest.mark.slow
 def test_on_a_gaussian_base_the_bound_is_above_the_exact_cost() -> None:
     (pair,) = GaussianMechanism(0.24721).pairs
     exact = TightCurve.at(pair, repetitions.parse_repetitions("fixed:10"), DELTA).epsilon(DELTA)
@@ -148,6 +151,7 @@ def test_on_a_gaussian_base_the_bound_is_above_the_exact_cost() -> None:
     assert DELTA < curve.delta(exact) < 0.8 * product
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "grid"),
     [
@@ -198,6 +202,7 @@ def test_where_it_does_not_apply(base: Any, grid: str, reason: str) -> None:
     assert "grid-levels" not in [row.name for row in all_upper_bounds(base, grid, DELTA)]
 
 
+@pytest.mark.slow
 def test_a_bound_that_cannot_win_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 

@@ -136,6 +136,7 @@ def test_orders_of_three_candidates_of_two_outputs() -> None:
     assert most_of_three([(p, q)] * 3, 1.0) == pytest.approx(0.3096, abs=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (1.5, 0.3), (2.0, 4.0)])
 def test_no_order_of_three_gaussian_candidates_leaks_more(mu: float, epsilon: float) -> None:
     (pair,) = GaussianMechanism(mu).pairs
@@ -158,6 +159,7 @@ def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(
     assert grid_tight(GaussianMechanism(mu), spec, leak).epsilon > epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mu", "inclusion", "epsilon"), [(1.0, 0.6, 1.0), (0.5, 0.95, 0.1), (2.0, 0.5, 3.0)]
 )
@@ -193,6 +195,7 @@ def test_each_number_of_candidates_has_its_region_curve_once(
     assert len(made) == len(set(made)) == len(_bins(protocol, DELTA, BINS)[0])
 
 
+@pytest.mark.slow
 def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run() -> None:
     (pair,) = GaussianMechanism(0.8).pairs
     found = by_chance(pair, Grid(4, 0.6), DELTA)
@@ -231,6 +234,7 @@ def test_the_bound_is_below_the_grid_bound_if_many_of_many_candidates_are_run() 
     assert "mean of the tight bounds" in sources[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
 def test_two_candidates_cost_their_composition_and_one_costs_one_run(mu: float) -> None:
     base = GaussianMechanism(mu)
@@ -241,6 +245,7 @@ def test_two_candidates_cost_their_composition_and_one_costs_one_run(mu: float) 
     assert grid_tight(base, "grid:1", DELTA).epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-8)
 
 
+@pytest.mark.thorough
 def test_the_bound_equals_that_of_independent_draws_and_is_the_smallest() -> None:
     for base in (GaussianMechanism(0.25), DpSgd(70.0, 300)):
         found = grid_tight(base, "grid:12", DELTA)
@@ -268,7 +273,7 @@ def test_an_order_of_candidates_of_different_noise_nearly_attains_the_bound(
     assert least * bound < leak_of_greedy_order(kinds, epsilon) <= bound
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize(
     "kinds", [((1.0, 1), (0.5, 2)), ((0.6, 2), (0.3, 1)), ((2.0, 1), (1.0, 1), (0.5, 1))]
 )
@@ -296,12 +301,14 @@ def test_two_candidates_leak_at_most_their_composition(
     assert composed <= kinds_delta(kinds, epsilon)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mu", "count"), [(0.24721, 10), (1.0, 3), (0.1, 100)])
 def test_equal_candidates_cost_the_tight_bound_of_as_many_draws(mu: float, count: int) -> None:
     epsilon = upper_bounds.tight(GaussianMechanism(mu), f"fixed:{count}", DELTA).epsilon
     assert kinds_delta([(mu, count)], epsilon) == pytest.approx(DELTA, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_candidates_of_different_noise_cost_less_than_as_many_of_the_least_private() -> None:
     quiet, loud = GaussianMechanism(0.25), GaussianMechanism(0.5)
     base = Candidates((loud,) * 5 + (quiet,) * 5)
@@ -323,6 +330,7 @@ def test_merged_kinds_count_as_the_least_private() -> None:
     assert found <= at_most * (1.0 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mus", [(0.5, 1e-9), (1e-6, 1e-7), (8.0, 2.0), (30.0, 0.1)])
 def test_extreme_kinds_never_cost_more_than_the_least_private(mus: tuple[float, float]) -> None:
     base = Candidates(tuple(map(GaussianMechanism, mus)))
@@ -331,6 +339,7 @@ def test_extreme_kinds_never_cost_more_than_the_least_private(mus: tuple[float, 
     assert GaussianMechanism(max(mus)).epsilon(DELTA) <= found.epsilon <= worst.epsilon
 
 
+@pytest.mark.thorough
 def test_kinds_of_small_mu_are_distinguished() -> None:
     # At epsilon 1 every height underflows; the bound is then not 1.
     assert kinds_delta([(0.02, 1), (0.01, 2)], 1.0) < 1e-100

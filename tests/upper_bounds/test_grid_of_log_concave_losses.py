@@ -29,6 +29,7 @@ from audit.upper_bounds.tight import TightCurve
 DELTA = 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "candidates", "value"),
     [
@@ -53,6 +54,7 @@ def test_a_grid_costs_as_much_as_independent_draws(
     assert upper_bounds.tuning_cost(base, grid, DELTA).epsilon == found
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("left_tail", [0.0, 1e-7])
 @pytest.mark.parametrize("spent", [1e-3, 1e-9])
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ LOG_CONCAVE: dict[str, Callable[[FloatArray], FloatArray]] = {
 }
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("reveals", [0.0, 1e-2])
 @pytest.mark.parametrize("shape", LOG_CONCAVE)
 def test_no_order_leaks_more_where_the_loss_is_log_concave(shape: str, reveals: float) -> None:
@@ -140,6 +143,7 @@ def test_the_larger_direction_counts_in_either_order() -> None:
     assert _epsilon(smaller, Grid(5), DELTA, most) == most
 
 
+@pytest.mark.slow
 def test_bases_without_a_density_are_not_supported() -> None:
     for base, reason in (
         (GaussianMechanism(0.3), "grid-tight is simpler"),
@@ -151,6 +155,7 @@ def test_bases_without_a_density_are_not_supported() -> None:
         assert reason in found.reason
 
 
+@pytest.mark.slow
 def test_candidates_with_more_noise_cost_no_more() -> None:
     alone = grid_log_concave(DpSgd(4.0, 500, 0.2), "grid:2", DELTA).epsilon
     mixed = Candidates((DpSgd(4.0, 500, 0.2), DpSgd(5.0, 400, 0.2)))

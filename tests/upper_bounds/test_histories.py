@@ -76,6 +76,7 @@ def largest_leak(
     return value(0, None, 1.0, 1.0)
 
 
+@pytest.mark.thorough
 def test_ties_broken_by_arrival_stay_below_the_simple_adaptive_bound() -> None:
     rng, law = np.random.default_rng(12), repetitions.parse_repetitions("fixed:3")
     chances = law.pmf(np.arange(4)).tolist()
@@ -101,6 +102,7 @@ def test_ties_broken_by_arrival_stay_below_the_simple_adaptive_bound() -> None:
     assert share > 0.2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:3,0.5"])
 def test_no_sampler_of_small_cases_exceeds_the_bound(spec: str) -> None:
     rng, law = np.random.default_rng(11), repetitions.parse_repetitions(spec)
@@ -141,6 +143,7 @@ def test_a_mixture_of_equal_candidates_costs_at_least_one_candidate() -> None:
         assert one / (1 + 1e-4) <= found <= plain  # both are rounded up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "q"),
     [
@@ -257,6 +260,7 @@ def test_a_base_that_leaks_nothing_costs_nothing(
     assert found < cost < simple < plain
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("mu", "spec"),
@@ -306,6 +310,7 @@ def test_the_bound_is_close_to_an_attack_with_three_labels(
     assert attained < epsilon <= most
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limits", [(0.5, 2.0), (0.8, 1.1)])
 def test_both_ends_of_a_cell_bound_every_winner_between_them(limits: tuple[float, float]) -> None:
     (pair,) = GaussianMechanism(0.4).pairs
@@ -466,6 +471,7 @@ def test_tangents_keep_their_digits_where_the_event_is_nearly_certain(spec: str)
             assert np.all(tangents >= 0.9 * exact)
 
 
+@pytest.mark.thorough
 def test_constant_densities_cost_as_much_as_random_search() -> None:
     base, law = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:1,0.2")
     tight = upper_bounds.tight(base, law, DELTA).epsilon
@@ -475,6 +481,7 @@ def test_constant_densities_cost_as_much_as_random_search() -> None:
     assert both(base, "adaptive:0.5,2/fixed:1")[0] >= base.epsilon(DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [(1.0, 1.0), (0.5, 1.0), (1.0, 2.0)])
 def test_a_density_equal_to_the_prior_costs_as_much_as_random_search(
     limits: tuple[float, float],

@@ -32,6 +32,7 @@ def test_the_tail_keeps_its_digits(repetitions: str, most: int, exact: float) ->
     assert earlier >= 1.0 - float(parse_repetitions(repetitions).pmf(np.arange(3)).sum()) - 1e-12
 
 
+@pytest.mark.thin(3, otherwise="thorough")
 @pytest.mark.parametrize("repetitions", ["binomial:6,0.5", "poisson:2", "geometric:0.5"])
 def test_compositions_at_tiny_deltas(repetitions: str) -> None:
     base, law = GaussianMechanism(0.5), parse_repetitions(repetitions)

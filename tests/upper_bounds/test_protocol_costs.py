@@ -49,7 +49,7 @@ def random_law(rng: Any, size: Any) -> Any:
 
 
 @pytest.mark.usefixtures("cached_bounds")
-@pytest.mark.thin(3)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize(
     ("mu", "delta", "protocol", "values"),
     [
@@ -151,6 +151,7 @@ def test_a_grid_leaks_more_than_independent_draws() -> None:
     assert tuning_cost(base, "grid:3", leak).epsilon >= 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
 def test_no_order_of_a_small_grid_exceeds_a_bound(inclusion: float) -> None:
@@ -234,6 +235,7 @@ def subsets(values: Any) -> Any:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("stop", [None, 0.3])
 def test_no_accepted_set_leaks_more_than_two_events(stop: float | None) -> None:
@@ -314,6 +316,7 @@ def test_special_cases_of_repeating_until_acceptance() -> None:
         assert tuning_cost(PureDp(0.3), spec, 1e-9).epsilon == pytest.approx(0.6, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["stopping:0.001", "until:0.1"])
 @pytest.mark.parametrize("delta", [1e-20, 1e-50, 1e-300])
 def test_repeating_finitely_many_outputs_costs_at_most_twice_the_largest_loss(
@@ -361,6 +364,7 @@ def adaptive_leak(pair: Any, first: Any, second: Any, epsilon: Any) -> Any:
     return largest_leak(places, gain)
 
 
+@pytest.mark.thorough
 def test_no_adaptive_choice_of_two_runs_exceeds_the_bound() -> None:
     rng = np.random.default_rng(62)
     for _ in range(CASES // 10):
@@ -400,6 +404,7 @@ def test_an_adaptive_choice_without_freedom_is_random_search() -> None:
     assert pure["adaptive"].epsilon <= pure["hypo-pure"].epsilon * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_tuning_on_a_subset_by_quadrature() -> None:
     # The best of two by an increasing score, then a final run: exact sums on a fine grid.
     mu, q, epsilon = 0.6, 0.25, 1.2
@@ -421,6 +426,7 @@ def test_tuning_on_a_subset_by_quadrature() -> None:
         assert epsilon * (1 - 1e-3) <= found <= 1.35 * epsilon
 
 
+@pytest.mark.thorough
 def test_the_sum_over_losses_is_the_double_integral() -> None:
     base = GaussianMechanism(0.5)
     tuned = upper_bounds.TunedMechanism(base, repetitions.parse_repetitions("tnb:1,0.2")).pairs[0]
@@ -449,6 +455,7 @@ def test_a_subset_of_runs_whose_profile_is_constant() -> None:
         tuning_cost(base, "subset:0.2/fixed:1", 0.4999)
 
 
+@pytest.mark.slow
 def test_special_cases_of_a_subset() -> None:
     base, law = GaussianMechanism(0.6), repetitions.parse_repetitions("tnb:1,0.2")
     one, tuned = base.epsilon(DELTA), upper_bounds.TunedMechanism(base, law)
@@ -503,6 +510,7 @@ def test_protocol_costs_are_monotone(spec: Any, mu: Any, n: Any, a: Any, delta: 
         assert here <= GaussianMechanism(mu * math.sqrt(n)).epsilon(delta) * slack
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("less", "more"),
@@ -525,6 +533,7 @@ def test_costs_grow_in_every_argument(less: str, more: str) -> None:
     assert tuning_cost(base, less, DELTA).epsilon < tuning_cost(base, more, DELTA).epsilon
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("protocol", "runs"),
@@ -546,6 +555,7 @@ def test_choosing_costs_no_more_than_releasing_all_runs(
     assert found <= all_runs * (1.0 + 1e-6)
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     ("mu", "protocol"),
     [
@@ -656,6 +666,7 @@ def test_noisy_max() -> None:
     assert not rows(PureDp(1.0), "noisy-max:5")["noisy-max"].applies
 
 
+@pytest.mark.thorough
 def test_tests_before_release() -> None:
     base = GaussianMechanism(0.3)
     plain = tuning_cost(base, "tnb:1,0.1", 1e-3).epsilon
@@ -666,6 +677,7 @@ def test_tests_before_release() -> None:
     assert free + 0.1 < found["tight"].epsilon < free + 0.35
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(
     "spec", ["grid:5", "grid:5,0.5", "adaptive:0.5,2/fixed:5", "best:2/fixed:5", "noisy-max:5"]
 )
@@ -681,6 +693,7 @@ def test_a_grid_of_pure_runs_that_no_lattice_resolves_costs_at_most_their_sum() 
     assert tuning_cost(PureDp(600.0), "grid:5", DELTA).epsilon <= 3000.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "candidates", "value"),
     [
@@ -741,6 +754,7 @@ def test_an_exact_bound_saves_the_looser_ones(monkeypatch: pytest.MonkeyPatch) -
     assert tuning_cost(rare, "until:0.6856", 0.76).attains == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inclusion", "cases"), [pytest.param(1.0, 6, marks=pytest.mark.slow), (0.4, 2)]
 )
@@ -771,6 +785,7 @@ def test_no_bound_of_a_grid_is_left_out_that_would_be_the_smallest(
     assert left_out > cases
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("spec", "limits"),
     [

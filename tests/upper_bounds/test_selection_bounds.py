@@ -66,6 +66,7 @@ def random_pair(seed: Any, outputs: Any = 4) -> Any:
     return rng.dirichlet(np.ones(outputs)), rng.dirichlet(np.ones(outputs))
 
 
+@pytest.mark.slow
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("seed", range(3))
@@ -86,7 +87,7 @@ def test_no_order_of_a_small_base_exceeds_the_bounds(spec: str, seed: int) -> No
         assert np.all(np.log(moments) / (alphas - 1) <= generic * (1 + 1e-9))
 
 
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("delta", [pytest.param(1e-3, marks=pytest.mark.slow), 0.1])
 def test_every_bound_holds_for_every_order_of_a_small_base(spec: str, delta: float) -> None:
@@ -150,6 +151,7 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(
     assert upper_bounds.region(base, law, DELTA).epsilon < ours
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(st.floats(0.01, 4.0), st.sampled_from(ANY), st.sampled_from([1e-2, 1e-5, 1e-9]))
 def test_the_hierarchy_holds_for_gaussian_bases(mu: Any, spec: Any, delta: Any) -> None:
@@ -452,6 +454,7 @@ def test_tuning_on_a_subset_against_an_exact_mixture() -> None:
         assert np.all(np.log(moments) / (orders - 1) <= bound + 1e-12)
 
 
+@pytest.mark.thorough
 def test_tuning_on_a_subset_at_its_ends() -> None:
     base, spec = GaussianMechanism(0.3), "tnb:0,0.01"
     law = repetitions.parse_repetitions(spec)
@@ -466,6 +469,7 @@ def test_tuning_on_a_subset_at_its_ends() -> None:
     assert not any(koskela_kulkarni(disjoint, Subset(law, rate), 0.01).applies for rate in (0, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), DpSgd(1.0, 100, 0.02), PureDp(0.3)])
 def test_tuning_as_a_mechanism(base: Any) -> None:
@@ -508,6 +512,7 @@ def test_limits_of_distributions(mu: float) -> None:
     assert value("reduced-exact", base, "fixed:1") == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:20"])
 def test_sampling_everything_is_the_gaussian_bound(spec: str) -> None:
     almost, whole = DpSgd(3.0, 20, 1.0 - 1e-12), GaussianMechanism(math.sqrt(20) / 3.0)
@@ -536,6 +541,7 @@ def test_costs_increase_with_every_parameter(mu: Any, factor: Any, family: Any, 
     assert base <= upper_bounds.region(GaussianMechanism(mu), law, DELTA / factor).epsilon * slack
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("base", "spec", "delta"),
@@ -568,6 +574,7 @@ def test_invalid_input_is_refused() -> None:
     assert issubclass(accounting.DeltaUnreachable, ValueError)
 
 
+@pytest.mark.thorough
 def test_the_tight_bound_is_the_smallest() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.05")
     assert upper_bounds.tuning_cost(GaussianMechanism(0.5), law, DELTA).name == "tight"

@@ -55,6 +55,7 @@ def worst_of_all_orders(p: Any, q: Any, law: Any, epsilon: Any) -> Any:
     return worst[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(9)
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize(("outputs", "parts"), [(3, 4), (11, 1)])
@@ -79,6 +80,7 @@ def test_no_order_exceeds_the_bound_and_one_attains_it(
                 assert curve.best_order(epsilon).delta(epsilon) >= 0.995 * claimed
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", LAWS)
 def test_outputs_with_probability_zero_on_one_side(spec: str) -> None:
@@ -96,6 +98,7 @@ def test_outputs_with_probability_zero_on_one_side(spec: str) -> None:
                 assert claimed <= RegionCurve(pair, law).delta(epsilon)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("points", [3, 40])
 @pytest.mark.parametrize("spec", [*LAWS, "tnb:1,0.1@12"])
 def test_the_bound_is_valid_for_any_number_of_events(spec: str, points: int) -> None:
@@ -138,6 +141,7 @@ def test_leakage_of_folded_orders_is_exact(spec: str) -> None:
     assert game.delta(epsilon) <= exact * (1 + 1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(7)
 @pytest.mark.parametrize(
     "base",
@@ -161,6 +165,7 @@ def test_the_bound_is_attained(base: Any, spec: str, delta: float) -> None:
         assert tight.epsilon * (1 - 3e-3) <= worst.epsilon <= tight.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "region", "tight"),
     [("fixed:10", 3.0096, 2.7273), ("fixed:3", 1.7186, 1.6306), ("poisson:20", 2.5734, 2.5511)],

@@ -39,6 +39,7 @@ def brute_force(steps: Any, epsilon: Any, *, only_last: Any) -> Any:
     return best
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("only_last", [False, True])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
 @pytest.mark.parametrize("seed", range(4))
@@ -57,6 +58,7 @@ def test_no_rule_of_small_cases_exceeds_the_cost_and_one_attains_it(
     assert epsilon * (1.0 - 1e-9) <= found <= epsilon + 1e-5
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("steps", "value"),
     [((0.25, 0.5, 1.0), 4.83823), ((0.5, 0.5), 2.79932), ((0.1,) * 20, 1.16301)],

@@ -69,6 +69,7 @@ def test_known_values() -> None:
     assert bounds["region"].epsilon >= 1.4434
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mu", "spec", "values"),
     [
@@ -83,6 +84,7 @@ def test_published_values(mu: float, spec: str, values: dict[str, float]) -> Non
         assert bounds[name].epsilon == pytest.approx(value, rel=2e-3), name
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(19)
 @pytest.mark.parametrize("mu", [pytest.param(0.02, marks=pytest.mark.slow), 0.24721, 1.0, 4.0])
 @pytest.mark.parametrize("spec", LAWS)
@@ -233,6 +235,7 @@ def test_attack_order_prefers_events_that_trials_can_detect() -> None:
     assert many < few < 0
 
 
+@pytest.mark.slow
 def test_region_of_pure_dp_tends_to_two_plus_eta() -> None:
     # Discrete dominating pair: (2 + eta) eps as gamma -> 0 (PS corollary 3), from below.
     for eta, spec in ((0.0, "tnb:0,1e-12"), (1.0, "tnb:1,1e-12"), (0.5, "tnb:0.5,1e-12")):
@@ -260,6 +263,7 @@ def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon() -> None:
     assert attained <= region <= 3.0 + 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed: int) -> None:
@@ -301,6 +305,7 @@ def test_region_bound_increases_with_every_parameter() -> None:
     assert by_runs == sorted(by_runs)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(8)
 @pytest.mark.parametrize("mu", [1e-4, 30.0])
 @pytest.mark.parametrize("delta", [1e-30, 0.5])
@@ -345,6 +350,7 @@ def exact_renyi(mu: Any, law: Any, order: Any, sign: Any) -> Any:
     return np.logaddexp(log_sum, np.log(max(law.probability_of_none, 1e-320))) / (order - 1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_renyi_divergence_of_the_reduced_game_is_never_too_small(seed: int) -> None:
@@ -383,6 +389,7 @@ def test_cells_whose_mass_rounds_to_zero_are_counted(mean: float, other: float) 
     assert np.all(found >= exact - 1e-9)
 
 
+@pytest.mark.slow
 def test_algorithm_3_is_never_below_the_exact_reduced_game() -> None:
     # A slice of python -m benchmarks.reduced_renyi, whose 2,000 settings docs/theory.md reports.
     shares = [share_of_delta(one) for one in settings(10, seed=5)]
@@ -437,6 +444,7 @@ def test_reduced_bounds_have_a_reason_if_their_masses_underflow() -> None:
     assert base.epsilon(1e-5) < found.epsilon < upper_bounds.region(base, law, 1e-5).epsilon
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize(
     ("base", "runs"),
     [
