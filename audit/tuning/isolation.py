@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from audit.seeding import derived_seed, restored_generators, seed_global_generators
 from audit.tuning.torch_members import members_of
 
 # Seconds that threads may outlive their run before they are muted.
@@ -37,19 +38,14 @@ _GRADIENT_ATTRIBUTES = {
 def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Seeds the global generators of Python, numpy and torch for one run, and restores them.
 
-    Many scripts seed these generators with a constant, from which anyone can compute the noise. Of
-    torch's generators, only the one of the processor is restored, and only if torch is loaded.
+    Many scripts seed these generators with a constant, from which anyone can compute the noise.
+    Their seed is derived from that of the run: a generator that the run makes from its own seed
+    does not repeat the numbers of the initial weights.
     Yields a function that identifies the noise of the run by entries "generator:digest": the seeds
     that the run gave to the generators, and their present states. Two runs that share an entry drew
     the same noise.
     """
-    torch = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    on_processor = None if torch is None else torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
-    if torch is not None:
-        _seed(torch, seed)
+    own_seed = derived_seed(seed)
     used: set[str] = set()
 
     def noise() -> tuple[str, ...]:
@@ -59,17 +55,13 @@ def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
         }
         loaded = sys.modules.get("torch")
         if loaded is not None:
-            sources |= set(_torch_seeds(loaded, seed))
+            sources |= set(_torch_seeds(loaded, own_seed))
         return tuple(sorted(sources))
 
-    with _watched(random, "random", used), _watched(np.random, "numpy.random", used):
-        try:
+    with restored_generators():
+        seed_global_generators(own_seed)
+        with _watched(random, "random", used), _watched(np.random, "numpy.random", used):
             yield noise
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-            if torch is not None:
-                torch.set_rng_state(on_processor)
 
 
 @contextlib.contextmanager
@@ -107,13 +99,6 @@ def _torch_seeds(torch: Any, seed: int) -> Iterator[str]:
         for index, generator in enumerate(torch.cuda.default_generators):
             if generator.initial_seed() != seed:
                 yield _mark("torch.cuda", (index, generator.initial_seed()))
-
-
-def _seed(torch: Any, seed: int) -> None:
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # without a device, torch.manual_seed prints three tracebacks
-        torch.default_generator.manual_seed(seed)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A trial, its outcome, and the result of a study."""
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -386,22 +387,25 @@ class Trial:
                 self.checked.add("constants")
 
     def _check_generators(self, source: Any) -> None:
-        """Refuses a generator with the numbers of torch's global one, which the study has seeded.
+        """Refuses a generator with the seed of torch's global one.
 
-        The noise would be a function of the initial weights, which are no secret.
+        The noise would be a function of the initial weights, which are no secret. The study gives
+        the global generator a seed of its own, but the run may have seeded it again.
         """
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
         for owner in (source, batch_sampler_of(source)):
             generator = own_generator_of(owner)
             if generator is None:
                 continue
             # On a processor, torch uses 32 bits of a seed.
             bits = 0xFFFFFFFF if generator.device.type == "cpu" else 0xFFFFFFFFFFFFFFFF
-            if (generator.initial_seed() ^ self.seed) & bits == 0:
+            if (generator.initial_seed() ^ torch.initial_seed()) & bits == 0:
                 raise ProtocolViolation(
-                    "the generator of the noise or of the batches must not be seeded with "
-                    "trial.seed, which torch's global generator has: it repeats the numbers of the "
-                    "initial weights; use torch.Generator().manual_seed(int(torch.randint(2**62, "
-                    "())))"
+                    "the generator of the noise or of the batches must not have the seed of "
+                    "torch's global generator: it repeats the numbers of the initial weights; use "
+                    "torch.Generator().manual_seed(int(torch.randint(2**62, ())))"
                 )
 
     def _check_rates(self, rates: Iterable[float], constant: float) -> None:

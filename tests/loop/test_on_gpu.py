@@ -16,7 +16,8 @@ from opacus.accountants import RDPAccountant
 
 from audit.loop.premises.check_premises import check_premises
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.training_runs import seed_everything, undisturbed_generators
+from audit.loop.runs.training_runs import seed_everything
+from audit.seeding import restored_generators
 from benchmarks.training_loops import loops
 
 STEPS = 2
@@ -64,10 +65,10 @@ def test_loops_on_a_gpu_have_the_findings_of_the_cpu(
 def test_a_gpu_is_seeded_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise the first run, which starts CUDA, draws other noise than its repetition.
     seeds: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    with undisturbed_generators():
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    with restored_generators():
         seed_everything(7)
         assert seeds == [torch.initial_seed()]
 

@@ -17,6 +17,7 @@ from study_helpers import (
 )
 
 from audit import tuning
+from audit.seeding import derived_seed
 
 
 def test_noise_does_not_depend_on_seeds_of_the_script() -> None:
@@ -43,11 +44,22 @@ def test_existing_devices_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
     trials = []
-    with pytest.raises(
-        tuning.StudyAborted, match="seeded torch equally"
-    ):  # torch's own generator is restored
-        study(protocol="fixed:2").run(lambda trial: trials.append(trial) or noisy(trial))
-    assert seeded == [trial.seed for trial in trials]
+    study(protocol="fixed:2").run(lambda trial: trials.append(trial) or noisy(trial))
+    assert seeded == [derived_seed(trial.seed) for trial in trials]
+
+
+def test_a_generator_with_the_seed_of_a_run_repeats_no_global_one() -> None:
+    # The noise would otherwise be a function of the initial weights, which are no secret.
+    def train(trial: Any) -> Any:
+        equal = [
+            torch.rand(3).equal(torch.rand(3, generator=torch.Generator().manual_seed(trial.seed))),
+            random.random() == random.Random(trial.seed).random(),
+            np.random.rand() == np.random.RandomState(trial.seed % 2**32).rand(),  # noqa: NPY002
+        ]
+        assert not any(equal)
+        return noisy(trial)
+
+    assert study().run(train).candidate is not None
 
 
 def test_runs_that_seed_torch_equally_end_the_study() -> None:

@@ -22,12 +22,12 @@ from audit.loop.runs.training_runs import (
     many_runs,
     run_once,
     run_seed,
-    undisturbed_generators,
 )
 from audit.loop.runs.work import CpuLimit
 from audit.opacus_objects import History, has_full_batches
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
+from audit.seeding import restored_generators
 
 Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
 
@@ -115,7 +115,7 @@ class Attack:
         # than another statistic with three times as many trials.
         if trials is None and RUNS_PER_TRIAL * MIN_TRIALS * work > ATTACK_WORK:
             return self
-        with undisturbed_generators():
+        with restored_generators():
             residuals = Residuals.of(
                 task.train, self.candidates[0], task.records, task.canaries, task.initial, self.seed
             )

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.current import current_watch
 from audit.opacus_objects import History, history_of
+from audit.seeding import restored_generators, seed_global_generators
 from threat_models.user_code import call_user_code
 
 _MASK = 0xFFFFFFFF
@@ -247,28 +246,15 @@ def claim_of(watch: Any, delta: float) -> float | None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global generators of Python, numpy and torch for a run.
-
-    They get another seed than the run, which a function may give to generators of its own: with
-    equal seeds these would repeat the numbers of the global ones.
-    """
-    seed = run_seed(seed, 0x5EED)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # Not torch.manual_seed: it queues calls and tracebacks for devices that are not in use.
-        torch.default_generator.manual_seed(seed)
-        # The first run may be the one that puts CUDA in use: torch keeps the last seed until then.
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(seed)
+    """Seeds the global generators for a run, with another seed than the run's own."""
+    seed_global_generators(run_seed(seed, 0x5EED))
 
 
 @contextmanager
 def many_runs() -> Iterator[None]:
-    """As `undisturbed_generators`, without what each run would repeat: warnings, log lines."""
+    """As `restored_generators`, without what each run would repeat: warnings, log lines."""
     with (
-        undisturbed_generators(),
+        restored_generators(),
         remembered_calibration(),
         warnings.catch_warnings(),
         without_log_lines(),
@@ -293,23 +279,3 @@ def without_log_lines() -> Iterator[None]:
         yield
     finally:
         logging.disable(disabled)
-
-
-@contextmanager
-def undisturbed_generators() -> Iterator[None]:
-    """Restores the states of the global generators on exit."""
-    torch = sys.modules.get("torch")
-    state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch_state = None if torch is None else torch.random.get_rng_state()
-    gpu_states = []
-    if torch is not None and torch.cuda.is_initialized():
-        gpu_states = torch.cuda.get_rng_state_all()
-    try:
-        yield
-    finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002
-        if torch is not None:
-            torch.random.set_rng_state(torch_state)
-            if gpu_states:
-                torch.cuda.set_rng_state_all(gpu_states)

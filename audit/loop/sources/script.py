@@ -101,7 +101,8 @@ class ScriptResult:
         items = [
             "everything before make_private: scaling, vocabulary, class weights, subsets, initial "
             "weights",
-            "printed numbers, logs and files",
+            "printed numbers, logs, and files, also those that hold the model (weights of a best "
+            "epoch, averaged weights)",
             f"steps after the first {self.report.steps}, and the number of epochs"
             + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
             "epsilon by an attack: none was run (audit.check runs one on a function)",
