@@ -39,8 +39,9 @@ SUMS_TO_ONE = 1e-9
 TINY = 1e-320
 """Replaces 0 before a logarithm is taken; smaller than every normal number."""
 
-_HULL_ROUNDS = 400
-"""Passes over all points of a hull, before the points that are left are added one by one."""
+_HULL_ROUNDS, _FEW_BENT = 64, 24
+"""Passes over all points of a hull, and points to drop in a pass, below which single points are
+dropped: a pass over thousands of points then takes longer."""
 
 _ALPHA_SPACING = 1e-4
 """Relative spacing at which the search for an order ends; any order gives a valid bound."""
@@ -305,10 +306,7 @@ def lower_hull(a: FloatArray, log_b: FloatArray) -> NDArray[np.intp]:
             return -math.inf
         return y_k + math.log(-math.expm1(y_j - y_k)) - math.log(x_k - x_j)
 
-    hull, is_convex = _without_bent(np.append(-1, hull), log_slopes)
-    if is_convex:
-        return hull[1:]
-    return hull[_chain(x[hull], y[hull], log_slope)][1:]
+    return _without_bent(np.append(-1, hull), x, y, log_slopes, log_slope)[1:]
 
 
 def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
@@ -320,50 +318,70 @@ def convex_chain(x: FloatArray, y: FloatArray) -> NDArray[np.intp]:
     def slopes(before: NDArray[np.intp], after: NDArray[np.intp]) -> FloatArray:
         return np.asarray((y[after] - y[before]) / (x[after] - x[before]))
 
-    hull, is_convex = _without_bent(np.arange(len(x)), slopes)
-    if is_convex:
-        return hull
-    return hull[_chain(x[hull], y[hull], lambda x_j, y_j, x_k, y_k: (y_k - y_j) / (x_k - x_j))]
+    return _without_bent(
+        np.arange(len(x)), x, y, slopes, lambda x_j, y_j, x_k, y_k: (y_k - y_j) / (x_k - x_j)
+    )
 
 
 def _without_bent(
     hull: NDArray[np.intp],
+    x: FloatArray,
+    y: FloatArray,
     slopes_between: Callable[[NDArray[np.intp], NDArray[np.intp]], FloatArray],
-) -> tuple[NDArray[np.intp], bool]:
-    """Drops points that are not below the line through their neighbours; whether none is left.
+    slope_between: Callable[[float, float, float, float], float],
+) -> NDArray[np.intp]:
+    """Drops points of a hull until each is below the line through its neighbours.
 
-    A few points may be left that lie above lines between others further apart. Only slopes next to
-    dropped points are computed again.
+    Args:
+        hull: indices of the points, from left to right; the first and the last stay.
+        x: coordinates of all points.
+        y: the other coordinates, or their logarithms.
+        slopes_between: slopes, or their logarithms, between points with some indices.
+        slope_between: the same between two points with coordinates (x, y).
     """
     slopes = slopes_between(hull[:-1], hull[1:])
     for _ in range(_HULL_ROUNDS):
         bent = 1 + np.flatnonzero(slopes[1:] <= slopes[:-1])
         if len(bent) == 0:
-            return hull, True
+            return hull
+        if len(bent) <= _FEW_BENT:
+            break
         # The test of a point uses its neighbours, so of consecutive points every second is dropped.
         place = np.arange(len(bent))
         first_bent = np.maximum.accumulate(np.where(np.diff(bent, prepend=-2) > 1, place, 0))
         dropped = bent[(place - first_bent) % 2 == 0]
+        # Only slopes next to dropped points are computed again.
         slopes[dropped - 1] = slopes_between(hull[dropped - 1], hull[dropped + 1])
         hull, slopes = np.delete(hull, dropped), np.delete(slopes, dropped)
-    return hull, False
+    return hull[_kept_one_by_one(x[hull].tolist(), y[hull].tolist(), slopes, slope_between)]
 
 
-def _chain(
-    x: FloatArray, y: FloatArray, slope_between: Callable[[float, float, float, float], float]
-) -> NDArray[np.intp]:
-    """Andrew's monotone chain, given the slope (or its logarithm) between two points."""
-    hull: list[tuple[float, float, float, int]] = []  # x, y, slope before, and index of vertices
-    for k, (x_k, y_k) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
-        slope = -math.inf
-        while hull:
-            x_j, y_j, before, _ = hull[-1]
-            slope = slope_between(x_j, y_j, x_k, y_k)
-            if before < slope or len(hull) == 1:
-                break
-            hull.pop()
-        hull.append((x_k, y_k, slope, k))
-    return np.array([k for *_, k in hull])
+def _kept_one_by_one(
+    x: list[float],
+    y: list[float],
+    slopes: FloatArray,
+    slope_between: Callable[[float, float, float, float], float],
+) -> NDArray[np.bool_]:
+    """Which points [n] stay if those above the line through their neighbours are dropped.
+
+    A dropped point can only make its two neighbours bent, so only these are tested again.
+    """
+    last = len(x) - 1
+    before, after = list(range(-1, last)), list(range(1, last + 2))
+    to_next, kept = slopes.tolist(), np.ones(len(x), dtype=bool)
+    tested = (1 + np.flatnonzero(slopes[1:] <= slopes[:-1])).tolist()
+    while tested:
+        point = tested.pop()
+        if not 0 < point < last or not kept[point]:
+            continue
+        left, right = before[point], after[point]
+        if to_next[point] > to_next[left]:
+            continue
+        kept[point] = False
+        after[left], before[right] = right, left
+        to_next[left] = slope_between(x[left], y[left], x[right], y[right])
+        tested += [left, right]
+    return kept
 
 
 def format_rounded(value: float, up: bool, digits: int = 5) -> str:

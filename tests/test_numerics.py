@@ -154,3 +154,20 @@ def test_the_hull_of_numbers_that_underflow() -> None:
     np.testing.assert_array_equal(numerics.lower_hull(a, log_b), [3, 4, 5])
     np.testing.assert_array_equal(numerics.lower_hull(a, log_b - 1e7), [3, 4, 5])
     np.testing.assert_array_equal(numerics.lower_hull(a[:3], log_b[:3]), [0, 2])
+
+
+def test_the_hull_of_jagged_points_equals_that_of_a_chain() -> None:
+    # Thousands of points of which few are vertices: most are dropped one by one.
+    random = np.random.default_rng(5)
+    x = np.sort(random.uniform(0.0, 1.0, 4000))
+    for roughness in (1e-9, 1e-3, 1.0):
+        y = (x - 0.3) ** 2 + roughness * random.exponential(size=len(x))
+        expected: list[int] = []
+        for k in range(len(x)):
+            while len(expected) > 1:
+                i, j = expected[-2:]
+                if (y[j] - y[i]) * (x[k] - x[j]) < (y[k] - y[j]) * (x[j] - x[i]):
+                    break
+                expected.pop()
+            expected.append(k)
+        np.testing.assert_array_equal(numerics.convex_chain(x, y), expected)

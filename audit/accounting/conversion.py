@@ -38,8 +38,9 @@ LARGEST_EPSILON = 1e12
 """Where the search for an epsilon ends: a larger one means that an event reveals the data set."""
 
 _LEFT_OVER = 1e-30
-# A tenth of the relative accuracy of profiles.
+# A tenth of the relative accuracy of profiles: the accuracy of an epsilon, relative above 1.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY
+_ROUNDING = 1e-4  # of a difference as small as this accuracy
 _expected: ContextVar[float | None] = ContextVar("expected epsilon", default=None)
 
 
@@ -212,8 +213,10 @@ def largest_epsilon(profiles: Iterable[Callable[[float], float]], delta: float) 
 
 def _is_smallest(epsilon: float, profiles: list[Callable[[float], float]], target: float) -> bool:
     """Whether an epsilon is the smallest at which all profiles are at most a target."""
+    # The last point beyond the root is at most this far below a result of `solve_epsilon`.
+    smaller = epsilon - (1.0 + _ROUNDING) * _TOLERANCE * max(epsilon, 1.0)
     return all(profile(epsilon) <= target for profile in profiles) and any(
-        profile(epsilon * (1.0 - _TOLERANCE)) > target for profile in profiles
+        smaller <= 0.0 or profile(smaller) > target for profile in profiles
     )
 
 

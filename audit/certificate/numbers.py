@@ -35,6 +35,7 @@ _SHIFT_TOLERANCE = 1e-6
 _MAX_GROUP = 100
 _MAX_ROWS = 100
 _MAX_EXPONENT = 300.0  # of exp, so that products stay finite
+_STEEPEST = 700.0  # epsilon up to which slopes e^epsilon are finite numbers
 _ON_THE_CURVE = 1e-12
 _NEAR = 1.01  # bounds within this factor of the smallest are also computed at other deltas
 
@@ -224,22 +225,27 @@ class TradeOff:
         rates = np.asarray(false_positives, dtype=np.float64)
         smallest = np.zeros_like(rates)
         for point in self.points:
-            without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            smallest = np.maximum(smallest, without_delta - rates / ratio)
+            without_delta, ratio = 1.0 - point.delta, np.exp(-point.epsilon)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                fall = np.where(rates > 0.0, rates / ratio, 0.0)  # infinite if the ratio underflows
+            smallest = np.maximum(smallest, without_delta - fall)
             smallest = np.maximum(smallest, ratio * (without_delta - rates))
         return smallest
 
     @property
     def advantage(self) -> float:
         """Largest difference of true and false positive rates, where both errors are equal."""
-        equal = max((1.0 - point.delta) / (1.0 + math.exp(point.epsilon)) for point in self.points)
-        return 1.0 - 2.0 * equal
+        equal = max((1.0 - point.delta) * special.expit(-point.epsilon) for point in self.points)
+        return float(1.0 - 2.0 * equal)
 
     def _vertices(self) -> FloatArray:
+        """Rates of the vertices, without those of lines that are too steep: see `_near_zero`."""
         lines = []
         for point in self.points:
             without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            lines += [(without_delta, 1.0 / ratio), (ratio * without_delta, ratio)]
+            lines.append((ratio * without_delta, ratio))
+            if point.epsilon <= _STEEPEST:
+                lines.append((without_delta, 1.0 / ratio))
         lines.append((0.0, 0.0))
         rates = [0.0, 1.0]
         for (a, b), (c, d) in itertools.combinations(lines, 2):
@@ -247,6 +253,31 @@ class TradeOff:
                 rates.append((a - c) / (b - d))
         crossings = np.unique(np.array(rates))
         return crossings[(crossings >= 0.0) & (crossings <= 1.0)]
+
+    def _near_zero(self) -> tuple[FloatArray, FloatArray]:
+        """Logarithms of the rates [n] of the vertices of too steep lines, and the heights there."""
+        steep, without_delta = (
+            np.array([getattr(point, name) for point in self.points])
+            for name in ("epsilon", "delta")
+        )
+        without_delta = 1.0 - without_delta
+        # Heights at a rate of 0, and logarithms of the slopes, of all lines and of the axis.
+        heights = np.concatenate([without_delta, np.exp(-steep) * without_delta, [0.0]])
+        log_slopes = np.concatenate([steep, -steep, [-np.inf]])
+        too_steep = steep > _STEEPEST
+        # Crossings with a steeper line are not numbers here; they are found from that line.
+        with np.errstate(all="ignore"):
+            log_rates = (
+                np.log(without_delta[too_steep, None] - heights)
+                - steep[too_steep, None]
+                - np.log(-np.expm1(log_slopes - steep[too_steep, None]))
+            ).ravel()
+        log_rates = np.unique(log_rates[np.isfinite(log_rates) & (log_rates < 0.0)])
+        # The sum of two large numbers loses digits, so that the heights are rounded down.
+        log_falls = log_rates[:, None] + steep * (1.0 + numerics.FLOAT_ROUNDING)
+        falls = np.exp(np.minimum(log_falls, _STEEPEST))
+        lines = np.maximum(without_delta - falls, np.exp(-steep) * without_delta)
+        return log_rates, np.maximum(lines, 0.0).max(axis=1)
 
     def mu(self, slack: float) -> float:
         """Smallest mu, rounded up, with f_mu <= f + slack everywhere, for a slack above some delta.
@@ -258,7 +289,12 @@ class TradeOff:
         reached = np.minimum(self.false_negatives(rates) + slack, 1.0)
         inside = (reached > 0.0) & (reached < 1.0)
         gaps = -special.ndtri(rates[inside]) - special.ndtri(reached[inside])
-        return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + PROFILE_ACCURACY)
+        largest_gap = float(np.max(gaps, initial=0.0))
+        log_rates, heights = self._near_zero()
+        reached = heights + slack
+        inside = (reached > 0.0) & (reached < 1.0)
+        gaps = -special.ndtri_exp(log_rates[inside]) - special.ndtri(reached[inside])
+        return float(np.max(gaps, initial=largest_gap)) * (1.0 + PROFILE_ACCURACY)
 
     def group_epsilon(self, size: int, delta: float) -> float | None:
         """Epsilon at delta of a group of records, rounded up; None if no epsilon follows.

@@ -13,7 +13,7 @@ import numpy as np
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism
-from audit.arrays import FloatArray, IntArray
+from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.numerics import equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
@@ -129,24 +129,37 @@ class TwoEvents:
         `chords`, logarithms are not replaced by tangents, which gives the attained epsilon. The
         second row is for sets that are accepted often enough on both data sets.
         """
-        by_e, by_rest = self.chance.target
-        constant, slope = self.chance.all
+        _, by_rest = self.chance.target
+        constant, _ = self.chance.all
         # Elsewhere N, which is at most 1-f, is at most delta D.
         smallest = self.delta * max(self.chance.acceptance, constant)
         for_e, for_f = (
             (for_e, _clipped(for_f, smallest)) if by_rest else (_clipped(for_e, smallest), for_f)
         )
-        on_e, on_f, possible = self._corners(for_e[0], for_f[0])
+        # A box whose own corners are all possible is not cut, and has no others.
+        is_whole = self._are_possible(for_e, for_f)
+        whole, cut = ((for_e[..., part], for_f[..., part]) for part in (is_whole, ~is_whole))
+        best = np.empty((2, len(is_whole)))
+        best[:, is_whole] = self._best_at(*_own_corners(*whole), chords=chords)
+        best[:, ~is_whole] = self._best_at(*self._cut_corners(*cut), chords=chords)
+        return best
+
+    def _best_at(
+        self, log_e: FloatArray, log_rest: FloatArray, possible: BoolArray, *, chords: bool
+    ) -> FloatArray:
+        """The same from log e and log(1-f) [2, k, n] at corners, the first four those of the box.
+
+        Corners that are not `possible` [k, n] do not count.
+        """
+        by_e, by_rest = self.chance.target
+        constant, slope = self.chance.all
         with np.errstate(divide="ignore", invalid="ignore"):
             # Probabilities may underflow.
-            log_e, log_rest = (
-                _log_between(side[:, :1], side[:, 1:], on)
-                for on, side in ((on_e, for_e), (on_f, for_f))
-            )
             accepted, accepted_with = constant + slope * (np.exp(log_e) - np.expm1(log_rest))
-            log_target, log_target_with = np.logaddexp(
-                np.log(by_e) + log_e, np.log(by_rest) + log_rest
-            )
+            log_targets = np.log(by_e) + log_e
+            if by_rest:
+                log_targets = np.logaddexp(log_targets, np.log(by_rest) + log_rest)
+            log_target, log_target_with = log_targets
             target = np.exp(log_target)
             gain = target * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * accepted
             log_gain = np.where(possible, -np.log(accepted) - log_target_with, -np.inf)
@@ -171,14 +184,22 @@ class TwoEvents:
         log_gain = np.stack([log_gain, np.where(by_both, log_gain, -np.inf)]).max(axis=1)
         return np.asarray(log_gain + (-_ROUNDING if chords else _ROUNDING))
 
-    def _corners(
+    def _are_possible(self, for_e: FloatArray, for_f: FloatArray) -> BoolArray:
+        """Whether all four corners of the boxes [n] are possible, and so all their points."""
+        e, rest, f = np.exp(for_e[0]), np.exp(for_f[0]), -np.expm1(for_f[0])
+        # The corner with the smallest e + f, and the one that is nearest to e = 1-f.
+        enough = e.min(axis=0) + f.min(axis=0) >= self.chance.acceptance
+        return np.asarray(enough & (e.max(axis=0) <= rest.min(axis=0)))
+
+    def _cut_corners(
         self, for_e: FloatArray, for_f: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+    ) -> tuple[FloatArray, FloatArray, BoolArray]:
         """Corners [12, n] of the boxes, and the points where their sides cross the two lines.
 
-        Returns the positions of each along the pieces of e and of f, and whether it is a corner.
+        Returns log e and log(1-f) [2, 12, n], and whether it is a corner of the possible part.
         """
-        (e0, e1), (f0, f1), (rest0, rest1) = np.exp(for_e), -np.expm1(for_f), np.exp(for_f)
+        (e0, e1), (f0, f1) = np.exp(for_e[0]), -np.expm1(for_f[0])
+        rest0, rest1 = np.exp(for_f[0])
         zero, full = np.zeros_like(e0), np.ones_like(e0)
         places = [(zero, zero), (zero, full), (full, zero), (full, full)]
         limit = self.chance.acceptance
@@ -200,7 +221,19 @@ class TwoEvents:
         e, f = e0 + (e1 - e0) * on_e, f0 + (f1 - f0) * on_f
         remaining = rest0 + (rest1 - rest0) * on_f
         enough = e + f >= limit * (1.0 - _ROUNDING)
-        return on_e, on_f, inside & enough & (e <= remaining * (1.0 + _ROUNDING))
+        possible = inside & enough & (e <= remaining * (1.0 + _ROUNDING))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_e, log_rest = (
+                _log_between(side[:, :1], side[:, 1:], on)
+                for on, side in ((on_e, for_e), (on_f, for_f))
+            )
+        return log_e, log_rest, possible
+
+
+def _own_corners(for_e: FloatArray, for_f: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """log e and log(1-f) [2, 4, n] at the corners of boxes that are not cut."""
+    possible = np.ones((4, for_e.shape[-1]), dtype=bool)
+    return for_e[:, [0, 0, 1, 1]], for_f[:, [0, 1, 0, 1]], possible
 
 
 def _log_between(log_start: FloatArray, log_end: FloatArray, share: FloatArray) -> FloatArray:

@@ -126,6 +126,26 @@ class TuningCosts:
                     return bound.epsilon
         return self.quick.epsilon
 
+    @cached_property
+    def smallest_quickly(self) -> UpperBound:
+        """An upper bound for every score, at most slightly above the smallest of the quick bounds.
+
+        Bounds that were computed before count, too. Of the others, slow ones are left out, and
+        those with a quick value at other deltas have this value.
+
+        Raises:
+            DeltaUnreachable: no bound reaches delta.
+        """
+        valid = [entry for entry in self._entries if entry.claim.any_score]
+        rows = [
+            self._computed[entry.name]
+            if entry.name in self._computed
+            else self._quick_row(entry, self.delta)
+            for entry in valid
+            if entry.name in self._computed or not entry.deferred
+        ]
+        return smallest(self._without_contradictions(rows)) or self.smallest
+
     def smallest_except(self, names: Collection[str] = ()) -> UpperBound | None:
         """The smallest bound for every score, without those of some names; None if none applies."""
         valid = [entry for entry in self._entries if entry.claim.any_score]
@@ -205,7 +225,8 @@ class TuningCosts:
     def _quick_row(self, entry: Entry, delta: float) -> UpperBound:
         """The quick value of a bound at another delta; the bound if it has no quick value."""
         if entry.at_other_delta is None:
-            return costs_of(self.base, self.protocol, delta).row(entry)
+            costs = self if delta == self.delta else costs_of(self.base, self.protocol, delta)
+            return costs.row(entry)
         body = partial(_with_delta, entry.at_other_delta, self.delta)
         return row(replace(entry, body=body), self.base, self.protocol, delta)
 

@@ -25,7 +25,7 @@ from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_gaussians import by_chance, by_chance_shared
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.tight import TightCurve
+from audit.upper_bounds.tight import TightCurve, proved_if_expected
 
 # Shares of delta for runs that reveal the data set. The best is mostly the first or close to it;
 # each list ends where the bound grows.
@@ -221,7 +221,11 @@ def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> 
     if not base.is_directed and not base.is_symmetric:
         raise NotApplicable("it must be known which data set of the pair has the record")
     epsilon, runs = 0.0, protocol.runs_distribution
-    for pair in _shared(base, protocol, shared_delta(delta)):
+    pairs = _shared(base, protocol, shared_delta(delta))
+    expected = proved_if_expected(pairs, runs, delta) if protocol.inclusion == 1.0 else None
+    if expected is not None:
+        return BoundValue(expected[0])
+    for pair in pairs:
         if protocol.inclusion < 1.0:
             epsilon = max(epsilon, by_chance_shared(pair, protocol, delta))
             continue

@@ -11,6 +11,7 @@ phi' is 0 below 0.
 
 import bisect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -593,30 +594,35 @@ def _is_near(attained: float, epsilon: float) -> bool:
     return attained >= (1.0 - _MAX_EXCESS) * epsilon - _MAX_SMALL_EXCESS
 
 
-def _expected(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue | None:
-    """The epsilon of `expecting`, if it is a bound and little more than an attained one.
+def proved_if_expected(
+    pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float
+) -> tuple[float, float] | None:
+    """The epsilon of `expecting` and an attained one, if it is a bound and little more than that.
 
-    Any events give a valid bound, so those chosen for this epsilon do.
+    Any events give a valid bound, so those chosen for this epsilon do. The attained epsilon is that
+    of the pairs, which need not be attained by data sets.
     """
     epsilon = expected_epsilon()
     if epsilon is None:
         return None
-    curves = [TightCurve.near(pair, repetitions, delta, epsilon) for pair in base.pairs]
+    curves = [TightCurve.near(pair, repetitions, delta, epsilon) for pair in pairs]
     if any(curve.delta(epsilon) > delta * (1.0 - PROFILE_ACCURACY) for curve in curves):
         return None
     attained = max(curve._attains(delta, epsilon) for curve in curves)
     if attained > epsilon or not _is_near(attained, epsilon):
         return None
-    return BoundValue(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)
+    return epsilon, attained
 
 
 def tight_at_other_delta(
     base: Mechanism, repetitions: Repetitions, delta: float, _: float
 ) -> BoundValue:
     """The tight bound with few events."""
-    expected = _expected(base, repetitions, delta)
+    expected = proved_if_expected(base.pairs, repetitions, delta)
     if expected is not None:
-        return expected
+        epsilon, attained = expected
+        attains = attained if base.attained else 0.0
+        return BoundValue(epsilon, error=epsilon - attained, attains=attains)
     epsilon = attained = 0.0
     for pair in base.pairs:
         curve = TightCurve.quick(pair, repetitions, delta)

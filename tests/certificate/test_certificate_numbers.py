@@ -1,5 +1,9 @@
 """Numbers of certificates against known values."""
 
+import json
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
 from certificate_helpers import ONE_RUN
@@ -7,12 +11,8 @@ from scipy import special
 
 from audit.accounting import GaussianMechanism, PureDp
 from audit.arrays import FloatArray
-from audit.certificate import (
-    Evidence,
-    compute,
-)
-from audit.certificate.certificate import Certificate
-from audit.certificate.numbers import TradeOff
+from audit.certificate import Certificate, Evidence, Status, StudyFacts, compute, verify
+from audit.certificate.numbers import PrivacyPoint, TradeOff
 
 
 def gaussian_curve(mu: float, rate: FloatArray | float) -> FloatArray | float:
@@ -102,3 +102,43 @@ def test_group_curve_is_the_chain_of_curves() -> None:
         chain = 1.0 - curve.false_negatives(chain)
     found = np.log(np.max((chain - delta) / rates))
     assert found <= curve.group_epsilon(3, delta) <= found + 1e-3
+
+
+@pytest.mark.parametrize("epsilon", [600.0, 699.0, 701.0, 744.0, 746.0, 1e4])
+def test_mu_of_a_line_that_is_steeper_than_a_float(epsilon: float) -> None:
+    delta, slack = 1e-6, 1e-5
+    mu = TradeOff((PrivacyPoint(delta, epsilon),)).mu(slack)
+    # The line meets the axis at the rate (1 - delta) e^-epsilon, where f_mu must be the slack.
+    log_rate = special.log_ndtr(-mu - special.ndtri(slack))
+    assert log_rate == pytest.approx(math.log1p(-delta) - epsilon, rel=1e-7)
+
+
+def test_lines_of_different_steepness_meet_near_zero() -> None:
+    steep, slack = PrivacyPoint(0.1, 2000.0), 0.15
+    curve = TradeOff((steep, PrivacyPoint(0.2, 1000.0)))
+    mu = curve.mu(slack)
+    # The lines meet at 0.1 e^-2000, where f is 0.8, and the second line ends at 0.8 e^-1000.
+    gaps = [
+        -special.ndtri_exp(math.log(0.1) - 2000.0) - special.ndtri(0.8 + slack),
+        -special.ndtri_exp(math.log(0.8) - 1000.0) - special.ndtri(slack),
+    ]
+    assert mu == pytest.approx(max(gaps), rel=1e-8)
+    assert mu >= max(gaps)
+    assert TradeOff((steep,)).mu(slack) > mu
+
+
+@pytest.mark.parametrize("mu", [36.0, 40.0, 200.0])
+def test_a_certificate_of_large_mu_is_issued_and_verified(mu: float, tmp_path: Path) -> None:
+    base = GaussianMechanism(mu)
+    certificate = Certificate.issue(
+        base, base, ONE_RUN, 1e-5, None, StudyFacts({}, settings="0" * 64)
+    )
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(certificate.as_dict()))
+    assert verify(path).status is Status.CORRECT
+    numbers = certificate.numbers
+    # The tabulated curve lies below that of the mechanism, whose mu it can only exceed.
+    assert mu < numbers.mu < mu + 5.0
+    assert numbers.advantage == 1.0
+    assert numbers.trade_off[0] == (0.0, 1.0 - min(point.delta for point in numbers.profile))
+    assert "nan" not in path.read_text().lower()

@@ -17,7 +17,7 @@ from audit.certificate.larger_numbers import _proof, with_stated_costs
 from audit.certificate.numbers import DELTAS, PrivacyPoint, compute, derived
 from audit.claims import Kind
 from audit.protocols import parse_protocol
-from audit.upper_bounds import costs_of, tight, worst_order
+from audit.upper_bounds import TuningCosts, costs_of, tight, worst_order
 from audit.upper_bounds.registry import entries
 
 DELTA = 1e-5
@@ -58,6 +58,22 @@ def test_quick_values_are_at_least_what_the_smallest_bound_proves(
         if protocol.search_repetitions is not None:
             attained = worst_order(base, protocol.search_repetitions, delta)
             assert not attained.applies or value >= attained.epsilon
+
+
+@pytest.mark.parametrize(
+    ("spec", "base"),
+    [("grid:5,0.5", GaussianMechanism(0.25)), ("until:0.2", PureDp(0.3)), ("grid:5", PureDp(0.3))],
+)
+def test_the_smallest_quick_bound_is_valid_and_leaves_out_slow_ones(
+    spec: str, base: Mechanism
+) -> None:
+    costs, others = (TuningCosts(base, parse_protocol(spec), DELTA) for _ in range(2))
+    quick = costs.smallest_quickly
+    assert "grid-levels" not in costs._computed
+    # No bound is below a value that an attack attains.
+    assert quick.epsilon >= max((bound.epsilon for bound in others.attained), default=0.0)
+    assert others.smallest.epsilon * (1.0 - 2e-3) <= quick.epsilon
+    assert quick.epsilon <= 1.1 * others.smallest.epsilon
 
 
 @pytest.mark.slow
