@@ -6,6 +6,9 @@ found has equal values inside the event and equal values outside; a search over 
 six candidates found no larger one.
 """
 
+import argparse
+from collections.abc import Sequence
+
 import numpy as np
 from scipy import optimize, special
 
@@ -66,7 +69,13 @@ def attained(candidates: int, sigma: float, delta: float) -> tuple[float, int]:
     return max((epsilon_of(k), k) for k in sizes | {1} if k < candidates)
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the largest leak that was found, by number of candidates."""
+    argparse.ArgumentParser(description=__doc__, allow_abbrev=False).parse_args(argv)
     print("sigma = 4, delta = 1e-6: candidates, epsilon attained, values in the event")
     for count in (2, 3, 10, 100, 1000, 10**5):
         print(count, *attained(count, 4.0, 1e-6))
+
+
+if __name__ == "__main__":
+    main()

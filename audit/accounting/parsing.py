@@ -1,6 +1,7 @@
 """Reads base mechanisms from text and curves from files."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ _BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
     "approximate": (ApproximateDp, (2,)),
     "zcdp": (ZeroConcentratedDp, (1,)),
     "allocation": (RandomAllocation, (3, 4)),
+    "fixed-allocation": (partial(RandomAllocation, fixed=True), (3,)),
     "renyi": (RenyiCurve, ()),
     "profile": (PrivacyProfile, ()),
 }
@@ -83,8 +85,8 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     Args:
         spec: `gaussian:MU`, `laplace:SCALE`, `response:EPSILON[,OPTIONS]`, `pure:EPSILON`,
             `approximate:EPSILON,DELTA`, `zcdp:RHO`, `allocation:NOISE,BATCHES,EPOCHS[,PER_EPOCH]`,
-            `renyi:FILE` (orders and divergences in two columns) or `profile:FILE` (epsilons and
-            deltas).
+            `fixed-allocation:NOISE,BATCHES,EPOCHS` (a record keeps its batch), `renyi:FILE` (orders
+            and divergences in two columns) or `profile:FILE` (epsilons and deltas).
 
     Raises:
         InvalidInput: the mechanism is unknown, the number of parameters is wrong, or a parameter is

@@ -51,7 +51,8 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
             str,
             "SPEC",
             "laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
-            "allocation:NOISE,BATCHES,EPOCHS, renyi:FILE or profile:FILE (csv of two columns)",
+            "allocation:NOISE,BATCHES,EPOCHS, fixed-allocation:NOISE,BATCHES,EPOCHS, renyi:FILE or "
+            "profile:FILE (csv of two columns)",
         ),
     },
     "how the best run was chosen": {

@@ -25,6 +25,7 @@ from audit.accounting import (
 from audit.certificate import conditions
 from audit.errors import InvalidInput
 from audit.integrations.random_allocation import RandomAllocationSampler
+from audit.loop.premises.size_of_noise import _least_rate, _random_allocation
 
 DELTA = 1e-5
 NODES = np.polynomial.legendre.leggauss(500)
@@ -172,6 +173,10 @@ def test_text_files_and_combinations() -> None:
     run = RandomAllocation(0.8, 50, 4)
     assert parse_mechanism("allocation:0.8,50,4") == run
     assert parse_mechanism("allocation:0.8,50,4,2") == RandomAllocation(0.8, 50, 4, per_epoch=2)
+    # Batches that are drawn once leak as one epoch with less noise.
+    fixed = parse_mechanism("fixed-allocation:0.8,50,4")
+    assert fixed == RandomAllocation(0.8, 50, 4, fixed=True)
+    assert fixed.epsilon(1e-5) == RandomAllocation(0.4, 50, 1).epsilon(1e-5)
     fixed = RandomAllocation(2.0, 50, 4, fixed=True, neighbours="zero-out")
     assert mechanism_from_dict(mechanism_to_dict(fixed)) == fixed
     assert relations(Composition((run, run))) == {"add-remove"}
@@ -230,3 +235,73 @@ def test_the_certificate_states_how_batches_are_drawn() -> None:
     assert by_name["relation zero-out"] == "the number of records is public"
     sampled = conditions.conditions(DpSgd(2.0, 60, 0.05), search, None, certificate.StudyFacts({}))
     assert "random_allocation" not in [one.name for one in sampled]
+
+
+def allocated(rng: np.random.Generator, runs: int, epochs: int, fixed: bool) -> np.ndarray:
+    """Batches [R, T, n] of 8 steps per epoch: whether each of 40 records is in the batch."""
+    drawn = rng.integers(8, size=(runs, 1 if fixed else epochs, 40))
+    inside = drawn[:, :, None, :] == np.arange(8)[:, None]
+    return np.broadcast_to(inside, (runs, epochs, 8, 40)).reshape(runs, 8 * epochs, 40)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_check_recognises_random_allocation(fixed: bool) -> None:
+    inside = allocated(np.random.default_rng(4), 30, 3, fixed)
+    included, counts = inside[:, :, -1], inside.sum(axis=2).astype(float)
+    (run,) = _random_allocation(1.0, counts, included, 24)
+    assert run == RandomAllocation(1.0, 8, 3, fixed=fixed)
+    counts[:, 5], included = np.nan, included & (np.arange(24) != 5)  # a step without gradients
+    assert list(_random_allocation(1.0, counts, included, 24)) == [run]
+    # Equal sizes reveal the batch of the record; other inclusions are no allocation.
+    assert not list(_random_allocation(1.0, np.full((30, 24), 5.0), included, 24))
+    twice = included | (np.arange(24) == 6)
+    assert not list(_random_allocation(1.0, counts, twice, 24))
+
+
+def test_the_least_rate_of_a_check_is_below_the_true_rate() -> None:
+    """Error 1e-5 for each of 200 checks, together 0.002."""
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        inside = rng.random((10, 24, 40)) < 0.125
+        counts = np.where(inside[:, :, -1].any(axis=0), inside.sum(axis=2), np.nan)
+        assert 0.08 < _least_rate(counts, inside[:, :, -1], 40) < 0.125
+
+
+@pytest.mark.slow
+def test_a_loop_with_the_sampler_is_not_accused_and_one_with_less_noise_is() -> None:
+    """An error of 1e-5 for each correct loop."""
+    torch = pytest.importorskip("torch")
+    labels = np.arange(40) % 3
+    data = np.random.default_rng(0).normal(size=(40, 5)) + 2 * np.eye(3, 5)[labels], labels
+
+    def loop(noise: float, poisson: bool) -> Any:
+        def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+            rng, weights = np.random.default_rng(seed), np.zeros((5, 3))
+            generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+            sampler = RandomAllocationSampler(40, 8, generator=generator)
+            for step in range(24):
+                if step % 8 == 0:
+                    epoch = iter(sampler)
+                batch = np.array(next(epoch), dtype=int)
+                if poisson:
+                    batch = np.flatnonzero(rng.random(40) < 0.125)
+                scores = np.exp(records.features[batch] @ weights)
+                slopes = scores / scores.sum(axis=1, keepdims=True)
+                slopes -= np.eye(3)[records.labels[batch]]
+                each = np.einsum("ni,nj->nij", records.features[batch], slopes)
+                norms = np.sqrt(np.square(each).sum(axis=(1, 2)))
+                total = np.tensordot(np.minimum(1.0, 1.0 / np.maximum(norms, 1e-12)), each, 1)
+                noisy = total + noise * rng.normal(size=weights.shape)
+                weights = weights - 0.2 * watch.step(noisy, weights)
+            return weights
+
+        return train
+
+    allocation = RandomAllocation(1.0, 8, 3).epsilon(DELTA)
+    sampled = DpSgd(1.0, 24, 0.125).epsilon(DELTA)
+    for poisson, claim in ((False, allocation), (True, sampled)):
+        for seed in range(2):
+            result = audit.check(loop(1.0, poisson), data, claim=claim, attack=False, seed=seed)
+            assert not result.findings
+        broken = audit.check(loop(0.6, poisson), data, claim=claim, attack=False)
+        assert [finding.kind for finding in broken.findings] == ["claim"]

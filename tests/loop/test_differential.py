@@ -560,6 +560,27 @@ def test_the_slope_of_steps_with_enough_noise_is_exact() -> None:
     assert max(p_values[60:]) < 1e-8
 
 
+def test_slopes_of_two_steps_are_combined_as_independent_p_values() -> None:
+    # P[U V <= x] = x (1 - log x) for independent uniform U and V. One F distribution for the sum
+    # of both statistics has a lighter tail than this sum, and gave p-values that were too small.
+    rng = np.random.default_rng(11)
+    runs, width = 8, 5
+
+    def p_value(steps: slice) -> float:
+        noise = estimate_noise(values[:, steps], counts[:, steps], [slice(0, width)], 1e-12)
+        ones = np.ones(values[:, steps].shape[1])
+        (result,) = one_more_record(values[:, steps], counts[:, steps], noise, ones)
+        return result.p_value
+
+    for size in (1.05, 1.5, 3.0):
+        counts = rng.binomial(24, 0.2, size=(runs, 2)).astype(float)
+        values = rng.normal(size=(runs, 2, width))
+        values[:, :, 0] += size * counts
+        product = p_value(slice(0, 1)) * p_value(slice(1, 2))
+        expected = product * (1.0 - np.log(product))
+        assert p_value(slice(0, 2)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_records_that_are_drawn_in_pairs_are_named() -> None:
     rng = np.random.default_rng(6)
     rates = [0.3] * 8

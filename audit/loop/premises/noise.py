@@ -41,6 +41,8 @@ _MAX_SLOPE, _UNEQUAL = 1.05, 0.2
 _MANY_DEGREES = 2000
 # Degrees of freedom of the noise of a step below which its scale is too uncertain for a slope.
 _MIN_SLOPE_DEGREES = 30
+# Smaller p-values of a step are replaced by this one, which is safe.
+_SMALLEST_P_VALUE = 1e-300
 # Values beyond these numbers of standard deviations are counted.
 _LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
@@ -587,9 +589,8 @@ def one_more_record(
 
     An exchange of records does not show what every record adds alike, such as weight decay. The
     slope of the regression on the batch size does. If one record adds at most `_MAX_SLOPE` C, the
-    squared slopes in units of the noise have nearly a noncentral F distribution. Their sum over
-    steps has a heavier tail: with `_MIN_SLOPE_DEGREES`, p-values of 1e-7 are up to 13 times too
-    small if a record adds exactly `_MAX_SLOPE` C. A correct loop adds at most C.
+    squared slope of a step in units of the noise has nearly a noncentral F distribution. Given the
+    steps before, the p-value of a step is valid, so Fisher's method combines them.
 
     Args:
         gradients: [R, T, D], of runs with other seeds on equal records.
@@ -598,7 +599,7 @@ def one_more_record(
         sigmas: [T], accounted noise multipliers.
     """
     width = int(noise.sizes.sum())
-    total, allowed, slopes, spare_degrees = 0.0, 0.0, [], 0.0
+    p_values, slopes = [], []
     usable = ~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0) & (sigmas > 0)
     usable &= noise.degrees * width >= _MIN_SLOPE_DEGREES
     for t in np.flatnonzero(usable):
@@ -610,15 +611,14 @@ def one_more_record(
         # average.
         squares, variance = float(x @ x), float(noise.scales[t]) ** 2 * degrees / (degrees - 2)
         slope = float(np.square(x @ gradients[:, t] / squares).sum())
-        total += slope * squares / variance
         # The noncentrality if a record adds `_MAX_SLOPE` C. The tail grows with it.
-        allowed += squares * (_MAX_SLOPE / sigmas[t]) ** 2
+        allowed = squares * (_MAX_SLOPE / sigmas[t]) ** 2
+        statistic = slope * squares / (float(noise.scales[t]) ** 2 * width)
+        p_values.append(float(stats.ncf.sf(statistic, width, degrees, allowed)))
         slopes.append((slope / variance - width / squares) * sigmas[t] ** 2)
-        spare_degrees += degrees
     if slopes:
-        p_value = float(
-            stats.ncf.sf(total / (width * len(slopes)), width * len(slopes), spare_degrees, allowed)
-        )
+        logs = np.log(np.clip(p_values, _SMALLEST_P_VALUE, 1.0))
+        p_value = float(stats.chi2.sf(-2.0 * logs.sum(), 2 * len(logs)))
         ratio = math.sqrt(max(float(np.mean(slopes)), 0.0))
         yield TestResult(p_value, "one more record", {"ratio": ratio}, ratio > _MAX_SLOPE)
 
