@@ -387,7 +387,7 @@ def is_stored_file(path: str | Path) -> bool:
     return Path(path).is_file() and Path(path).stat().st_size > 0
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Why a file cannot be read or written, in words that do not repeat its path."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"

@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import importlib
+import importlib.util
 import io
 import os
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audit import checks, interrupts, numbers_from_text, plug_ins
-from audit.errors import MissingExtra, missing_extra
+from audit.errors import MODULES_OF_AUDITS, PACKAGE_NAMES, MissingExtra, missing_extra
 from audit.interrupts import INTERRUPTED
 from audit.version import __version__
 
@@ -320,7 +320,9 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:  # a ValueError for null characters
-        raise ValueError(f"out must be a writable folder, got {str(folder)!r}: {error}") from error
+        raise ValueError(
+            f"out must be a writable folder, got {str(folder)!r}: {checks.reason_of(error)}"
+        ) from error
 
 
 def note(words: str) -> None:
@@ -391,7 +393,7 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         return OK
     except ModuleNotFoundError as error:  # An extra is not installed.
         extra = _EXTRAS.get((error.name or "").partition(".")[0], "game")
-        return report_error(missing_extra(str(error.name), extra))
+        return report_error(_missing(str(error.name), extra))
     except MissingExtra as error:
         return report_error(error)
     except ImportError as error:
@@ -402,11 +404,18 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         return report_error("memory must suffice for this command, but it ran out")
     except OSError as error:
         _discard_output()
-        return report_error(f"output must be writable: {error}")
+        return report_error(f"output must be writable: {checks.reason_of(error)}")
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+def _missing(module: str, extra: str) -> MissingExtra:
+    """The error about a module that an import did not find; it names the rest of its extra, too."""
+    modules = MODULES_OF_AUDITS if extra == "game" else ()
+    absent = {name for name in modules if importlib.util.find_spec(name) is None}
+    return missing_extra(sorted(PACKAGE_NAMES.get(name, name) for name in absent | {module}), extra)
 
 
 def study_command(study: str) -> Callable[[Sequence[str] | None], int]:

@@ -4,8 +4,8 @@ All are subclasses of `AuditError`. Each is also a subclass of the built-in exce
 `except ValueError` catches invalid input.
 """
 
-import contextlib
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Sequence
 
 __all__ = [
     "AuditError",
@@ -23,6 +23,12 @@ __all__ = [
 
 _MAX_CHARACTERS = 2000
 """Length of a message."""
+
+PACKAGE_NAMES = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+"""The names under which pip installs modules that have another name."""
+
+MODULES_OF_AUDITS = ("joblib", "matplotlib", "pandas", "seaborn", "torch", "tqdm")
+"""The modules of the extra `game` that every audit of a tuning imports."""
 
 
 class AuditError(Exception):
@@ -125,27 +131,35 @@ class MissingExtra(AuditError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
-def missing_extra(package: str, extra: str) -> MissingExtra:
-    """The error about a package that is not installed, in the one form of all such messages.
+def missing_extra(packages: Sequence[str], extra: str) -> MissingExtra:
+    """The error about packages that are not installed, in the one form of all such messages.
 
     Args:
-        package: the package.
-        extra: the extra that installs it.
+        packages: the packages, by the names under which pip installs them.
+        extra: the extra that installs them.
 
     Example:
-        >>> print(missing_extra("optuna", "optuna"))
-        optuna must be installed: pip install optuna, or pip install 'dp-tuning-audit[optuna]'
+        >>> print(missing_extra(["joblib", "torch"], "game"))
+        joblib, torch must be installed: pip install 'dp-tuning-audit[game]'
     """
     return MissingExtra(
-        f"{package} must be installed: pip install {package}, or pip install "
-        f"'dp-tuning-audit[{extra}]'"
+        f"{', '.join(packages)} must be installed: pip install 'dp-tuning-audit[{extra}]'"
     )
 
 
-@contextlib.contextmanager
-def imports_of_game() -> Iterator[None]:
-    """Raises `MissingExtra` if a package that is imported inside is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise missing_extra(str(error.name), "game") from error
+def require_modules(extra: str, *modules: str) -> None:
+    """Raises one error that names all of these modules that are not installed.
+
+    Args:
+        extra: the extra that installs them.
+        modules: the modules that the following work imports.
+
+    Raises:
+        MissingExtra: some of them are not installed.
+
+    Example:
+        >>> require_modules("game", "numpy")
+    """
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise missing_extra([PACKAGE_NAMES.get(name, name) for name in missing], extra)

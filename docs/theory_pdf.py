@@ -28,9 +28,10 @@ def main(out: str) -> None:
     text = re.sub(r"\[Proofs\]\(proofs\.md\) has", "The last section has", text)
     text = re.sub(r"\s+Both pages are available\s+\[as\s+a\s+PDF\]\(theory\.pdf\)\.", "", text)
     _, proofs = (DOCS / "proofs.md").read_text().split("\n## ", 1)
-    # The statements, which the page includes, are in the sections before.
-    proofs = re.sub(r"^```\{include\}.*?^```\n", "", "\n## " + proofs, flags=re.M | re.S)
-    text += "\n## Proofs\n" + re.sub(r"^#", "##", proofs, flags=re.MULTILINE)
+    # The sections before have the statements that both pages print.
+    for statement in re.findall(r"<!-- proposition \d+ -->\n\n(.*?)<!-- end", text, re.DOTALL):
+        proofs = proofs.replace(statement, "")
+    text += "\n## Proofs\n" + re.sub(r"^#", "##", "\n## " + proofs, flags=re.MULTILINE)
     # References to pages of the site.
     text = re.sub(r"\s+\(\[[^\]]+\]\((?!http)[^)]*\)\)", "", text)
     text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)

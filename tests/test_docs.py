@@ -130,7 +130,7 @@ def test_the_numbers_of_the_controls_agree() -> None:
     seconds = [cpu for kind, several in times.items() if kind != "not found" for cpu in several]
     count, total = len(seconds), len(mistakes)
     result = " ".join(page.split())
-    assert f"Results {count} of the {total} loops of the [last table](#every-mistake) are" in result
+    assert f"**Result.** {count} of the {total} loops of the [last table](#every-mistake)" in result
     assert f"in at most {math.ceil(max(seconds))} seconds" in result
     assert f"(median {statistics.median(seconds) + 1e-9:.1f};" in result
     assert sum(int(row[-1].split(" of ")[0]) for row in apart[1:]) == 8
@@ -429,11 +429,11 @@ def test_every_proposition_is_proved_in_the_order_of_the_theory() -> None:
         assert r"$\square$" in section
         name = f"proposition {number}"
         if link[1] == "proof":  # the theory has the formal statement
-            marks = f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->\n```\n\n"
-            assert section.startswith("```{include} theory.md\n" + marks + "*Proof.*")
-            _, statement = theory.split(f"<!-- {name} -->\n\n")
+            _, text = theory.split(f"<!-- {name} -->\n\n")
+            statement, after = text.split(f"\n<!-- end of {name} -->\n", 1)
             assert re.match(PROPOSITION, statement)
-            assert statement.index("<!-- end") < statement.index("[proof]")
+            assert section.startswith(f"{statement}\n*Proof.*")
+            assert "[proof]" in after.split("<!--")[0]
         else:
             assert re.search(PROPOSITION, section.split("*Proof.*")[0])
 

@@ -343,17 +343,38 @@ def test_a_script_is_not_started_without_the_packages_of_its_test(
     command = [str(bare), "-I", "-m", "audit", "check", "train.py"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert " ".join(done.stderr.split()) == f"error: {errors.missing_extra('torch', 'game')}"
+    missing = errors.missing_extra(["joblib", "opacus", "torch"], "game")
+    assert " ".join(done.stderr.split()) == f"error: {missing}"
     assert not (tmp_path / "started").exists()
 
 
-def test_a_missing_extra_is_one_error(bare: Any) -> None:
-    command = [str(bare), "-I", "-m", "audit.bounds", "--mu", "1", "--plot", "x.png"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("command", "packages", "extra"),
+    [
+        ("bounds --mu 1 --plot x.png", "matplotlib, seaborn, tqdm", "game"),
+        ("run", "joblib, matplotlib, pandas, seaborn, torch, tqdm", "game"),
+        (
+            "run --backend dask",
+            "joblib, matplotlib, pandas, seaborn, torch, tqdm, distributed",
+            "game,dask",
+        ),
+        ("compare x", "matplotlib, pandas, seaborn", "game"),
+        ("app", "panel", "app"),
+        ("cost x.parquet", "pandas, pyarrow", "trackers"),
+        ("cost sqlite:///x.db", "optuna", "optuna"),
+        ("--print-completion bash", "shtab", "completion"),
+    ],
+)
+def test_all_missing_packages_are_named_at_once_before_any_work(
+    bare: Any, tmp_path: Path, command: str, packages: str, extra: str
+) -> None:
+    (tmp_path / "x.parquet").touch()
+    words = [str(bare), "-I", "-m", "audit", *command.split()]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert re.fullmatch(
-        r"error: (seaborn|matplotlib) must be installed: .*", " ".join(done.stderr.split())
-    )
+    expected = f"error: {packages} must be installed: pip install 'dp-tuning-audit[{extra}]'"
+    assert " ".join(done.stderr.split()) == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
 
 
 @pytest.mark.parametrize("name", ["reproduce", "coverage_study"])

@@ -18,7 +18,7 @@ from typing import Any
 from audit import checks, console
 from audit.accounting import DeltaUnreachable, DpSgd
 from audit.commands import calculator
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, require_modules
 from audit.numerics import format_rounded
 from audit.processes import end_with_parent
 
@@ -327,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         port = checks.integer("port", arguments.port, 0, 65535)
     except ValueError as error:
         return console.report_error(error)
+    require_modules("app", "panel")
     import panel
 
     panel.extension(throttled=True)

@@ -19,7 +19,7 @@ from audit.commands import cost
 from audit.commands.bounds_answer import Answer
 from audit.commands.bounds_base import base_of, delta_note, rounded_distribution
 from audit.commands.bounds_options import checked_options, make_parser
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, require_modules
 from audit.numerics import format_exact
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
@@ -123,6 +123,7 @@ def print_checked(arguments: argparse.Namespace) -> int:
     protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
     checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
     if arguments.plot is not None:
+        require_modules("game", "matplotlib", "seaborn", "tqdm")
         from audit.report.cost import check_writable, draw_cost  # slow to import
 
         check_writable(arguments.plot)

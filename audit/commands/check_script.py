@@ -1,11 +1,10 @@
 """The command `dp-tuning-audit check`: the differential test of an unmodified script."""
 
 import argparse
-import importlib.util
 from collections.abc import Sequence
 
 from audit import console
-from audit.errors import missing_extra
+from audit.errors import MissingExtra, require_modules
 from audit.loop.runs.work import CPU_SECONDS
 from audit.loop.sources.script import MODES, RECORDS, STEPS, script
 
@@ -68,11 +67,9 @@ def make_parser() -> console.Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = make_parser().parse_args(argv)
-    # Otherwise, the process of the script ends with a traceback.
-    for package in ("torch", "opacus"):
-        if importlib.util.find_spec(package) is None:
-            return console.report_error(missing_extra(package, "game"))
     try:
+        # Otherwise, the process of the script ends with a traceback.
+        require_modules("game", "joblib", "opacus", "torch")
         result = script(
             options.script,
             options.arguments,
@@ -84,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=options.seed,
             allow_writes=options.allow_writes,
         )
-    except ValueError as error:
+    except (ValueError, MissingExtra) as error:
         return console.report_error(error)
     verdict = str(result) if options.all else result.short
     print(result.to_json() if options.json else console.wrap_verdict(verdict))

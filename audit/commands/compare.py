@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from audit import console
+from audit.errors import require_modules
 
 
 def make_parser() -> console.Parser:
@@ -28,6 +29,7 @@ def make_parser() -> console.Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit code is 0, or 2 after a line about invalid input."""
     arguments = make_parser().parse_args(argv)
+    require_modules("game", "matplotlib", "pandas", "seaborn")
     # Importing tables and figures takes a second, which --help need not wait for.
     from audit.report import comparison
 

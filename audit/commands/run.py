@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from audit import console, interrupts
-from audit.errors import AuditError, InvalidInput
+from audit.errors import MODULES_OF_AUDITS, AuditError, InvalidInput, require_modules
 from audit.game.presets import preset_names, read_preset
 from audit.game.settings import AuditConfig
 
@@ -146,6 +146,7 @@ def run(config: AuditConfig) -> "list[Report]":
         InvalidInput: settings that do not fit each other, an unusable folder, or runs that all
             diverged.
     """
+    _require_packages(config.place.backend)
     # Importing torch takes seconds, which --help need not wait for.
     with interrupts.loading():
         from audit.game import audit_loop, binding, blocks, play, setup, store, workers
@@ -171,6 +172,15 @@ def run(config: AuditConfig) -> "list[Report]":
         from audit.report.write import write_reports
 
         return write_reports(config.views, set_ups, folder, trials)
+
+
+def _require_packages(backend: str) -> None:
+    """Raises one error that names all packages of an audit that are not installed."""
+    cluster = {"dask": "distributed", "ray": "ray"}.get(backend)
+    if cluster is None:
+        require_modules("game", *MODULES_OF_AUDITS)
+    else:
+        require_modules(f"game,{backend}", *MODULES_OF_AUDITS, cluster)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -165,7 +165,7 @@ class TuningCost:
     def _answer(self) -> list[str]:
         heading = f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}"
         contradiction = [f"contradiction: {self.contradiction}"] if self.contradiction else []
-        return [*contradiction, heading, *self._numbers]
+        return [*contradiction, *self._numbers, heading]
 
     @property
     def _assumed(self) -> str:

@@ -46,7 +46,9 @@ def read_preset(name: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(checks.read_text(file, 10**6), parse_float=_float_of_toml)
     except OSError as error:
-        raise InvalidInput(f"preset must be a readable TOML file, got {name!r}: {error}") from error
+        raise InvalidInput(
+            f"preset must be a readable TOML file, got {name!r}: {checks.reason_of(error)}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"preset must be TOML, got {name!r}: {error}") from error
     by_name = str(file) != name

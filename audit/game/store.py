@@ -49,7 +49,8 @@ def _writable(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise InvalidInput(
-            f"out must be a writable folder with free space, got {str(folder)!r}: {error}"
+            f"out must be a writable folder with free space, got {str(folder)!r}: "
+            f"{checks.reason_of(error)}"
         ) from error
 
 

@@ -290,7 +290,7 @@ def _dask(place: Place) -> Iterator[None]:
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise missing_extra("distributed", "dask") from error
+        raise missing_extra(["distributed"], "dask") from error
     if not place.scheduler:
         # Client alone would take the address in DASK_SCHEDULER_ADDRESS.
         with (
@@ -335,7 +335,7 @@ def _ray(place: Place) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise missing_extra("ray", "ray") from error
+        raise missing_extra(["ray"], "ray") from error
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if place.scheduler:
         _check_answers(place)  # Ray itself would try forever.

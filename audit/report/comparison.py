@@ -128,7 +128,7 @@ def _audits(path: Path) -> Iterator[Audit]:
             views = AuditConfig.from_mapping({**settings, "out": str(path)}).views
         except (OSError, ValueError) as error:
             raise InvalidInput(
-                f"folders must hold finished audits, got {str(path)!r}: {error}"
+                f"folders must hold finished audits, got {str(path)!r}: {reason_of(error)}"
             ) from error
         folders = [Path(view.out) for view in views]
     for folder in folders:

@@ -10,6 +10,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from audit.accounting import DeltaUnreachable, Mechanism
+from audit.checks import reason_of
 from audit.errors import InvalidInput
 from audit.protocols import Protocol
 from audit.upper_bounds import costs_of
@@ -63,7 +64,7 @@ def draw_cost(
             figure.savefig(path, dpi=150)
         except OSError as error:
             raise InvalidInput(
-                f"plot must be a file that can be written, got {path!r}: {error}"
+                f"plot must be a file that can be written, got {path!r}: {reason_of(error)}"
             ) from error
 
 
@@ -106,7 +107,7 @@ def check_writable(path: str) -> None:
             pass
     except OSError as error:
         raise InvalidInput(
-            f"plot must be a file in a folder that can be written, got {path!r}: {error}"
+            f"plot must be a file in a folder that can be written, got {path!r}: {reason_of(error)}"
         ) from error
 
 

@@ -28,7 +28,7 @@ def write(folder: str | Path) -> Path:
     try:
         write_text(path, html(report, folder))
     except InvalidInput as error:
-        cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+        cause = f": {checks.reason_of(error.__cause__)}" if error.__cause__ is not None else ""
         raise InvalidInput(
             f"folder must be one that can be written, got {checks.one_line(str(folder))}{cause}"
         ) from error

@@ -57,8 +57,11 @@ def read(path: Path) -> Report:
         report: Report = read_typed(Report, values, path.name, {AuditConfig: _settings})
         _check(report)
     except (OSError, ValueError, RecursionError, OverflowError) as error:
+        reason = checks.reason_of(error)
+        if isinstance(error, FileNotFoundError):
+            reason = f"it has no {path.name}" if path.parent.is_dir() else "no such folder"
         raise InvalidInput(
-            f"folders must hold finished audits, got {str(path.parent)!r}: {error}"
+            f"folders must hold finished audits, got {str(path.parent)!r}: {reason}"
         ) from error
     return report
 

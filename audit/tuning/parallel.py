@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from audit.errors import InvalidInput, imports_of_game
+from audit.errors import InvalidInput, require_modules
 from audit.processes import end_with_parent, loky_options, worker_deaths
 from audit.tuning.one_run import Attempt, Task
 
@@ -27,9 +27,9 @@ def attempts(
     if jobs == 1:
         yield from (hand_over(task)() for task in tasks())
         return
-    with imports_of_game():
-        import joblib
-        from joblib.parallel import get_active_backend
+    require_modules("game", "joblib")
+    import joblib
+    from joblib.parallel import get_active_backend
 
     backend, _ = get_active_backend()
     if getattr(backend, "supports_sharedmem", False):

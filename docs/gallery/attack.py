@@ -2,6 +2,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from audit import lower_bounds
+from audit.numerics import format_places
 
 rng = np.random.default_rng(0)
 without, with_record = rng.normal(0, 1, 2000), rng.normal(2, 1, 2000)
@@ -11,4 +12,4 @@ plt.hist(with_record, bins=40, alpha=0.6, label="with the record")
 plt.xlabel("score of the attack")
 plt.yticks([])
 plt.legend()
-print(f"epsilon is at least {bound.epsilon:.2f}")
+print(f"epsilon is at least {format_places(bound.epsilon, up=False, places=2)}")

@@ -1,6 +1,7 @@
 import matplotlib.pyplot as plt
 
 from audit import upper_bounds
+from audit.numerics import format_places
 
 protocols = {"one run": "fixed:1", "geometric, 20": "tnb:1,0.05", "fixed, 10": "fixed:10"}
 noise = [
@@ -9,6 +10,7 @@ noise = [
     )
     for spec in protocols.values()
 ]
-plt.bar_label(plt.barh(list(protocols), noise), fmt="%.2f", padding=3)
+labels = [format_places(sigma, up=True, places=2) for sigma in noise]
+plt.bar_label(plt.barh(list(protocols), noise), labels, padding=3)
 plt.xlabel("noise multiplier for ε = 3 in total")
-print(", ".join(f"{sigma:.2f}" for sigma in noise))
+print(", ".join(labels))

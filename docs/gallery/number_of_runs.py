@@ -2,6 +2,7 @@ import matplotlib.pyplot as plt
 
 import audit
 from audit import upper_bounds
+from audit.numerics import format_places
 
 run = audit.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01)
 means = [2, 5, 10, 20, 50, 100]
@@ -12,4 +13,4 @@ plt.semilogx(means, geometric, label="secret, geometric number")
 plt.xlabel("expected number of runs")
 plt.ylabel("ε of the tuning")
 plt.legend()
-print(f"{fixed[-1]:.2f} and {geometric[-1]:.2f}")
+print(*(format_places(costs[-1], up=True, places=2) for costs in (fixed, geometric)))

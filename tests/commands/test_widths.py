@@ -25,7 +25,7 @@ _ANSWERS = {
     "solve noise 3 --protocol tnb:0,0.1 --steps 300": "noise multiplier ",
     "solve runs 2 --mu 0.25 --protocol tnb:1,0.1": "",
     "protocols 2 --mu 0.25": "",
-    "cost runs.csv --chosen grid": "2 trials, chosen: grid",
+    "cost runs.csv --chosen grid": "only the best is released: epsilon = ",
 }
 
 

@@ -82,7 +82,10 @@ def test_a_contradiction_is_stated_and_escaped() -> None:
 def test_a_folder_without_an_audit_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "folders must hold finished audits" in error
-    assert error.count("\n") == 1
+    for folder, reason in ((tmp_path, "it has no summary.json"), (tmp_path / "absent", "no such")):
+        assert command.main([str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: folders must hold finished audits, got {str(folder)!r}: ")
+        assert reason in error
+        assert "Errno" not in error
+        assert error.count("\n") == 1

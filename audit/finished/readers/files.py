@@ -81,7 +81,7 @@ def read_yaml(path: Path) -> Any:
     try:
         import yaml
     except ImportError:
-        raise missing_extra("pyyaml", "trackers") from None
+        raise missing_extra(["pyyaml"], "trackers") from None
     try:
         return yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:

@@ -178,7 +178,7 @@ def load_study(storage: str, name: str | None) -> Any:
     try:
         import optuna  # the library; this module is audit.finished.readers.optuna
     except ImportError as error:
-        raise missing_extra("optuna", "optuna") from error
+        raise missing_extra(["optuna"], "optuna") from error
     is_journal = "://" not in storage
     # An address without its scheme may contain a password as well.
     where = "***" if is_journal and "@" in storage else checks.without_password(storage)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from audit.errors import InvalidInput, missing_extra
+from audit.errors import InvalidInput, require_modules
 from audit.finished.material import Material
 from audit.finished.readers.data_frames import material_of_frame
 from audit.finished.readers.files import is_file_with_suffix, shown
@@ -15,13 +15,11 @@ def read_parquet(source: Any, options: ReadOptions) -> Material:
     """The runs of a parquet file."""
     path = Path(source)
     name = shown(path)
-    try:
-        import pandas
+    require_modules("trackers", "pandas", "pyarrow")
+    import pandas
 
+    try:
         frame = pandas.read_parquet(path)
-    except ImportError as error:
-        package = "pandas" if (error.name or "").startswith("pandas") else "pyarrow"
-        raise missing_extra(package, "trackers") from None
     except Exception as error:  # pyarrow raises errors of its own classes
         raise InvalidInput(
             f"source must be a readable parquet file, got {name}: "

@@ -12,7 +12,7 @@ from scipy import stats
 
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput, imports_of_game
+from audit.errors import InvalidInput, require_modules
 from audit.loop.attack.discriminant import discriminant
 from audit.loop.attack.residuals import RUNS_PER_TRIAL, Residuals
 from audit.loop.runs.optimizer_hooks import run_of
@@ -186,8 +186,8 @@ class Attack:
     def _play_in_processes(
         self, blocks: Sequence[range], jobs: int, cpu: CpuLimit
     ) -> list[Run | None]:
-        with imports_of_game():
-            from joblib import Parallel, delayed
+        require_modules("game", "joblib")
+        from joblib import Parallel, delayed
 
         runs: list[Run | None] = []
         try:
