@@ -758,8 +758,9 @@ def test_damaged_folders_are_refused(
 def test_verification_of_damaged_certificates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Most edits leave the inputs of the numbers as they are.
-    monkeypatch.setattr(verification, "compute", functools.cache(verification.compute))
+    # Most edits leave the numbers as they are.
+    remembered = functools.cache(verification.with_stated_costs)
+    monkeypatch.setattr(verification, "with_stated_costs", remembered)
     path = tmp_path / "certificate.json"
     base = accounting.GaussianMechanism(0.5)
     study = tuning.Study({"level": [1, 2]}, "tnb:0,0.5", base=base, folder=None, seed=1)

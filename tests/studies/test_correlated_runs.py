@@ -25,6 +25,7 @@ def test_shared_shifts_are_shared_by_the_runs_that_the_grouping_says() -> None:
         assert len(first) == len(second) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_bounds_hold_if_both_sides_share_the_shifts_and_fail_if_they_do_not() -> None:
     """Of 16 audits, half exceed the true value if sides differ by far: 3 or fewer with 1 % chance.

@@ -36,6 +36,7 @@ def result() -> Result:
     return REPRODUCTIONS["x-table3-played"].run()
 
 
+@pytest.mark.slow
 def test_kept_trials_give_every_row_of_the_pages(result: Result) -> None:
     on_page, computed = tables(page_in_ascii()), tables("\n".join(result.lines))
     assert len(computed) == 6
@@ -89,6 +90,7 @@ def test_kept_files_are_small() -> None:
     assert sum(sizes) < 20e6
 
 
+@pytest.mark.slow
 def test_recommended_bounds_are_below_the_exact_cost(result: Result) -> None:
     # Each is above with probability 5 % at most; most are far below. This many of them above would
     # have a probability below 1e-4.
