@@ -6,8 +6,8 @@ jax_privacy does. Every form takes many steps per call (`lax.scan`), of one run 
 (`vmap`). The quickest of a few microbatches and numbers of runs is measured. Noise comes from JAX's
 default generator; on a CPU, `rbg` was three times as slow. The smallest ratios of the engine to a
 form in JAX are 1.2 for the MLP with 5,000 records (an Intel Xeon at a load of 6 to 9 on two
-processors) and 9.2 for the ConvNet with 500 records (an AMD EPYC at a load of 10 to 15 on two
-processors, "jax_ghost" in microbatches of 20 only).
+processors) and 11.8 for the ConvNet with 5,000 records (an AMD EPYC at a load of 9 on two
+processors, "jax_ghost" in microbatches of 100).
 """
 
 import functools
