@@ -211,7 +211,8 @@ def test_text_starts_with_the_answer_and_fits_the_terminal(report: Report) -> No
     text = to_text(report)
     lines = text.splitlines()
     assert max(map(len, lines)) <= WIDTH
-    assert lines[0].startswith("Attacked: random search K ~ tnb:0,0.01, score first-coordinate")
+    assert lines[0].split()[:2] == ["one", "run"]
+    assert "\n\nAttacked: random search K ~ tnb:0,0.01, score first-coordinate" in text
     rows = [line.split() for line in lines if len(line.split()) == 6]
     rows = [row for row in rows if row[5] in ("1", "2", "4")]
     assert len(rows) == 3
