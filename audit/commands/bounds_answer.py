@@ -11,6 +11,8 @@ from audit.protocols import Protocol
 from audit.upper_bounds import AffordableRepetitions, BaseReport, ComparedProtocol, UpperBound
 from audit.upper_bounds.statement import CostStatement
 
+_LISTED_BOUNDS = 3  # without --all
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -101,17 +103,19 @@ class Answer:
         )
 
     def _bounds_for_any_score(self, width: int) -> Iterator[str]:
-        """The cost of one run, and the bounds that hold for every score."""
+        """The cost of one run, and the smallest bounds that hold for every score."""
         one_run = self.bounds[0]
         for_any_score = [row for row in self.bounds if row.applies and row.claim.any_score]
-        names = max(len(row.name) for row in [one_run, *for_any_score])
+        smallest = sorted(for_any_score, key=lambda row: row.epsilon)[:_LISTED_BOUNDS]
+        rows = [one_run, *(row for row in for_any_score if row in smallest)]
+        names = max(len(row.name) for row in rows)
         yield f"{'bounds':{names}}  epsilon  for any score"
-        for row in [one_run, *for_any_score]:
+        for row in rows:
             words = "one run alone" if row is one_run else _title(row.source)
             line = f"{row.name:{names}}  {format_rounded(row.epsilon, up=True):>7}  "
             yield line + textwrap.shorten(words, max(width - len(line), 20), placeholder=" ...")
         yield from textwrap.wrap(
-            "(--all: bounds for special scores, attained values, sources and rounding)", width
+            "(--all: all bounds, attained values, sources and rounding)", width
         )
 
     def _every_bound(self, width: int) -> Iterator[str]:

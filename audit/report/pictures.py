@@ -89,7 +89,8 @@ def draw(report: Report, path: Path) -> None:
     config, results = report.config, report.results
     threat, training_set, canary = row_of_table(config)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
-        figure = Figure(figsize=(4.1 + 1.25 * len(results), 6.4), layout="constrained")
+        width = max(4.1 + 1.25 * len(results), 6.8)  # the title needs this much
+        figure = Figure(figsize=(width, 6.4), layout="constrained")
         axes = figure.subplots()
         labels = _draw_bounds(axes, report)
         axes.set_xlabel(_BUDGET)

@@ -30,7 +30,7 @@ def to_text(report: Report, show_all: bool = True) -> str:
         report: a finished audit.
         show_all: whether to list every bound; otherwise only what the answer requires.
     """
-    blocks = [_attacked(report), list(_contradictions(report)), list(_answer(report))]
+    blocks = [list(_contradictions(report)), list(_answer(report)), _attacked(report)]
     if show_all:
         notes = _Footnotes()
         blocks += [list(_bounds(report, notes)), notes.lines, list(_chance(report))]

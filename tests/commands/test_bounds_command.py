@@ -621,7 +621,7 @@ def test_the_command_accounts_for_sampled_batches(capsys: pytest.CaptureFixture[
     base = DpSgd(1.0, 500, 0.01)
     law = repetitions.parse_repetitions("tnb:0,0.01")
     assert rows["region"] == pytest.approx(upper_bounds.region(base, law, 1e-5).epsilon)
-    assert found["base"]["description"].endswith("add-remove neighbours")
+    assert found["base"]["description"].endswith("zero-out neighbours")
     assert found["base"]["epsilon_rdp"] == pytest.approx(1.6527, abs=1e-3)
     assert rows["region"] < rows["total"] < 2 * rows["region"] + found["base"]["epsilon_exact"]
     assert rows["reduced-exact"] < rows["region"]

@@ -208,11 +208,27 @@ def test_labels_are_spread_around_their_values(values: list[float], expected: li
     assert list(pictures._spread(values, 1.0, 10.0)) == pytest.approx(expected)
 
 
+def test_no_word_of_the_figure_of_one_budget_is_cut_off(
+    report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: figures.append(figure))
+    pictures.draw(replace(report, results=report.results[:1]), tmp_path / "figure.png")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    for text in (figure._suptitle, figure._supxlabel, axes.xaxis.label, *axes.texts):
+        extent = text.get_window_extent()
+        assert extent.x0 >= 0, text
+        assert extent.x1 <= figure.bbox.width, text
+
+
 def test_text_starts_with_the_answer_and_fits_the_terminal(report: Report) -> None:
     text = to_text(report)
     lines = text.splitlines()
     assert max(map(len, lines)) <= WIDTH
-    assert lines[0].startswith("Attacked: random search K ~ tnb:0,0.01, score first-coordinate")
+    assert lines[0].split()[:2] == ["one", "run"]
+    assert "\n\nAttacked: random search K ~ tnb:0,0.01, score first-coordinate" in text
     rows = [line.split() for line in lines if len(line.split()) == 6]
     rows = [row for row in rows if row[5] in ("1", "2", "4")]
     assert len(rows) == 3
