@@ -468,6 +468,17 @@ _ALL = (
         test="equal_records.run_equal_records",
     ),
     FindingKind(
+        "others",
+        "contribution",
+        "One record changes what other records contribute to a step, with equal random numbers; "
+        "the noise is for the gradient of one record.",
+        "A number that is computed from the batch enters the gradients of its records, or their "
+        "threshold: a mean, a weight of a class, a loss, a norm.",
+        "Compute the loss of each record from this record and released numbers alone, and keep the "
+        "clipping threshold constant.",
+        test="check_premises.check_premises",
+    ),
+    FindingKind(
         "size of the batch",
         "contribution",
         "The contribution of one record depends on how many records are in its batch (rank "

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,17 +310,30 @@ def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -
                 return
 
 
-def changes_other_records(
-    experiment: Experiment, canaries: CanaryRuns, records: TrainingSet
-) -> bool:
+class OthersChange(NamedTuple):
     """Whether an exchanged record changes the contributions of the other records.
 
     If it does not, exchanging it has the same effect among any other records.
+
+    Attributes:
+        seen: whether it does.
+        with_equal_draws: whether it does in runs that draw as many random numbers in each step.
+            Otherwise, other numbers of a shifted random stream may be the reason.
     """
+
+    seen: bool
+    with_equal_draws: bool
+
+
+def changes_other_records(
+    experiment: Experiment, canaries: CanaryRuns, records: TrainingSet
+) -> OthersChange:
+    """Compares the effect of an exchange among the experiment's records with that among others."""
     # Later steps of the experiment may have been tested since these canaries ran.
     pool, steps, seed = canaries.pool, len(canaries.contributions.largest), experiment.base_seed
     reference = next(i for i, record in enumerate(pool) if record is canaries.pair[0])
     with_reference = experiment.coupled(experiment.exchange(records, pool[reference]), seed)
+    seen = False
     # Records that differ in size, in label and in direction.
     for wanted in (
         lambda record: record is canaries.pair[1],
@@ -335,16 +348,18 @@ def changes_other_records(
         with_other = experiment.coupled(experiment.exchange(records, pool[other_index]), seed)
         if experiment.ended_early(with_reference) or experiment.ended_early(with_other):
             continue
-        usual_gradients = [canaries.traces[i].gradients[:steps] for i in (reference, other_index)]
+        usual = [canaries.traces[i] for i in (reference, other_index)]
         usual_change, change_now = (
-            usual_gradients[0] - usual_gradients[1],
+            usual[0].gradients[:steps] - usual[1].gradients[:steps],
             with_reference.gradients[:steps] - with_other.gradients[:steps],
         )
         sizes = np.maximum(np.linalg.norm(usual_change, axis=1), np.linalg.norm(change_now, axis=1))
         rounding = 8 * canaries.contributions.rounding[:steps]
         if np.any(np.linalg.norm(usual_change - change_now, axis=1) > 0.02 * sizes + rounding):
-            return True
-    return False
+            seen = True
+            if all(draw_alike(run, with_reference, steps) for run in (*usual, with_other)):
+                return OthersChange(seen=True, with_equal_draws=True)
+    return OthersChange(seen, with_equal_draws=False)
 
 
 def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
@@ -503,7 +518,9 @@ def compare_steps_without_the_record(experiment: Experiment, canaries: CanaryRun
     experiment.verdicts.collect(
         TestResult(p_value, "influence", shown),
         words=lambda test: influence(
-            test, changes_other_records(experiment, canaries, other_records), _is_carried(changed)
+            test,
+            changes_other_records(experiment, canaries, other_records).seen,
+            _is_carried(changed),
         ),
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from audit.errors import AuditError, InvalidInput
-from audit.loop.explanations import weights_outside
+from audit.loop.explanations import explain, weights_outside
 from audit.loop.findings import PREMISES, PremiseReport
 from audit.loop.premises import canary_runs
 from audit.loop.premises.accountant import (
@@ -249,17 +249,30 @@ def _of_watched(
     compare_accountant(check, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
     _note_cost_of_replacement(check, first, delta)
-    if equal is not None and experiment.work_left() and equal.others_change():
-        check.verdicts.notes.append(
-            "the exchanged record changes what other records contribute, so that records that were "
-            "not tried may change a step by more"
-        )
+    if equal is not None and experiment.work_left() and equal.others().seen:
+        _report_change_of_others(experiment, equal)
     compare_released(experiment, canaries)
     public_size = compare_numbers_of_records(experiment, canaries, equal, short)
     steps = experiment.steps
     if experiment.stop_after is not None:
         steps += _compare_later_steps(experiment, canaries, equal, delta)
     return _Outcome(canaries.strongest, None, steps, public_size)
+
+
+def _report_change_of_others(experiment: Experiment, equal: EqualRecords) -> None:
+    """Reports a record that changes what other records contribute.
+
+    Other mechanisms may limit the change of a step all the same, by clipping the whole sum. Opacus
+    clips each gradient, so that its noise is for a record that changes no other contribution.
+    """
+    verdicts = experiment.verdicts
+    if not (experiment.base.opacus and equal.others().with_equal_draws):
+        verdicts.notes.append(
+            "the exchanged record changes what other records contribute, so that records that were "
+            "not tried may change a step by more"
+        )
+    elif not any(finding.premise == "contribution" for finding in verdicts.findings):
+        verdicts.findings.append(explain("others"))
 
 
 def _note_cost_of_replacement(check: Check, first: Trace, delta: float) -> None:

@@ -34,6 +34,7 @@ from audit.loop.premises.batches import (
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.canary_runs import (
     CanaryRuns,
+    OthersChange,
     changes_other_records,
     largest_distances,
 )
@@ -101,7 +102,7 @@ class EqualRecords:
         missing: whether missing noise was reported.
         varying: whether one record's contribution differs between batches.
         random_gradients: whether a record's own gradient is random (dropout, augmentation).
-        others_change: whether an exchanged record changes what other records contribute.
+        others: whether an exchanged record changes what other records contribute.
         reach: [T], half of the largest change by one record among equal ones.
     """
 
@@ -111,7 +112,7 @@ class EqualRecords:
     missing: bool
     varying: bool
     random_gradients: bool
-    others_change: Callable[[], bool]
+    others: Callable[[], OthersChange]
     reach: FloatArray
 
 
@@ -319,7 +320,7 @@ class _Case:
         noise: the noise of the released gradients.
         varying: whether one record's contribution differs between batches.
         random_gradients: whether a record's own gradient is random.
-        others_change: whether an exchanged record changes what other records contribute.
+        others: whether an exchanged record changes what other records contribute.
     """
 
     experiment: Experiment
@@ -335,7 +336,7 @@ class _Case:
     noise: Noise
     varying: bool
     random_gradients: bool
-    others_change: Callable[[], bool]
+    others: Callable[[], OthersChange]
 
     @staticmethod
     def of(
@@ -371,7 +372,7 @@ class _Case:
 
     def explain_batches(self, test: TestResult) -> Finding:
         """The finding of a test, with another cause where records change those of others."""
-        return explain_test(test, self.others_change())
+        return explain_test(test, self.others().seen)
 
 
 def _measured(case: _Case) -> EqualRecords:
@@ -384,7 +385,7 @@ def _measured(case: _Case) -> EqualRecords:
         _noise_by_coordinate(experiment, case.of_quiet, case.of_canary, noise)
     if case.varying:
         spread = case.batches.unit_spread
-        experiment.verdicts.findings.append(divided_by_batch(spread, case.others_change()))
+        experiment.verdicts.findings.append(divided_by_batch(spread, case.others().seen))
     experiment.verdicts.random_gradients = case.random_gradients
     _test_noise(case)
     compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed)
@@ -406,7 +407,7 @@ def _measured(case: _Case) -> EqualRecords:
         missing,
         case.varying,
         case.random_gradients,
-        case.others_change,
+        case.others,
         among_equal,
     )
 
@@ -458,7 +459,7 @@ def _test_noise(case: _Case) -> None:
         between_steps = experiment.accounted is not None
         experiment.verdicts.collect(
             *independence(noise, base.names, base.shapes, between_steps, min_correlation),
-            words=lambda test: explain_test(test, case.random_gradients and case.others_change()),
+            words=lambda test: explain_test(test, case.random_gradients and case.others().seen),
         )
         if not case.varying and not case.random_gradients:
             _test_shape_of_noise(case)

@@ -112,7 +112,7 @@ def _finding(
     if not upper.differs(lower):  # many small differences
         high, upper = n, _known(measured(n))
     finding = depends_on_n(high, low, upper.numbers(), lower.numbers(), lower.ratio(upper))
-    if not upper.states_otherwise(lower) and equal.others_change():
+    if not upper.states_otherwise(lower) and equal.others().seen:
         return replace(finding, cause=f"{OTHERS_CHANGE}, by a statistic. Or: {finding.cause}")
     return finding
 

@@ -492,7 +492,7 @@ def _cause(case: _Case, step: int, ratio: float, beyond: bool) -> _Cause:
 
 def _of_all_records(case: _Case, step: int) -> _Cause | None:
     """A statistic over records enters their contributions."""
-    if not case.equal.others_change():
+    if not case.equal.others().seen:
         return None
     where = _where(case, case.canaries.contributions.by_tensor[step])
     return (

@@ -1,0 +1,65 @@
+"""Records that change what other records contribute to a step of Opacus.
+
+The statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from opacus import PrivacyEngine
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from audit.loop import TrainingSet
+from audit.loop.premises.check_premises import check_premises
+from benchmarks.training_loops import loops
+
+pytestmark = pytest.mark.thorough
+
+
+def weighted(
+    share_of: Callable[[Tensor], float], dropout: float = 0.0, clip: float = 0.5
+) -> Callable[..., Any]:
+    """A loop that weights the loss of a class by its share."""
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        data = TensorDataset(torch.from_numpy(records.features), torch.from_numpy(records.labels))
+        module = nn.Sequential(*loops.mlp(), nn.Dropout(dropout))
+        engine = PrivacyEngine()
+        model, optimizer, loader = engine.make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=8, shuffle=True),
+            noise_multiplier=1.0,
+            max_grad_norm=clip,
+        )
+        watch(optimizer, model, engine)
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+                share = share_of(y)
+                (losses * torch.where(y == 0, 1 - share, share)).mean().backward()
+                optimizer.step()
+        return model
+
+    return train
+
+
+def share_of_batch(y: Tensor) -> float:
+    return float((y == 0).double().mean().clamp(0.1, 0.9)) if len(y) else 0.5
+
+
+@pytest.mark.parametrize("clip", [5.0, pytest.param(50.0, marks=pytest.mark.slow)])
+def test_weights_of_classes_by_the_batch_are_found(clip: float) -> None:
+    # Large thresholds hide the change of the others: no record that is tried changes a step by 2 C.
+    found = check_premises(weighted(share_of_batch, clip=clip), TrainingSet.of(loops.dense()))
+    assert [finding.kind for finding in found.report.findings] == ["others"], str(found.report)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_public_weights_of_classes_are_not_accused(dropout: float) -> None:
+    found = check_premises(weighted(lambda y: 0.3, dropout), TrainingSet.of(loops.dense()))
+    assert not found.report.broken, str(found.report)
