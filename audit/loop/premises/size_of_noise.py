@@ -325,8 +325,10 @@ def _against_threshold(case: _Case) -> None:
             case.experiment.verdicts.collect(TestResult(p_value, "scale", numbers))
 
 
-def _least_rate(counts: FloatArray, included: NDArray[np.bool_], records: int) -> float:
-    """The smallest sampling rate that is consistent with the batches of all other records.
+def _possible_rates(
+    counts: FloatArray, included: NDArray[np.bool_], records: int
+) -> tuple[float, float]:
+    """The smallest and largest sampling rate that the batches of all other records allow.
 
     A batch is known only in steps in which some run drew the exchanged record, so that this record
     would make known batches too large.
@@ -338,38 +340,47 @@ def _least_rate(counts: FloatArray, included: NDArray[np.bool_], records: int) -
     """
     known = ~np.isnan(counts)
     if records == 1:
-        return float(np.mean(counts[known]))
+        rate = float(np.mean(counts[known]))
+        return rate, rate
     drawn = float((counts - included)[known].sum())
-    trials = float((records - 1) * known.sum())
-    if drawn < 1.0:
-        return _NO_RATE
-    return float(stats.beta.ppf(FAMILY_ERROR, drawn, trials - drawn + 1.0))
+    missed = float((records - 1) * known.sum()) - drawn
+    low = stats.beta.ppf(FAMILY_ERROR, drawn, missed + 1.0) if drawn > 0 else _NO_RATE
+    high = stats.beta.isf(FAMILY_ERROR, drawn + 1.0, missed) if missed > 0 else 1.0
+    return float(low), float(high)
 
 
-def _random_allocation(
-    noise_multiplier: float, counts: FloatArray, included: NDArray[np.bool_], steps: int
+def _random_allocations(
+    noise_multiplier: float,
+    counts: FloatArray,
+    included: NDArray[np.bool_],
+    steps: int,
+    rates: tuple[float, float],
 ) -> Iterator[Mechanism]:
-    """The random allocation whose records are in the batches as observed, if there is one.
+    """The random allocations that the observed batches allow.
 
-    It draws the exchanged record once per epoch, and batches have random sizes. If they had equal
-    sizes, the batches of the other records would reveal that of the exchanged record.
+    They draw the exchanged record once per epoch, and batches have random sizes. If they had equal
+    sizes, the batches of the other records would reveal that of the exchanged record. In a step of
+    unknown batches, the record may have been drawn.
     """
-    epochs = int(included.sum(axis=1).max())
-    if included.shape[1] != steps or epochs in (0, steps) or steps % epochs:
+    seen = ~np.isnan(counts).any(axis=0)
+    if included.shape[1] != steps or not seen.any() or np.ptp(counts[:, seen]) == 0:
         return
-    seen = ~np.isnan(counts).any(axis=0)  # where an inclusion can be seen
-    by_epoch = included.reshape(len(included), epochs, steps // epochs)
-    seen_by_epoch = seen.reshape(epochs, steps // epochs)
-    drawn = by_epoch.sum(axis=2)
-    if np.any(drawn > 1) or np.any(drawn[:, seen_by_epoch.all(axis=1)] != 1):
-        return
-    if not seen.any() or np.ptp(counts[:, seen]) == 0:
-        return
-    seen_always = seen_by_epoch.all(axis=0)
-    same = by_epoch[:, :, seen_always] == by_epoch[:, :1, seen_always]
-    is_fixed = epochs > 1 and bool(seen_always.any()) and bool(np.all(same))
-    with contextlib.suppress(InvalidInput):  # too little noise
-        yield RandomAllocation(noise_multiplier, steps // epochs, epochs, fixed=is_fixed)
+    low, high = rates
+    for epochs in range(
+        max(math.ceil(low * steps), 1), min(math.floor(high * steps), steps - 1) + 1
+    ):
+        if steps % epochs:
+            continue
+        by_epoch = included.reshape(len(included), epochs, steps // epochs)
+        seen_by_epoch = seen.reshape(epochs, steps // epochs)
+        drawn = by_epoch.sum(axis=2)
+        if np.any(drawn > 1) or np.any(drawn[:, seen_by_epoch.all(axis=1)] != 1):
+            continue
+        seen_always = seen_by_epoch.all(axis=0)
+        same = by_epoch[:, :, seen_always] == by_epoch[:, :1, seen_always]
+        is_fixed = epochs > 1 and bool(seen_always.any()) and bool(np.all(same))
+        with contextlib.suppress(InvalidInput):  # too little noise
+            yield RandomAllocation(noise_multiplier, steps // epochs, epochs, fixed=is_fixed)
 
 
 def _compare_claim(
@@ -402,8 +413,9 @@ def _compare_claim(
     else:
         effective = experiment.verdicts.measured["effective noise multiplier"]
         total = len(experiment.base.steps)
-        runs.append(DpSgd(effective, total, _least_rate(counts, included, len(experiment.records))))
-        runs.extend(_random_allocation(effective, counts, included, total))
+        rates = _possible_rates(counts, included, len(experiment.records))
+        runs.append(DpSgd(effective, total, min(rates[0], 1.0)))
+        runs.extend(_random_allocations(effective, counts, included, total, rates))
     # The cheapest accounting that fits the batches: more could not be proved of the function.
     implied = math.inf
     for run in runs:
