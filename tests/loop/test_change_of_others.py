@@ -16,7 +16,7 @@ from audit.loop import TrainingSet
 from audit.loop.premises.check_premises import check_premises
 from benchmarks.training_loops import loops
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.usefixtures("little_work"), pytest.mark.thorough]
 
 
 def weighted(
@@ -52,6 +52,7 @@ def share_of_batch(y: Tensor) -> float:
     return float((y == 0).double().mean().clamp(0.1, 0.9)) if len(y) else 0.5
 
 
+@pytest.mark.full_work
 @pytest.mark.parametrize("clip", [5.0, pytest.param(50.0, marks=pytest.mark.slow)])
 def test_weights_of_classes_by_the_batch_are_found(clip: float) -> None:
     # Large thresholds hide the change of the others: no record that is tried changes a step by 2 C.
@@ -59,6 +60,7 @@ def test_weights_of_classes_by_the_batch_are_found(clip: float) -> None:
     assert [finding.kind for finding in found.report.findings] == ["others"], str(found.report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_public_weights_of_classes_are_not_accused(dropout: float) -> None:
     found = check_premises(weighted(lambda y: 0.3, dropout), TrainingSet.of(loops.dense()))
