@@ -53,6 +53,18 @@ def test_both_modes_find_the_old_loader(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_copy_does_not_wait_for_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Both before and after the copy at make_private, threads of OpenMP would take part.
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    product = "torch.set_num_threads(2); torch.rand(600, 600) @ torch.rand(600, 600)"
+    text = PLAIN.replace("optimizer = torch", f"{product}\noptimizer = torch", 1)
+    text = text.replace("        # after step", f"        {product}")
+    result = run(tmp_path, text, mode="fork")
+    assert result.exit_code == 0, str(result)
+    assert "number of threads" in str(result)
+
+
+@pytest.mark.slow
 def test_noise_is_compared_with_the_calibrated_one(tmp_path: Path) -> None:
     result = run(tmp_path, with_mistake("noise lowered after calibration"))
     assert result.exit_code == 1

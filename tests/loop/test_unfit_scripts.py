@@ -159,6 +159,17 @@ def test_one_line_says_what_to_do(
     assert "train.py must" in line
 
 
+@pytest.mark.thorough
+def test_a_script_has_one_thread(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With more, a copy of the process waited for threads that it does not have.
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    shown = "raise ValueError(f'threads: {torch.get_num_threads()}')"
+    line = refusal(folder, _first(f"torch.set_num_threads(4)\n{shown}"), capsys, "train.py")
+    assert "threads: 1" in line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",

@@ -247,6 +247,8 @@ def _answer_of(options: Mapping[str, Any], protection: str) -> dict[str, Any]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path),
         "PYTHONDONTWRITEBYTECODE": "1",
+        # The threads of OpenMP do not survive a copy of the process: the copy would wait for them.
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
     start = Path(__file__).with_name("namespace.py")
     command = [sys.executable, "-P", str(start), protection, str(write), json.dumps(options)]

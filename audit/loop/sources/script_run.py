@@ -348,6 +348,9 @@ class _Run:
             run.started_processes = True
             start_process(process)
 
+        def stay_alone(*_: Any) -> None:
+            run.facts.overridden.add("number of threads")
+
         def refuse_processes(*_: Any, **__: Any) -> None:
             run._refuse(f"train in one process, got {_PROCESSES}")
 
@@ -358,6 +361,8 @@ class _Run:
             (DataLoader, "__iter__", hooked_iter),
             (DPOptimizer, "__init__", hooked_optimizer),
             (BaseProcess, "start", hooked_start),
+            # A copy of the process would wait for the threads of OpenMP, which it does not have.
+            (torch, "set_num_threads", stay_alone),
             (torch.multiprocessing, "spawn", refuse_processes),
             (torch.multiprocessing, "start_processes", refuse_processes),
         ]
