@@ -38,6 +38,7 @@ from audit.loop.premises.batches import (
     poisson_tests,
 )
 from audit.loop.premises.canary_pool import PoolRecord, canary_pool, gradient_of, opposite_pair
+from audit.loop.premises.canary_runs import OthersChange
 from audit.loop.premises.check_premises import FAMILY_ERROR, check_premises
 from audit.loop.premises.contributions import contributions
 from audit.loop.premises.equal_records import _quiet_record
@@ -1203,7 +1204,7 @@ def test_contributions_that_change_a_little_with_every_record_are_named() -> Non
     of_48: Any = SimpleNamespace(
         records=range(48), verdicts=Verdicts(), relation="add-remove", work_left=lambda: True
     )
-    equal: Any = SimpleNamespace(varying=False, others_change=lambda: True)
+    equal: Any = SimpleNamespace(varying=False, others=lambda: OthersChange(True, False))
     with mock.patch.object(number_of_records, "_at_size", at_size):
         number_of_records.compare_numbers_of_records(of_48, None, equal, False)
     (finding,) = of_48.verdicts.findings

@@ -266,9 +266,10 @@ def test_corners_of_a_box_between_two_lines() -> None:
     # e in [0.2, 0.6] and f in [0.3, 0.8] where 0.7 <= e + f <= 1: a polygon of five corners.
     (pair,) = GaussianMechanism(1.0).pairs
     events = TwoEvents(pair, Chance((1.0, 0.0), (0.0, 1.0), 0.7), 1e-5)
-    pieces = np.log([[[0.2], [0.6]], [[0.7], [0.2]]])  # of e and 1-f
-    on_e, on_f, possible = events._corners(*pieces)
-    e, f = 0.2 + 0.4 * on_e[possible], 0.3 + 0.5 * on_f[possible]
+    # Of e and of 1-f, on both data sets.
+    pieces = np.log([[[[0.2], [0.6]]] * 2, [[[0.7], [0.2]]] * 2])
+    log_e, log_rest, possible = events._cut_corners(*pieces)
+    e, f = np.exp(log_e[0][possible]), -np.expm1(log_rest[0][possible])
     found = {(round(float(x), 9), round(float(y), 9)) for x, y in zip(e, f, strict=True)}
     assert found == {(0.4, 0.3), (0.6, 0.3), (0.6, 0.4), (0.2, 0.8), (0.2, 0.5)}
 
