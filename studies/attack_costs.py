@@ -41,8 +41,8 @@ def attained(mu: float, protocol: Protocol, delta: float) -> float:
         delta: in (0, 1).
 
     Example:
-        >>> round(attained(0.25, parse_protocol("until:0.1"), 1e-2), 2)
-        0.94
+        >>> round(attained(0.25, parse_protocol("until:0.1"), 1e-2), 1)
+        0.9
     """
     match protocol:
         case RandomSearch(repetitions) | Grid(runs_distribution=repetitions):

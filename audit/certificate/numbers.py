@@ -228,6 +228,8 @@ class TradeOff:
             without_delta, ratio = 1.0 - point.delta, np.exp(-point.epsilon)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 fall = np.where(rates > 0.0, rates / ratio, 0.0)  # infinite if the ratio underflows
+            # Where both are nearly equal, their difference would otherwise be rounded up.
+            fall = fall * (1.0 + numerics.FLOAT_ROUNDING)
             smallest = np.maximum(smallest, without_delta - fall)
             smallest = np.maximum(smallest, ratio * (without_delta - rates))
         return smallest

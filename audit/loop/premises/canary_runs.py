@@ -381,7 +381,7 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
     canary, *other_canaries = {
         id(record): record for record in (*canaries.pair, *canaries.pool[-2:])
     }.values()
-    for compared in other_canaries:
+    for compared in _with_other_contributions(experiment, canaries, canary, other_canaries):
         orders = [
             replace_one(replace_one(experiment.records, neighbour, neighbouring), exchanged, place)
             for neighbour, exchanged in ((canary, compared), (compared, canary))
@@ -397,6 +397,27 @@ def orders_records(experiment: Experiment, canaries: CanaryRuns) -> bool:
         else:
             return True
     return False
+
+
+def _with_other_contributions(
+    experiment: Experiment, canaries: CanaryRuns, record: PoolRecord, others: Sequence[PoolRecord]
+) -> list[PoolRecord]:
+    """Those of the others that contribute differently from a record to each of its steps.
+
+    An exchange with a record of the same clipped gradient would change nothing.
+    """
+    steps = experiment.steps
+
+    def gradients(wanted: PoolRecord) -> FloatArray:
+        traces = zip(canaries.traces, canaries.pool, strict=False)
+        return next(trace.gradients[:steps] for trace, other in traces if other is wanted)
+
+    gaps = np.array(
+        [np.linalg.norm(gradients(other) - gradients(record), axis=1) for other in others]
+    )
+    differ = gaps > 8 * canaries.contributions.rounding[:steps]
+    in_batch = differ.any(axis=0)
+    return [other for other, at in zip(others, differ, strict=True) if at[in_batch].all()]
 
 
 def weights_have_own_noise(experiment: Experiment) -> bool:

@@ -250,7 +250,7 @@ def _of_watched(
     short = compare_size(experiment, canaries, equal, claim, delta)
     _note_cost_of_replacement(check, first, delta)
     if equal is not None and experiment.work_left() and equal.others().seen:
-        _report_change_of_others(experiment, equal)
+        _report_change_of_others(experiment, canaries, equal)
     compare_released(experiment, canaries)
     public_size = compare_numbers_of_records(experiment, canaries, equal, short)
     steps = experiment.steps
@@ -259,14 +259,19 @@ def _of_watched(
     return _Outcome(canaries.strongest, None, steps, public_size)
 
 
-def _report_change_of_others(experiment: Experiment, equal: EqualRecords) -> None:
+def _report_change_of_others(
+    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords
+) -> None:
     """Reports a record that changes what other records contribute.
 
     Other mechanisms may limit the change of a step all the same, by clipping the whole sum. Opacus
-    clips each gradient, so that its noise is for a record that changes no other contribution.
+    clips each gradient, so that its noise is for a record that changes no other contribution. If
+    the function sorts its records, an exchange moves the others to other batches.
     """
     verdicts = experiment.verdicts
-    if not (experiment.base.opacus and equal.others().with_equal_draws):
+    if not (
+        experiment.base.opacus and equal.others().with_equal_draws
+    ) or canary_runs.orders_records(experiment, canaries):
         verdicts.notes.append(
             "the exchanged record changes what other records contribute, so that records that were "
             "not tried may change a step by more"

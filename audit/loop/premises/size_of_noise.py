@@ -409,6 +409,9 @@ def _compare_claim(
             canaries.contributions.of_pair[:steps][usable],
             equal.noise.scales[:steps][usable],
         )
+        # The largest scales that the runs do not contradict.
+        degrees = equal.noise.degrees[:steps][usable] * equal.noise.sizes.sum()
+        scales = scales * np.sqrt(degrees / stats.chi2.ppf(FAMILY_ERROR / len(scales), degrees))
         runs.append(GaussianMechanism(float(np.linalg.norm(reach / scales))))
     else:
         effective = experiment.verdicts.measured["effective noise multiplier"]
