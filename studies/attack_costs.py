@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from audit.accounting import GaussianMechanism
-from audit.attacks import adaptive_attack, attack_tails, label_attack, subset_attack
+from audit.attacks import attack_tails, subset_attack
 from audit.protocols import (
     Adaptive,
     Grid,
@@ -25,10 +25,9 @@ from audit.protocols import (
 )
 from audit.report.text import rounded_down, rounded_up
 from audit.upper_bounds import tuning_cost, worst_order
+from studies.papers.attacks import UNLIMITED_TRIALS, adaptive_epsilon
 
 DATA = Path("docs/attacks.csv")
-# An attack on tails may use events of any probability.
-_UNLIMITED_TRIALS = 10**12
 _COMPUTED = ("bound", "cost", "attained")
 
 
@@ -50,10 +49,9 @@ def attained(mu: float, protocol: Protocol, delta: float) -> float:
             assert epsilon is not None  # a Gaussian base has orders
             return epsilon
         case UntilAccepted() | RandomStopping():
-            return attack_tails(mu, protocol, delta, _UNLIMITED_TRIALS)[0].epsilon(delta)
+            return attack_tails(mu, protocol, delta, UNLIMITED_TRIALS)[0].epsilon(delta)
         case Adaptive():
-            attack = adaptive_attack(mu, protocol, delta)
-            return max(attack.epsilon(delta), label_attack(mu, protocol, delta).epsilon(delta))
+            return adaptive_epsilon(mu, protocol, delta)
         case Subset():
             return subset_attack(mu, protocol, delta).epsilon(delta)
         case _:

@@ -229,7 +229,7 @@ class TradeOff:
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 fall = np.where(rates > 0.0, rates / ratio, 0.0)  # infinite if the ratio underflows
             # Where both are nearly equal, their difference would otherwise be rounded up.
-            fall = fall * (1.0 + numerics.FLOAT_ROUNDING)
+            fall *= 1.0 + numerics.FLOAT_ROUNDING
             smallest = np.maximum(smallest, without_delta - fall)
             smallest = np.maximum(smallest, ratio * (without_delta - rates))
         return smallest
@@ -258,27 +258,25 @@ class TradeOff:
 
     def _near_zero(self) -> tuple[FloatArray, FloatArray]:
         """Logarithms of the rates [n] of the vertices of too steep lines, and the heights there."""
-        steep, without_delta = (
-            np.array([getattr(point, name) for point in self.points])
-            for name in ("epsilon", "delta")
-        )
-        without_delta = 1.0 - without_delta
+        epsilons = np.array([point.epsilon for point in self.points])
+        without_delta = 1.0 - np.array([point.delta for point in self.points])
+        flat_heights = np.exp(-epsilons) * without_delta
         # Heights at a rate of 0, and logarithms of the slopes, of all lines and of the axis.
-        heights = np.concatenate([without_delta, np.exp(-steep) * without_delta, [0.0]])
-        log_slopes = np.concatenate([steep, -steep, [-np.inf]])
-        too_steep = steep > _STEEPEST
+        heights = np.concatenate([without_delta, flat_heights, [0.0]])
+        log_slopes = np.concatenate([epsilons, -epsilons, [-np.inf]])
+        too_steep = epsilons > _STEEPEST
         # Crossings with a steeper line are not numbers here; they are found from that line.
         with np.errstate(all="ignore"):
             log_rates = (
                 np.log(without_delta[too_steep, None] - heights)
-                - steep[too_steep, None]
-                - np.log(-np.expm1(log_slopes - steep[too_steep, None]))
+                - epsilons[too_steep, None]
+                - np.log(-np.expm1(log_slopes - epsilons[too_steep, None]))
             ).ravel()
         log_rates = np.unique(log_rates[np.isfinite(log_rates) & (log_rates < 0.0)])
         # The sum of two large numbers loses digits, so that the heights are rounded down.
-        log_falls = log_rates[:, None] + steep * (1.0 + numerics.FLOAT_ROUNDING)
+        log_falls = log_rates[:, None] + epsilons * (1.0 + numerics.FLOAT_ROUNDING)
         falls = np.exp(np.minimum(log_falls, _STEEPEST))
-        lines = np.maximum(without_delta - falls, np.exp(-steep) * without_delta)
+        lines = np.maximum(without_delta - falls, flat_heights)
         return log_rates, np.maximum(lines, 0.0).max(axis=1)
 
     def mu(self, slack: float) -> float:
@@ -288,15 +286,12 @@ class TradeOff:
         """
         rates = self._vertices()
         rates = rates[(rates > 0.0) & (rates < 1.0)]
-        reached = np.minimum(self.false_negatives(rates) + slack, 1.0)
-        inside = (reached > 0.0) & (reached < 1.0)
-        gaps = -special.ndtri(rates[inside]) - special.ndtri(reached[inside])
-        largest_gap = float(np.max(gaps, initial=0.0))
         log_rates, heights = self._near_zero()
-        reached = heights + slack
+        quantiles = np.concatenate([special.ndtri(rates), special.ndtri_exp(log_rates)])
+        reached = np.concatenate([self.false_negatives(rates), heights]) + slack
         inside = (reached > 0.0) & (reached < 1.0)
-        gaps = -special.ndtri_exp(log_rates[inside]) - special.ndtri(reached[inside])
-        return float(np.max(gaps, initial=largest_gap)) * (1.0 + PROFILE_ACCURACY)
+        gaps = -quantiles[inside] - special.ndtri(reached[inside])
+        return float(np.max(gaps, initial=0.0)) * (1.0 + PROFILE_ACCURACY)
 
     def group_epsilon(self, size: int, delta: float) -> float | None:
         """Epsilon at delta of a group of records, rounded up; None if no epsilon follows.

@@ -69,7 +69,7 @@ PROTOCOLS = (
 )
 _ERROR = 0.05
 # With this many trials, an attack may use the rarest events.
-_UNLIMITED_TRIALS = 10**12
+UNLIMITED_TRIALS = 10**12
 # Width of the cells of x over which distributions are summed; wider for curves, which sum once per
 # mu. A curve's threshold is the end of one cell in 5.
 _CELL, _CURVE_CELL, _THRESHOLD_STEP = 0.005, 0.02, 5
@@ -206,20 +206,25 @@ def play_attack(
         case UntilAccepted() | RandomStopping():
             return _play_tails(mu, protocol, delta, trials, rng)
         case Adaptive():
-            best = adaptive_attack(mu, protocol, delta)
             common = adaptive_attack(mu, protocol, delta, trials)
             # A release of the label "back" is evidence against the record.
             sides = [-common.play(rng, trials, mean).astype(np.float64) for mean in means]
-            attained = [best.epsilon(delta), common.epsilon(delta)]
-            if protocol.low < 1.0 < protocol.high:
-                attained.append(label_attack(mu, protocol, delta).epsilon(delta))
-            return PlayedAttack(max(attained), sides[0], sides[1])
+            epsilon = max(adaptive_epsilon(mu, protocol, delta), common.epsilon(delta))
+            return PlayedAttack(epsilon, sides[0], sides[1])
         case Subset():
             attack = subset_attack(mu, protocol, delta)
             sides = [attack.play(rng, trials, mean) for mean in means]
             return PlayedAttack(attack.epsilon(delta), sides[0], sides[1])
         case _:
             raise ValueError(f"protocols must be ones with an attack, got {protocol.spec}")
+
+
+def adaptive_epsilon(mu: float, protocol: Adaptive, delta: float) -> float:
+    """The epsilon of the best known attack on an adaptive search, with any number of trials."""
+    epsilon = adaptive_attack(mu, protocol, delta).epsilon(delta)
+    if protocol.low < 1.0 < protocol.high:
+        epsilon = max(epsilon, label_attack(mu, protocol, delta).epsilon(delta))
+    return epsilon
 
 
 def _play_order(
@@ -265,7 +270,7 @@ def _play_tails(
 ) -> PlayedAttack:
     tried = [
         attack_tails(mu, protocol, delta, many)[0]
-        for many in (trials, 10 * trials, _UNLIMITED_TRIALS)
+        for many in (trials, 10 * trials, UNLIMITED_TRIALS)
     ]
     played = tried[0]
     sides = [_released(played, mean, trials, rng) for mean in (0.0, mu)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks
-from audit.errors import InvalidInput, missing_extra
+from audit.errors import InvalidInput, require_modules
 
 
 def as_path(source: Any) -> Path | None:
@@ -78,10 +78,9 @@ def read_yaml(path: Path) -> Any:
         MissingExtra: PyYAML is not installed.
         InvalidInput: the file is not yaml.
     """
-    try:
-        import yaml
-    except ImportError:
-        raise missing_extra(["pyyaml"], "trackers") from None
+    require_modules("trackers", "yaml")
+    import yaml
+
     try:
         return yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks
-from audit.errors import InvalidInput, missing_extra
+from audit.errors import InvalidInput, require_modules
 from audit.finished.columns import is_missing, listed
 from audit.finished.evidence import COMPLETE, GRID, RANDOM, SEQUENTIAL, Evidence, state_of
 from audit.finished.material import Material, RecordedRun
@@ -175,10 +175,9 @@ table_format(
 
 def load_study(storage: str, name: str | None) -> Any:
     """A study with its trials, from a storage that is not changed."""
-    try:
-        import optuna  # the library; this module is audit.finished.readers.optuna
-    except ImportError as error:
-        raise missing_extra(["optuna"], "optuna") from error
+    require_modules("optuna", "optuna")
+    import optuna  # the library; this module is audit.finished.readers.optuna
+
     is_journal = "://" not in storage
     # An address without its scheme may contain a password as well.
     where = "***" if is_journal and "@" in storage else checks.without_password(storage)

@@ -412,9 +412,8 @@ def _with_other_contributions(
         traces = zip(canaries.traces, canaries.pool, strict=False)
         return next(trace.gradients[:steps] for trace, other in traces if other is wanted)
 
-    gaps = np.array(
-        [np.linalg.norm(gradients(other) - gradients(record), axis=1) for other in others]
-    )
+    of_record = gradients(record)
+    gaps = np.array([np.linalg.norm(gradients(other) - of_record, axis=1) for other in others])
     differ = gaps > 8 * canaries.contributions.rounding[:steps]
     in_batch = differ.any(axis=0)
     return [other for other, at in zip(others, differ, strict=True) if at[in_batch].all()]

@@ -269,9 +269,12 @@ def _report_change_of_others(
     the function sorts its records, an exchange moves the others to other batches.
     """
     verdicts = experiment.verdicts
-    if not (
-        experiment.base.opacus and equal.others().with_equal_draws
-    ) or canary_runs.orders_records(experiment, canaries):
+    is_broken = (
+        experiment.base.opacus
+        and equal.others().with_equal_draws
+        and not canary_runs.orders_records(experiment, canaries)
+    )
+    if not is_broken:
         verdicts.notes.append(
             "the exchanged record changes what other records contribute, so that records that were "
             "not tried may change a step by more"
