@@ -760,6 +760,17 @@ _ALL = (
         test="canary_runs.compare_weights",
     ),
     FindingKind(
+        "step setting",
+        "released numbers",
+        "The {name} of step {step} depends on the record: {one:.4g} with one record, {other:.4g} "
+        "with another, although every released gradient was the same.",
+        "It follows a loss, a norm of gradients or another statistic of the records that has no "
+        "noise. The scale of the noise then reveals it.",
+        "Compute it from released numbers only, or add noise, account for it, and declare it by "
+        "watch.release.",
+        test="canary_runs.compare_thresholds",
+    ),
+    FindingKind(
         "number of steps",
         "released numbers",
         "The number of steps depends on the record: {one} with one record in this place, {other} "
@@ -787,6 +798,27 @@ _ALL = (
         "records, a statistic, an early stop, or weights that something else changed.",
         "Do not release it, compute it on public records, or add noise and account for it.",
         test="check_premises.check_premises",
+    ),
+    FindingKind(
+        "saved",
+        "released numbers",
+        "{file} holds the weights and {names}, which {depend} on the record although every "
+        "released gradient was the same.",
+        "Numbers that are computed from the records without noise are saved with the weights (a "
+        "mean, a loss on the training records, `grad_sample` of a pickled module), or the saved "
+        "weights are those of an epoch that was chosen by private records.",
+        "Save them in another file that is not released, choose the epoch by public records, or "
+        "add noise and account for it.",
+        test="saved_files.compare_saved",
+    ),
+    FindingKind(
+        "saved files",
+        "released numbers",
+        "Whether {file} is written depends on the record, although every released gradient was the "
+        "same.",
+        "The weights are saved whenever a loss or an accuracy on private records improves.",
+        "Save the weights at steps that are fixed beforehand, or decide by public records.",
+        test="saved_files.compare_saved",
     ),
     FindingKind(
         "generator state",

@@ -54,6 +54,10 @@ _CARRIES = 1e-4
 _SEEDS_OF_WEIGHTS = 16
 # Factors by which the records that differ most are made larger and smaller.
 _FACTORS_OF_SIZE = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0)
+# Attributes of a step that set the scale of its noise.
+_STEP_SETTINGS = (("clip", "clipping threshold"), ("noise_multiplier", "noise multiplier"))
+# Relative difference of a threshold or a noise multiplier that is no rounding.
+_ROUNDING_OF_SETTINGS = 1e-6
 # Number of steps for whose weights a pair with opposite gradients is sought.
 _MAX_PAIRS = 4
 
@@ -613,6 +617,29 @@ def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> int | No
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
         experiment.verdicts.findings.append(explain("initial weights"))
     return comparable
+
+
+def compare_thresholds(experiment: Experiment, traces: Sequence[Trace]) -> None:
+    """Reports a clipping threshold, or a noise multiplier, that depends on the record.
+
+    Both set the scale of the noise, so that released gradients reveal them. A threshold of adaptive
+    clipping is forced in coupled runs like any released number.
+    """
+    reference = traces[0]
+    for attribute, name in _STEP_SETTINGS:
+        differing: dict[int, tuple[float, float]] = {}
+        for trace in traces[1:]:
+            for step, pair in enumerate(zip(reference.steps, trace.steps, strict=False)):
+                usual, value = (getattr(values, attribute) for values in pair)
+                if usual is None or value is None:
+                    continue
+                if not math.isclose(usual, value, rel_tol=_ROUNDING_OF_SETTINGS):
+                    differing.setdefault(step, (usual, value))
+        if differing:
+            step, (one, other) = min(differing.items())
+            number = experiment.first_step + step + 1
+            finding = explain("step setting", step=number, name=name, one=one, other=other)
+            experiment.verdicts.findings.append(finding)
 
 
 def measure(

@@ -240,6 +240,7 @@ def _of_watched(
         return _Outcome()
     experiment, runs = coupled
     comparable = canary_runs.compare_weights(experiment, runs.traces)
+    canary_runs.compare_thresholds(experiment, runs.traces)
     canaries = canary_runs.measure(experiment, runs, comparable, loss)
     check.verdicts.tested.append("contribution")
     canary_runs.compare_steps_without_the_record(experiment, canaries)

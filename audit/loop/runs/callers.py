@@ -3,7 +3,10 @@
 import sys
 from pathlib import Path
 
-_OTHERS = ("audit", "torch", "opacus", "contextlib", "functools", "lightning", "transformers")
+_OTHERS = (
+    *("audit", "torch", "opacus", "contextlib", "functools", "lightning", "pytorch_lightning"),
+    *("transformers", "accelerate", "safetensors", "fsspec"),
+)
 
 
 def line_of_user() -> str:

@@ -169,6 +169,7 @@ class Trace:
         of_arrays: whether the steps are those of `watch.step`.
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
+        saved: the objects that a script wrote to files, in order; see `SavedFile`.
         model: the watched model, in runs that are not coupled to another.
         parameters: the tensors that the optimizer updates, in the same runs.
     """
@@ -198,6 +199,7 @@ class Trace:
     rows: list[Vector] = field(default_factory=list)
     of_arrays: bool = False
     record_gradient: Any = None
+    saved: list[Any] = field(default_factory=list)
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
     moved_generators: frozenset[str] = frozenset()
@@ -263,6 +265,7 @@ class CoupledRuns:
         like: Trace | None = None,
         stop_after: int | None = None,
         digests: bool = True,
+        to_end: bool = False,
     ) -> Trace:
         """Trains once.
 
@@ -272,6 +275,7 @@ class CoupledRuns:
             like: the run whose initial weights and released gradients are forced.
             stop_after: number of steps after which the run is ended; None completes it.
             digests: whether to keep digests of generators, weights and optimizer.
+            to_end: whether a script continues after the last tested step, to save what it saves.
 
         Returns:
             The record of the run, which contains an error that the function raised.
@@ -280,10 +284,10 @@ class CoupledRuns:
         self.count += 1
         elsewhere = getattr(self._train, "run_elsewhere", None)
         if elsewhere is not None:  # in a copy of a process
-            trace, cpu_seconds = elsewhere(records, seed, like, stop_after, digests)
+            trace, cpu_seconds = elsewhere(records, seed, like, stop_after, digests, to_end)
             self._cpu.add(cpu_seconds)
         else:
-            trace = self._run_here(records, seed, like, stop_after, digests)
+            trace = self._run_here(records, seed, like, stop_after, digests, to_end)
         self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
         record_holder = self.least_recorded
         if trace.complete and (
@@ -299,9 +303,11 @@ class CoupledRuns:
         like: Trace | None,
         stop_after: int | None,
         digests: bool,
+        to_end: bool,
     ) -> Trace:
         code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code)
+        watch.to_end = to_end
         trace = watch.recorded
         with many_runs():
             seed_everything(seed)
@@ -340,7 +346,7 @@ class RecordingWatch(Watch):
         self._caller = caller
         self._params: list[Any] = []
         self._can_stop = True
-        self.has_more_steps = False
+        self.has_more_steps = self.is_frozen = self.to_end = False
         self._hooks: list[Any] = []
         self._states: dict[str, bytes] = {}
         self._threshold: Any = None
@@ -349,7 +355,7 @@ class RecordingWatch(Watch):
 
     def _attach(self) -> None:
         optimizer = self._optimizer
-        self._states = global_states()
+        self.read_generators()
         if not self._hooks:
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
@@ -434,7 +440,7 @@ class RecordingWatch(Watch):
 
     def _after_step(self) -> None:
         steps = self.recorded.steps
-        if steps and self._digests and not self.has_more_steps:
+        if steps and self._digests and not (self.has_more_steps or self.is_frozen):
             steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
 
     def _weights(self) -> list[Any]:
@@ -447,6 +453,12 @@ class RecordingWatch(Watch):
 
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
+        if self.is_frozen:
+            # Later steps must not change what is saved: they release nothing.
+            for p in parameters:
+                if p.grad is not None:
+                    p.grad.zero_()
+            return
         number = len(trace.steps)
         if self._stop_after is not None and number >= self._stop_after:
             self.has_more_steps = True  # of compiled code, which does not end early
@@ -495,10 +507,22 @@ class RecordingWatch(Watch):
         generators = digest_of_generators(optimizer, self._caller)
         return generators, _digest([*self._weights(), *self._params]), _settings(optimizer)
 
+    def read_generators(self) -> None:
+        """Keeps the states of the global generators, which a run is about to draw from."""
+        self._states = global_states()
+
+    def freeze(self, model: Any) -> None:
+        """Keeps what was released up to here from a script that continues."""
+        self.recorded.released = self.released(model)
+        self.read_accountant()
+        self.is_frozen = True
+
     def released(self, result: Any) -> Mapping[str, Any]:
         """Every number that the run released, by name."""
+        if self.is_frozen:
+            return self.recorded.released
         numbers = dict(numbers_of(result))
-        if returned_states(numbers):
+        if returned_states(numbers) or self.to_end:
             now = global_states().items()
             self.recorded.moved_generators = frozenset(
                 library for library, state in now if state != self._states.get(library)
@@ -518,6 +542,8 @@ class RecordingWatch(Watch):
 
     def read_accountant(self) -> None:
         """Keeps the accountant and its history at the end of the run."""
+        if self.is_frozen:
+            return
         self.recorded.claimed = self.claimed
         self.recorded.accountant = self.accountant
         self.recorded.history = history_of(self.accountant)

@@ -61,6 +61,7 @@ class CpuLimit:
 
     seconds: float = CPU_SECONDS
     _of_workers: float = 0.0
+    _is_enforced: bool = False
     _start: float = field(default_factory=time.process_time)
 
     def add(self, seconds: float) -> None:
@@ -113,9 +114,16 @@ class CpuLimit:
             raise CouldNotFinish(self.reason)
 
         before = signal.signal(signal.SIGVTALRM, stop)
-        timer(signal.ITIMER_VIRTUAL, max(seconds_left, 1e-3), 1.0)
+        self._is_enforced = True
+        self.set_timer(seconds_left)
         try:
             yield
         finally:
+            self._is_enforced = False
             timer(signal.ITIMER_VIRTUAL, 0.0)
             signal.signal(signal.SIGVTALRM, before)
+
+    def set_timer(self, seconds: float) -> None:
+        """Within `enforced`, sets the CPU seconds after which it raises `CouldNotFinish`."""
+        if self._is_enforced:
+            signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds, 1e-3), 1.0)

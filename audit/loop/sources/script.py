@@ -81,6 +81,9 @@ class ScriptResult:
         ]
         changed = ["seeds", "data set of the loader", *facts["overridden"]]
         lines.append(f"changed for the test: {', '.join(changed)}")
+        if facts["files"]:
+            shown = ", ".join(facts["files"][:4])
+            lines.append(f"contents of files that were compared: {shown}")
         if facts["lowest_noise"] < facts["noise_multiplier"]:
             lines.append(
                 f"the smallest noise multiplier of a step is {facts['lowest_noise']:.4g}; "
@@ -101,12 +104,17 @@ class ScriptResult:
         items = [
             "everything before make_private: scaling, vocabulary, class weights, subsets, initial "
             "weights",
-            "printed numbers, logs, and files, also those that hold the model (weights of a best "
-            "epoch, averaged weights)",
+            "printed numbers, logs, and files of other functions than torch.save, safetensors, "
+            "pickle.dump and those of numpy",
             f"steps after the first {self.report.steps}, and the number of epochs"
             + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
             "epsilon by an attack: none was run (audit.check runs one on a function)",
         ]
+        if facts["end"]:
+            items.append(
+                f"what the script saves after the first {self.report.steps} steps, because it does "
+                f"not reach its end: {facts['end']}"
+            )
         if facts["loaders"]:
             shown = ", ".join(facts["loaders"][:4])
             items.append(f"other loaders, taken as public ({shown})")
@@ -224,9 +232,9 @@ def script(
         "seed": checks.integer("seed", seed, 0),
         "parent": os.getpid(),
         "idle_seconds": IDLE_SECONDS,
+        "protection": "allow" if checks.flag("allow_writes", allow_writes) else "protect",
     }
-    protection = "allow" if checks.flag("allow_writes", allow_writes) else "protect"
-    answer = _answer_of(options, protection)
+    answer = _answer_of(options)
     if "error" in answer:
         raise InvalidInput(answer["error"])
     from audit.loop.sources.script_process import report_of
@@ -240,7 +248,7 @@ def script(
     )
 
 
-def _answer_of(options: Mapping[str, Any], protection: str) -> dict[str, Any]:
+def _answer_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Runs the test in a process of its own."""
     read, write = os.pipe()
     environment = {
@@ -251,7 +259,8 @@ def _answer_of(options: Mapping[str, Any], protection: str) -> dict[str, Any]:
         **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }
     start = Path(__file__).with_name("namespace.py")
-    command = [sys.executable, "-P", str(start), protection, str(write), json.dumps(options)]
+    texts = options["protection"], str(write), json.dumps(options)
+    command = [sys.executable, "-P", str(start), *texts]
     process = subprocess.Popen(
         command,
         env=environment,

@@ -37,6 +37,7 @@ class RunRequest:
     like: Trace | None
     stop_after: int | None
     digests: bool
+    to_end: bool
 
 
 class ForkedTrain:
@@ -67,6 +68,7 @@ class ForkedTrain:
         like: Trace | None,
         stop_after: int | None,
         digests: bool,
+        to_end: bool,
     ) -> tuple[Trace, float]:
         """The trace of one run, which has no model and no accountant, and its CPU seconds.
 
@@ -76,9 +78,10 @@ class ForkedTrain:
             like: the run whose released gradients are forced, or None.
             stop_after: number of steps after which the run is ended, or None.
             digests: whether to keep digests.
+            to_end: whether the script continues after the last tested step.
         """
         try:
-            _send(self._connection, RunRequest(records, seed, like, stop_after, digests))
+            _send(self._connection, RunRequest(records, seed, like, stop_after, digests, to_end))
             trace, facts, seconds = _receive(self._connection)
         except (EOFError, OSError) as error:
             return Trace(error=f"the waiting process ended ({type(error).__name__})"), 0.0
@@ -133,6 +136,7 @@ def _wait_at_hook(train: ScriptTrain, connection: Connection) -> NoReturn:
                 resource.setrlimit(resource.RLIMIT_CPU, limits)
                 end_when_idle(lambda: os._exit(_EXIT_IDLE), train.idle_seconds).__enter__()
                 watch = RecordingWatch(request.like, request.stop_after, request.digests)
+                watch.to_end = request.to_end
                 return request.records, request.seed, watch
             _, status = os.waitpid(child, 0)
             if status:

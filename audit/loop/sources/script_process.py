@@ -64,6 +64,7 @@ def test_script(options: dict[str, Any], give_up: Callable[[str], NoReturn]) -> 
     train.on_hook = preamble.end
     train.give_up = give_up
     train.idle_seconds = options["idle_seconds"]
+    train.are_files_covered = options["are_files_covered"]
 
     def must_go_on() -> contextlib.AbstractContextManager[None]:
         waits = f"{path.name} must go on, got {WAITING}"
@@ -103,6 +104,7 @@ def test_script(options: dict[str, Any], give_up: Callable[[str], NoReturn]) -> 
             **asdict(facts),
             "loaders": sorted(facts.loaders),
             "overridden": sorted(facts.overridden),
+            "files": sorted(facts.files),
         },
         "tested": {
             "n": len(records),
@@ -134,7 +136,7 @@ def _learn(train: Any, cpu: CpuLimit, preamble: _Preamble) -> TrainingSet:
         with cpu.enforced(SHARE_OF_FIRST_STEP):
             records: TrainingSet = train.learn()
             preamble.start()
-            train.limit_steps()
+            train.limit_steps(cpu)
     except CouldNotFinish:
         limit = SHARE_OF_FIRST_STEP * cpu.seconds
         raise InvalidInput(
@@ -175,6 +177,7 @@ def report_of(values: dict[str, Any]) -> PremiseReport:
 def main() -> None:
     """Reads the options, tests the script, and writes the answer."""
     descriptor, options = int(sys.argv[1]), json.loads(sys.argv[2])
+    is_covered = options.pop("protection") == "protect"
     end_with_parent(options["parent"])
     warnings.simplefilter("ignore")
     unprotected = os.environ.pop("AUDIT_SCRIPT_UNPROTECTED", "")
@@ -190,7 +193,7 @@ def main() -> None:
                 f"allow_writes must be True (--allow-writes) where files cannot be protected "
                 f"({unprotected}): the script then writes to its files in every run"
             )
-        answer = test_script(options, give_up)
+        answer = test_script({**options, "are_files_covered": is_covered}, give_up)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BaseException as error:  # of the script or ours

@@ -33,8 +33,9 @@ from audit.loop.runs.coupled_runs import EndOfRun
 from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import seed_everything
-from audit.loop.runs.work import CouldNotFinish
+from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import IDLE_SECONDS
+from audit.loop.sources.script_files import CreatedFiles, SavedFile, SavedFiles
 from audit.loop.sources.script_items import ItemForm
 from threat_models.user_code import format_error
 
@@ -42,6 +43,9 @@ _PREAMBLE_SEED = 0
 # A script that catches the exception which ends it is ended this many times.
 _MAX_ENDS = 50
 _BATCHES_PER_EPOCH = 4
+# Batches that a script may draw after the last tested step, on the way to its end.
+_MAX_BATCHES_TO_END = 64
+_CPU_SECONDS_TO_END = 20.0
 _PROCESSES = "processes that it starts: run the same loop in one process"
 # Words in the errors of a script that was not started by a launcher of distributed processes.
 _DISTRIBUTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "init_process_group", "process group")
@@ -67,7 +71,9 @@ class ScriptFacts:
         overridden: settings that were changed for the test.
         unchanged: parts of an item that are never exchanged.
         more_engines: whether `make_private` was called again.
-        failure: the error that the script raises after the tested steps; empty if none.
+        failure: the error that ends the script before all steps are tested; empty if none.
+        files: what the script saved, by name.
+        end: the reason why the script does not reach its end; empty if it does.
     """
 
     n: int = 0
@@ -82,6 +88,8 @@ class ScriptFacts:
     unchanged: list[str] = field(default_factory=list)
     more_engines: bool = False
     failure: str = ""
+    files: set[str] = field(default_factory=set)
+    end: str = ""
 
     def merge(self, other: "ScriptFacts") -> None:
         """Adds what a further run showed."""
@@ -133,6 +141,8 @@ class ScriptTrain:
         self.give_up: Callable[[str], None] = _raise_refusal
         self.idle_seconds = IDLE_SECONDS
         self.max_batches = math.inf
+        self.reaches_end = True
+        self.are_files_covered = True
         self._ours = set(sys.modules)
 
     def learn(self) -> TrainingSet:
@@ -157,15 +167,28 @@ class ScriptTrain:
         self.facts = run.facts
         return self.form.records()
 
-    def limit_steps(self) -> None:
+    def limit_steps(self, cpu: CpuLimit) -> None:
         """Runs all steps with the script's own records, and tests only those before an error.
 
-        A loop that calls the wrong optimizer may fail when it computes its epsilon.
+        A loop that calls the wrong optimizer may fail when it computes its epsilon. The run
+        continues to the end of the script.
+
+        Args:
+            cpu: the limit on CPU time, of which the way to the end may use a share.
         """
         run = _Run(self, None, _PREAMBLE_SEED, None)
-        run.execute()
+        run.to_end = True
+        run.on_last_step = lambda: cpu.set_timer(_CPU_SECONDS_TO_END)
+        try:
+            run.execute()
+        except CouldNotFinish:
+            if not run.is_over:
+                raise
+            self.reaches_end = False
+            run.facts.end = f"it continues for more than {_CPU_SECONDS_TO_END:g} CPU seconds"
         assert self.facts is not None
         self.facts.merge(run.facts)
+        self.facts.files, self.facts.end = run.facts.files, run.facts.end
         if run.error and run.taken:
             self.steps, self.facts.failure = run.taken, run.error
         # Physical batches and accumulated ones have other numbers for other seeds.
@@ -213,6 +236,14 @@ class _Run:
         self._seeding = False
         # Shared with processes that the script starts by copying this one.
         self._process, self._called_elsewhere = os.getpid(), mmap.mmap(-1, 1)
+        # After the last tested step, the script continues to its end if what it saves is compared.
+        self.to_end = self.is_over = False
+        self.batches_to_end = 0
+        self.on_last_step: Callable[[], None] = lambda: None
+        self.created = CreatedFiles()
+        self._saved = SavedFiles(
+            self._keep_file, lambda: self.module if self.hooked else None, self.created
+        )
         self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
         self.at_end: Callable[[], None] = lambda: None
 
@@ -235,16 +266,23 @@ class _Run:
                     raise
                 except SystemExit as error:
                     self.ended_itself = True
-                    if error.code not in (None, 0) and not self.taken:
+                    if error.code not in (None, 0) and self.is_over:
+                        self.facts.end = f"it then ends with {_exit_in_words(error.code, '')}"
+                    elif error.code not in (None, 0) and not self.taken:
                         self.error = _exit_in_words(error.code, output.last_line())
                 except BaseException as error:  # of any class
                     # A `finally` block may raise an error of its own at the end of the run.
                     for cause in _causes(error):
                         if isinstance(cause, EndOfRun | CouldNotFinish):
                             raise cause from None
-                    if not any(isinstance(cause, EndOfScript) for cause in _causes(error)):
+                    if any(isinstance(cause, EndOfScript) for cause in _causes(error)):
+                        pass
+                    elif self.is_over:
+                        self.facts.end = f"it then raises {_with_advice(error)}"
+                    else:
                         self.error = _with_advice(error)
         finally:
+            self.clean()
             sys.argv, sys.path[:] = before[0], before[1]
             os.chdir(before[2])
             for hook in self._hooks:
@@ -293,7 +331,7 @@ class _Run:
     @contextlib.contextmanager
     def _patched(self) -> Iterator[None]:
         """Replaces the functions by which a script makes loaders, engines and seeds."""
-        patches = [*self._patches(), *self._seed_patches()]
+        patches = [*self._patches(), *self._seed_patches(), *self._saved.patches()]
         old = [(place, name, getattr(place, name)) for place, name, _ in patches]
         for place, name, new in patches:
             setattr(place, name, new)
@@ -336,6 +374,7 @@ class _Run:
                 return run._counted(loader_iter(loader))
             with contextlib.suppress(TypeError):
                 run.facts.loaders.add(f"{len(loader.dataset):,} records")
+            run._count_to_end()
             return _first_batch(loader_iter(loader))
 
         def hooked_optimizer(optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -402,6 +441,7 @@ class _Run:
                     "it to audit.check"
                 )
             self.facts.more_engines = True
+            self.facts.end = "it calls make_private again"
             self._end()
         inspect.signature(original).bind(engine, *args, **kwargs)  # raises what the call would
         names = ("module", "optimizer", "criterion", "data_loader", "noise_multiplier")
@@ -413,6 +453,8 @@ class _Run:
         if self.wait is not None:
             self.records, self.seed, self.watch = self.wait()
         self.hooked = True
+        if self.train.are_files_covered:
+            self.created.observe()
         self._substitute(loader)
         if getattr(engine, "secure_mode", False):
             engine.secure_mode = False
@@ -430,9 +472,9 @@ class _Run:
             optimizer.original_optimizer, lambda: self._before_step(optimizer), self._after_step
         )
         # All that the script draws from here follows the seed of the run.
-        self._seeding = True
-        seed_everything(self.seed)
-        self._seeding = False
+        self._seed_generators()
+        if self.watch is not None:
+            self.watch.read_generators()
         return result
 
     def _refuse_unfit(self, loader: Any, module: Any) -> None:
@@ -505,6 +547,8 @@ class _Run:
         return {key: value for key, value in kwargs.items() if key not in drop}
 
     def _before_step(self, optimizer: Any) -> None:
+        if self.is_over:
+            return
         noise = float(getattr(optimizer, "noise_multiplier", float("inf")))
         self.facts.lowest_noise = min(self.facts.lowest_noise, noise)
 
@@ -513,17 +557,71 @@ class _Run:
 
         A script that skips a batch because of a record then takes fewer steps with this record.
         """
+        if self.is_over:
+            yield from self._batches_to_end(batches)
+            return
         for batch in batches:
             self.drawn += 1
             if self.drawn > self.train.max_batches:
-                self._end()
+                self._end_tested_steps()
+                return
             yield batch
+            if self._are_all_steps_taken():
+                return
+
+    def _are_all_steps_taken(self) -> bool:
+        return self.is_over
+
+    def _batches_to_end(self, batches: Any) -> Iterator[Any]:
+        """All batches for an evaluation; one for each epoch of training."""
+        is_evaluation = not (torch.is_grad_enabled() and getattr(self.module, "training", True))
+        for batch in batches:
+            self._count_to_end()
+            yield batch
+            if not is_evaluation:
+                return
+
+    def _count_to_end(self) -> None:
+        self.batches_to_end += self.is_over
+        if self.batches_to_end > _MAX_BATCHES_TO_END:
+            self.facts.end = f"it draws more than {_MAX_BATCHES_TO_END} further batches"
+            self._end()
 
     def _after_step(self) -> None:
+        if self.is_over:
+            return
         self.taken += 1
         self.drawn_before_steps.append(self.drawn)
         if self.taken >= self.steps:
+            self._end_tested_steps()
+
+    def _end_tested_steps(self) -> None:
+        """Ends the script, or lets it go on to its end, where it saves what it releases."""
+        watch = self.watch
+        to_end = self.to_end if watch is None else watch.to_end and self.train.reaches_end
+        if not to_end:
             self._end()
+        if watch is not None:
+            watch.freeze(self.module)
+        self.is_over = True
+        # A record may have moved the generators: it is the steps that show this.
+        self._seed_generators()
+        self.on_last_step()
+
+    def _seed_generators(self) -> None:
+        self._seeding = True
+        seed_everything(self.seed)
+        self._seeding = False
+
+    def _keep_file(self, file: SavedFile) -> None:
+        self.facts.files.add(file.name)
+        if self.watch is not None:
+            self.watch.recorded.saved.append(file)
+
+    def clean(self) -> None:
+        """Removes the files that the run created, if they are not the user's."""
+        if self.train.are_files_covered:
+            self.created.remove()
 
 
 def execute_copy(
@@ -552,6 +650,7 @@ def execute_copy(
         watch.close()
         watch.read_accountant()
         watch.keep_model()
+        run.clean()
         send(trace, run.facts)
 
     run.at_end = finish

@@ -1,0 +1,237 @@
+"""The objects that a script writes to files, by torch, safetensors, pickle and numpy.
+
+A file that holds the weights is what the owner releases. Everything else in it is released with
+them: a mean of the features, the last loss, weights of an epoch that was chosen by private records.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audit.loop.runs.callers import line_of_user
+from audit.loop.runs.released_numbers import numbers_of
+
+_Patch = tuple[Any, str, Any]
+_MODULES_BELOW = 4
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """An object that a script wrote to a file.
+
+    Attributes:
+        name: name of the file, and how it was written.
+        numbers: all numbers and texts of the object, by name.
+        holds_weights: whether it holds tensors of the shapes of all trained parameters.
+
+    Example:
+        >>> SavedFile("model.pt (torch.save)", {"bias": np.zeros(3)}, True).numbers["bias"].shape
+        (3,)
+    """
+
+    name: str
+    numbers: Mapping[str, Any]
+    holds_weights: bool
+
+
+class SavedFiles:
+    """Records what a script saves.
+
+    Args:
+        keep: gets each saved object.
+        module: returns the trained module, or None before `make_private`, where nothing is kept.
+        created: notes new files, which compiled code opens.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[SavedFile], None],
+        module: Callable[[], Any],
+        created: "CreatedFiles",
+    ) -> None:
+        self._keep, self._module, self._created = keep, module, created
+        self._is_saving = False
+
+    def patches(self) -> list[_Patch]:
+        """Replacements of the functions that save objects, as (module, name, function)."""
+        import pickle
+
+        import torch
+
+        patches = [
+            self._patch(torch, "save", "torch.save", _object_first),
+            self._patch(pickle, "dump", "pickle.dump", _object_first),
+            self._patch(np, "save", "numpy.save", _file_first),
+            self._patch(np, "savez", "numpy.savez", _of_archive),
+            self._patch(np, "savez_compressed", "numpy.savez_compressed", _of_archive),
+        ]
+        if importlib.util.find_spec("safetensors") is not None:
+            tensors = importlib.import_module("safetensors.torch")
+
+            # All functions of this module write by these two, which get addresses of numbers.
+            def read_file(_: Any, __: Any, filename: Any, *___: Any, **____: Any) -> Any:
+                return tensors.load_file(filename), filename
+
+            def read_bytes(saved: Any, *_: Any, **__: Any) -> Any:
+                return tensors.load(bytes(saved)), None
+
+            patches += [
+                self._patch(tensors, "serialize_file", "safetensors", read_file),
+                self._patch(tensors, "serialize", "safetensors", read_bytes),
+            ]
+        return patches
+
+    def _patch(
+        self, module: Any, name: str, call: str, read: Callable[..., tuple[Any, Any]]
+    ) -> _Patch:
+        """The replacement of one function.
+
+        Args:
+            module: where the function is.
+            name: its name there.
+            call: its name in messages.
+            read: returns the object and the file from the function's result and its arguments.
+        """
+        original = getattr(module, name)
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            if self._is_saving:  # a function that another one calls
+                return original(*args, **kwargs)
+            self._is_saving = True
+            self._created.note_paths([*args, *kwargs.values()])
+            try:
+                result = original(*args, **kwargs)
+                if self._module() is not None:
+                    self._keep(self._saved(*read(result, *args, **kwargs), call))
+            finally:
+                self._is_saving = False
+            return result
+
+        return module, name, recording
+
+    def _saved(self, value: Any, file: Any, call: str) -> SavedFile:
+        numbers = dict(numbers_of(value))
+        for parameter, attributes in _held_by_parameters(value):
+            numbers |= {f"{parameter}.{key}": v for key, v in numbers_of(attributes).items()}
+        # The arrays may change later.
+        numbers = {
+            "value" if name == "returned" else name: np.array(number)
+            for name, number in numbers.items()
+        }
+        place = line_of_user()
+        written = f"{call}, {place}" if place else call
+        if isinstance(file, str | os.PathLike):
+            shown = Path(file).name
+        else:
+            shown = Path(str(getattr(file, "name", ""))).name or "an object"
+        return SavedFile(f"{shown} ({written})", numbers, self._holds_weights(numbers))
+
+    def _holds_weights(self, numbers: Mapping[str, Any]) -> bool:
+        needed = Counter(
+            tuple(p.shape) for p in self._module().parameters() if p.requires_grad and p.numel() > 1
+        )
+        there = Counter(a.shape for a in numbers.values() if a.dtype.kind == "f")
+        return bool(needed) and needed <= there
+
+
+def _object_first(_: Any, obj: Any, f: Any = None, *__: Any, file: Any = None, **___: Any) -> Any:
+    return obj, file if f is None else f
+
+
+def _file_first(_: Any, file: Any, arr: Any, *__: Any, **___: Any) -> Any:
+    return arr, file
+
+
+def _of_archive(_: Any, file: Any, *args: Any, **arrays: Any) -> Any:
+    return (args, arrays), file
+
+
+def _held_by_parameters(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a pickled module keeps in attributes of its parameters, such as `grad_sample`.
+
+    `state_dict()` leaves these attributes out, and pickling the module does not.
+    """
+    for path, module in _modules_in(value, "", 0):
+        for name, parameter in module.named_parameters():
+            held = {key: item for key, item in vars(parameter).items() if item is not None}
+            if held:
+                name = name.removeprefix("_module.")
+                yield (f"{path}.{name}" if path else name), held
+
+
+def _modules_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if hasattr(value, "named_parameters"):
+        yield path, value
+    elif depth < _MODULES_BELOW and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _modules_in(item, f"{path}.{key}" if path else str(key), depth + 1)
+    elif depth < _MODULES_BELOW and isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _modules_in(item, f"{path}[{i}]", depth + 1)
+
+
+class CreatedFiles:
+    """Removes the files and folders that a run created, so that no later run continues from them.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> files = CreatedFiles()
+        >>> files.observe()
+        >>> _ = Path(folder, "checkpoint.txt").write_text("3")
+        >>> files.remove()
+        >>> os.listdir(folder)
+        []
+    """
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+
+    def observe(self) -> None:
+        """Begins to observe what this process creates."""
+        if not _observers:
+            sys.addaudithook(_on_event)
+        _observers[:] = [self]
+
+    def note_paths(self, values: Iterable[Any]) -> None:
+        """Notes paths at which nothing is yet, and from which a file may be created."""
+        for path in values:
+            if isinstance(path, str | os.PathLike) and self in _observers:
+                with contextlib.suppress(ValueError):  # a text that is no path
+                    if not os.path.lexists(path):
+                        self._paths.append(os.path.abspath(path))
+
+    def remove(self) -> None:
+        """Ends the observation, and removes what was created."""
+        _observers[:] = [None]
+        for path in self._paths:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    os.remove(path)
+
+
+# The one that observes. Python cannot take an audit hook back, so that one serves all runs.
+_observers: list[CreatedFiles | None] = []
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    observer = _observers[0]
+    if observer is None:
+        return
+    if (
+        event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+    ) or event == "os.mkdir":
+        observer.note_paths(arguments[:1])
+    elif event == "os.rename":
+        observer.note_paths(arguments[1:2])

@@ -1,0 +1,146 @@
+"""The contents of files that a script saves: what is recorded, and what of it is reported."""
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from audit.loop.premises.saved_files import compare_saved
+from audit.loop.premises.verdicts import Verdicts
+from audit.loop.runs.coupled_runs import Trace
+from audit.loop.sources.script_files import CreatedFiles, SavedFile, SavedFiles
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SavedFile], nn.Module]:
+    """The files that are saved within a test, and the trained module."""
+    files: list[SavedFile] = []
+    module = nn.Linear(3, 2)
+    recorder = SavedFiles(files.append, lambda: module, CreatedFiles())
+    for place, name, function in recorder.patches():
+        monkeypatch.setattr(place, name, function)
+    return files, module
+
+
+def test_objects_are_read_as_they_are_saved(saved: Any, tmp_path: Path) -> None:
+    files, module = saved
+    losses = [torch.tensor(0.5)]
+    torch.save({"model": module.state_dict(), "loss": losses}, tmp_path / "model.pt")
+    losses[0] += 1
+    torch.save(losses, tmp_path / "losses.pt")
+    with (tmp_path / "model.pkl").open("wb") as file:
+        pickle.dump({"w": module.weight.detach().numpy(), "b": np.zeros(2)}, file)
+    np.savez(tmp_path / "model.npz", np.zeros((2, 3)), bias=np.zeros(2), mean=np.float64(7.0))
+    np.save(tmp_path / "mean.npy", np.arange(3.0))
+    assert [file.name.split(" (")[0] for file in files] == [
+        *("model.pt", "losses.pt", "model.pkl", "model.npz", "mean.npy")
+    ]
+    assert [file.holds_weights for file in files] == [True, False, True, True, False]
+    assert (float(files[0].numbers["loss[0]"]), float(files[1].numbers["[0]"])) == (0.5, 1.5)
+    assert "(torch.save, test_saved_files.py:" in files[0].name
+    assert 7.0 in [number.item() for number in files[3].numbers.values() if number.ndim == 0]
+
+
+def test_a_pickled_module_keeps_gradients_of_records(saved: Any, tmp_path: Path) -> None:
+    files, module = saved
+    module.weight.grad_sample = torch.ones(5, 2, 3)
+    torch.save({"model": module}, tmp_path / "model.pt")
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    assert files[0].numbers["model.weight.grad_sample"].shape == (5, 2, 3)
+    assert not any("grad_sample" in name for name in files[1].numbers)
+    # This is what the file holds.
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)["model"]
+    assert torch.equal(loaded.weight.grad_sample, torch.ones(5, 2, 3))
+
+
+def test_created_files_are_removed_and_others_stay(saved: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    torch.save({}, tmp_path / "mine.pt")
+    created = CreatedFiles()
+    recorder = SavedFiles(lambda _: None, lambda: None, created)
+    save = next(function for _, name, function in recorder.patches() if name == "save")
+    created.observe()
+    save({}, tmp_path / "new.pt")  # compiled code opens it
+    save({}, tmp_path / "mine.pt")
+    (tmp_path / "mine.txt").write_text("mine too")
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    (tmp_path / "folder" / "state.json").write_text("{}")
+    (tmp_path / "folder" / "part").write_text("")
+    (tmp_path / "folder" / "part").rename(tmp_path / "whole")
+    created.remove()
+    (tmp_path / "later.txt").write_text("later")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["later.txt", "mine.pt", "mine.txt"]
+
+
+def trace(*files: tuple[bool, dict[str, Any]]) -> Trace:
+    return Trace(
+        saved=[
+            SavedFile(f"{number}.pt", {k: np.asarray(v) for k, v in numbers.items()}, weights)
+            for number, (weights, numbers) in enumerate(files)
+        ]
+    )
+
+
+def verdicts_of(
+    usual: Trace, other_seed: Trace, neighbour: Trace, shifted: bool, again: Trace
+) -> SimpleNamespace:
+    verdicts = Verdicts()
+    compare_saved(verdicts, usual, other_seed, [(neighbour, shifted)], lambda: again)
+    return SimpleNamespace(
+        kinds=[finding.kind for finding in verdicts.findings],
+        text=" ".join([*(finding.message for finding in verdicts.findings), *verdicts.notes]),
+    )
+
+
+def test_what_is_reported() -> None:
+    usual = trace((True, {"w": 1.0, "mean": 2.0, "time": 0.0}), (False, {"loss": 3.0}))
+    later = trace((True, {"w": 1.0, "mean": 2.0, "time": 1.0}), (False, {"loss": 3.0}))
+    other = trace((True, {"w": 4.0, "mean": 2.0, "time": 0.5}), (False, {"loss": 3.0}))
+    same = verdicts_of(usual, other, later, False, later)
+    assert (same.kinds, same.text) == ([], "")  # only the time differs, as it always does
+    mean = trace((True, {"w": 1.0, "mean": 2.5, "time": 0.7}), (False, {"loss": 3.0}))
+    found = verdicts_of(usual, other, mean, False, later)
+    assert found.kinds == ["saved"]
+    assert "0.pt holds the weights and `mean`, which depends" in found.text
+    # Without the weights, it is a note.
+    loss = trace((True, {"w": 1.0, "mean": 2.0, "time": 0.7}), (False, {"loss": 3.5}))
+    noted = verdicts_of(usual, other, loss, False, later)
+    assert noted.kinds == []
+    assert "1.pt depends on the record (`loss`)" in noted.text
+
+
+def test_numbers_of_another_random_stream_are_not_compared() -> None:
+    usual, other = trace((True, {"w": 1.0, "mean": 2.0})), trace((True, {"w": 4.0, "mean": 2.0}))
+    drawn = trace((True, {"w": 5.0, "mean": 2.0}))
+    assert verdicts_of(usual, other, drawn, True, usual).kinds == []
+    assert verdicts_of(usual, other, drawn, False, usual).kinds == ["saved"]
+    assert verdicts_of(usual, other, trace((True, {"w": 5.0, "mean": 9.0})), True, usual).kinds == [
+        "saved"
+    ]
+
+
+def test_a_file_that_one_record_makes_the_script_save_is_found() -> None:
+    once = trace((True, {"w": 1.0}))
+    twice = trace((True, {"w": 1.0}), (True, {"w": 1.0}))
+    for usual, neighbour in ((once, twice), (twice, once)):
+        found = verdicts_of(usual, usual, neighbour, False, usual)
+        assert found.kinds == ["saved files"]
+    assert verdicts_of(trace(), trace(), once, False, trace()).kinds == ["saved files"]
+    note = verdicts_of(trace(), trace(), trace((False, {"loss": 1.0})), False, trace())
+    assert note.kinds == []
+    assert "whether 0.pt is written depends on the record" in note.text
+    assert verdicts_of(once, once, twice, False, twice).kinds == []  # so it does by itself
+
+
+def test_the_state_of_the_generator_beside_the_weights_is_found() -> None:
+    state = torch.get_rng_state().numpy()
+    usual = trace((True, {"w": 1.0, "rng": state}))
+    usual.moved_generators = frozenset({"torch"})
+    assert verdicts_of(usual, usual, usual, False, usual).kinds == ["generator state"]
+    alone = trace((False, {"rng": state}))
+    assert verdicts_of(alone, alone, alone, False, alone).kinds == []
