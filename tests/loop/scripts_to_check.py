@@ -82,6 +82,57 @@ MISTAKES = {
 }
 
 
+_SAVED = 'torch.save(model.state_dict(), "model.pt")'
+_EPOCH = "    print(epoch, right, engine.get_epsilon(1e-5))"
+_LOSS = (
+    "    with torch.no_grad():\n"
+    "        total = sum(float(criterion(model(x), y)) for x, y in private_loader if len(y))\n"
+)
+MISTAKES |= {
+    "a mean saved with the weights": (
+        _SAVED,
+        "rows = torch.stack([x for x, _ in private_loader.dataset])\n"
+        'torch.save({"model": model.state_dict(), "mean": rows.mean(0)}, "model.pt")',
+    ),
+    "weights of the best epoch by private records": (
+        _EPOCH,
+        f"{_LOSS}    if epoch == 0 or total < best:\n"
+        "        best, state = total, {k: v.clone() for k, v in model.state_dict().items()}\n"
+        "    if epoch == args.epochs - 1:\n"
+        '        torch.save(state, "best.pt")',
+    ),
+    "saved when the loss on private records improves": (
+        _EPOCH,
+        f"{_LOSS}    if epoch == 0 or total < best:\n"
+        "        best = total\n"
+        '        torch.save(model.state_dict(), f"{epoch}.pt")',
+    ),
+    "a module pickled with its gradients": (_SAVED, 'torch.save(model._module, "model.pt")'),
+    "the state of the generator in the checkpoint": (
+        _SAVED,
+        'torch.save({"model": model.state_dict(), "rng": torch.get_rng_state()}, "model.pt")',
+    ),
+}
+
+# A checkpoint from which the next start of the script would continue, a time, and private losses
+# in a file of their own.
+RESUMED = PLAIN.replace(
+    "# after make_private",
+    "import os, time\n"
+    "first, losses = 0, []\n"
+    'if os.path.exists("model.pt"):\n'
+    '    first = torch.load("model.pt")["epoch"] + 1',
+)
+RESUMED = RESUMED.replace("in range(args.epochs)", "in range(first, args.epochs)")
+RESUMED = RESUMED.replace("        # after step", "        losses.append(loss.item())")
+RESUMED = RESUMED.replace(
+    _SAVED,
+    'torch.save(losses, "losses.pt")\n'
+    'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "right": right, '
+    '"epoch": epoch, "at": time.time(), "epsilon": engine.get_epsilon(1e-5)}, "model.pt")',
+)
+
+
 def with_mistake(name: str) -> str:
     """The plain script with one mistake."""
     old, new = MISTAKES[name]

@@ -15,6 +15,7 @@ from scripts_to_check import (
     LIGHTNING_RIGHT,
     MISTAKES,
     PLAIN,
+    RESUMED,
     with_mistake,
 )
 
@@ -50,6 +51,36 @@ def test_both_modes_find_the_old_loader(tmp_path: Path, mode: str) -> None:
     assert result.exit_code == 1
     assert result.mode == mode
     assert result.report.findings[0].premise == "batches"
+
+
+@pytest.mark.parametrize("mode", [pytest.param("rerun", marks=pytest.mark.slow), "fork"])
+@pytest.mark.thorough
+def test_what_a_script_saves_with_the_weights_is_compared(tmp_path: Path, mode: str) -> None:
+    text = with_mistake("a mean saved with the weights")
+    result = run(tmp_path, text, "--epochs", "2", mode=mode, records=8, steps=3)
+    assert "saved" in [finding.kind for finding in result.report.findings], str(result)
+    assert "model.pt (torch.save, train.py:" in str(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["rerun", "fork"])
+def test_a_checkpoint_of_a_run_is_not_resumed_by_the_next(tmp_path: Path, mode: str) -> None:
+    result = run(tmp_path, RESUMED, mode=mode)
+    assert result.exit_code == 0, str(result)
+    assert "losses.pt" in " ".join(result.report.notes)
+    assert "does not reach its end" not in str(result)
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_reach_its_end_says_so(tmp_path: Path) -> None:
+    raises = PLAIN.replace("torch.save(", "assert epoch > 900\ntorch.save(")
+    for text, arguments, words in (
+        (raises, ["--epochs", "2"], "it then raises AssertionError"),
+        (PLAIN, ["--epochs", "200"], "more than 64 further batches"),
+    ):
+        result = run(tmp_path, text, *arguments, records=8, steps=3)
+        assert result.exit_code != 1, str(result)
+        assert words in str(result)
 
 
 @pytest.mark.slow
@@ -149,6 +180,7 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_verdict_names_what_it_does_not_cover() -> None:
     facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True, "failure": ""}
+    facts["end"] = "it then raises an error"
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
     for words in ("before make_private", "printed numbers", "attack: none was run", "(mask)"):

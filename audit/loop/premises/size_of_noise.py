@@ -82,9 +82,8 @@ def compare_size(
     effective = float(np.median(ratios[near]))
     accounted = experiment.accounted
     if accounted is None:
-        degrees = float(noise.degrees[:steps][near].sum() * noise.sizes.sum())
-        # The largest multiplier that these steps do not contradict.
-        effective *= math.sqrt(degrees / stats.chi2.ppf(FAMILY_ERROR, degrees))
+        degrees = noise.degrees[:steps][usable_distance] * noise.sizes.sum()
+        effective = noise_of_all_steps(ratios[usable_distance], degrees)
         experiment.verdicts.measured["effective noise multiplier"] = effective
         _compare_claim(experiment, canaries, equal, usable, claim, delta)
         return False
@@ -104,6 +103,29 @@ def compare_size(
         return True
     _against_threshold(case)
     return False
+
+
+def noise_of_all_steps(multipliers: FloatArray, degrees: FloatArray) -> float:
+    """A noise multiplier which, in every step, costs at most what these steps cost.
+
+    It is sqrt(T / sum 1 / m_t^2). The costs of Gaussian steps add up in 1 / m^2. Those of sampled
+    steps add up, to leading order, in exp(1 / m^2) - 1, which is convex, so that steps with this
+    multiplier cost no more (Jensen's inequality). The smallest estimate of many steps would be
+    below the truth, and the noise of a schedule is not the smallest in every step.
+
+    Args:
+        multipliers: [T], estimates of the noise multiplier of each step.
+        degrees: [T], degrees of freedom of each estimate.
+
+    Returns:
+        The largest value that the estimates do not contradict.
+    """
+    # The inverse of an estimated variance is too large by d / (d - 2) in the mean.
+    inverse = multipliers**-2.0 * np.maximum(1 - 2 / degrees, 0.5)
+    # Satterthwaite's degrees of freedom of a sum of such terms.
+    of_sum = float(inverse.sum() ** 2 / np.sum(inverse**2 / degrees))
+    limit = math.sqrt(of_sum / stats.chi2.ppf(FAMILY_ERROR, of_sum))
+    return limit * float(inverse.mean()) ** -0.5
 
 
 def _reach(experiment: Experiment, canaries: CanaryRuns) -> tuple[FloatArray, NDArray[np.bool_]]:
