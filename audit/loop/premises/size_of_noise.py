@@ -111,7 +111,7 @@ def noise_of_all_steps(multipliers: FloatArray, degrees: FloatArray) -> float:
     It is sqrt(T / sum 1 / m_t^2). The costs of Gaussian steps add up in 1 / m^2. Those of sampled
     steps add up, to leading order, in exp(1 / m^2) - 1, which is convex, so that steps with this
     multiplier cost no more (Jensen's inequality). The smallest estimate of many steps would be
-    below the truth, and the noise of a schedule is not the smallest in every step.
+    too small, and the noise of a schedule is not the smallest in every step.
 
     Args:
         multipliers: [T], estimates of the noise multiplier of each step.
