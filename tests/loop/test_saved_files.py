@@ -1,5 +1,6 @@
 """The contents of files that a script saves: what is recorded, and what of it is reported."""
 
+import itertools
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from audit.loop.premises.saved_files import compare_saved
+from audit.loop.premises.saved_files import RunToEnd, compare_saved
 from audit.loop.premises.verdicts import Verdicts
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.sources.script_files import CreatedFiles, SavedFile, SavedFiles
@@ -87,10 +88,16 @@ def trace(*files: tuple[bool, dict[str, Any]]) -> Trace:
 
 
 def verdicts_of(
-    usual: Trace, other_seed: Trace, neighbour: Trace, shifted: bool, again: Trace
+    usual: list[Trace], other_seed: Trace, neighbour: list[Trace], shifted: bool = False
 ) -> SimpleNamespace:
+    """The verdicts on runs of a reference and of a neighbour; the last one is repeated."""
+
+    def run_to_end(runs: list[Trace], shifted: bool = False) -> RunToEnd:
+        further = itertools.chain(runs[1:], itertools.repeat(runs[-1]))
+        return RunToEnd(runs[0], lambda: next(further), shifted)
+
     verdicts = Verdicts()
-    compare_saved(verdicts, usual, other_seed, [(neighbour, shifted)], lambda: again)
+    compare_saved(verdicts, run_to_end(usual), other_seed, [run_to_end(neighbour, shifted)])
     return SimpleNamespace(
         kinds=[finding.kind for finding in verdicts.findings],
         text=" ".join([*(finding.message for finding in verdicts.findings), *verdicts.notes]),
@@ -98,49 +105,53 @@ def verdicts_of(
 
 
 def test_what_is_reported() -> None:
-    usual = trace((True, {"w": 1.0, "mean": 2.0, "time": 0.0}), (False, {"loss": 3.0}))
-    later = trace((True, {"w": 1.0, "mean": 2.0, "time": 1.0}), (False, {"loss": 3.0}))
+    def run(mean: float, loss: float, time: float) -> Trace:
+        return trace((True, {"w": 1.0, "mean": mean, "time": time}), (False, {"loss": loss}))
+
+    usual = [run(2.0, 3.0, 0.0), run(2.0, 3.0, 1.0)]
     other = trace((True, {"w": 4.0, "mean": 2.0, "time": 0.5}), (False, {"loss": 3.0}))
-    same = verdicts_of(usual, other, later, False, later)
+    same = verdicts_of(usual, other, [run(2.0, 3.0, 0.7)])
     assert (same.kinds, same.text) == ([], "")  # only the time differs, as it always does
-    mean = trace((True, {"w": 1.0, "mean": 2.5, "time": 0.7}), (False, {"loss": 3.0}))
-    found = verdicts_of(usual, other, mean, False, later)
+    found = verdicts_of(usual, other, [run(2.5, 3.0, 0.7)])
     assert found.kinds == ["saved"]
     assert "0.pt holds the weights and `mean`, which depends" in found.text
     # Without the weights, it is a note.
-    loss = trace((True, {"w": 1.0, "mean": 2.0, "time": 0.7}), (False, {"loss": 3.5}))
-    noted = verdicts_of(usual, other, loss, False, later)
+    noted = verdicts_of(usual, other, [run(2.0, 3.5, 0.7)])
     assert noted.kinds == []
     assert "1.pt depends on the record (`loss`)" in noted.text
+    # A rounded duration is equal in most runs.
+    late = verdicts_of([run(2.0, 3.0, 0.0)], other, [run(2.0, 3.0, 0.1), run(2.0, 3.0, 0.0)])
+    assert (late.kinds, late.text) == ([], "")
+    # A date changes between two runs.
+    date = verdicts_of(usual, other, [run(2.0, 3.0, 1.0)])
+    assert (date.kinds, date.text) == ([], "")
 
 
 def test_numbers_of_another_random_stream_are_not_compared() -> None:
     usual, other = trace((True, {"w": 1.0, "mean": 2.0})), trace((True, {"w": 4.0, "mean": 2.0}))
-    drawn = trace((True, {"w": 5.0, "mean": 2.0}))
-    assert verdicts_of(usual, other, drawn, True, usual).kinds == []
-    assert verdicts_of(usual, other, drawn, False, usual).kinds == ["saved"]
-    assert verdicts_of(usual, other, trace((True, {"w": 5.0, "mean": 9.0})), True, usual).kinds == [
-        "saved"
-    ]
+    drawn, both = trace((True, {"w": 5.0, "mean": 2.0})), trace((True, {"w": 5.0, "mean": 9.0}))
+    assert verdicts_of([usual], other, [drawn], shifted=True).kinds == []
+    assert verdicts_of([usual], other, [drawn]).kinds == ["saved"]
+    assert "`mean`, which depends" in verdicts_of([usual], other, [both], shifted=True).text
 
 
 def test_a_file_that_one_record_makes_the_script_save_is_found() -> None:
     once = trace((True, {"w": 1.0}))
     twice = trace((True, {"w": 1.0}), (True, {"w": 1.0}))
-    for usual, neighbour in ((once, twice), (twice, once)):
-        found = verdicts_of(usual, usual, neighbour, False, usual)
-        assert found.kinds == ["saved files"]
-    assert verdicts_of(trace(), trace(), once, False, trace()).kinds == ["saved files"]
-    note = verdicts_of(trace(), trace(), trace((False, {"loss": 1.0})), False, trace())
+    for usual, neighbour in ((once, twice), (twice, once), (trace(), once)):
+        assert verdicts_of([usual], usual, [neighbour]).kinds == ["saved files"]
+    note = verdicts_of([trace()], trace(), [trace((False, {"loss": 1.0}))])
     assert note.kinds == []
     assert "whether 0.pt is written depends on the record" in note.text
-    assert verdicts_of(once, once, twice, False, twice).kinds == []  # so it does by itself
+    itself = verdicts_of([once, twice], once, [twice])
+    assert itself.kinds == []
+    assert "equal runs saved different numbers of files" in itself.text
 
 
-def test_the_state_of_the_generator_beside_the_weights_is_found() -> None:
+def test_the_state_of_the_generator_with_the_weights_is_found() -> None:
     state = torch.get_rng_state().numpy()
     usual = trace((True, {"w": 1.0, "rng": state}))
     usual.moved_generators = frozenset({"torch"})
-    assert verdicts_of(usual, usual, usual, False, usual).kinds == ["generator state"]
+    assert verdicts_of([usual], usual, [usual]).kinds == ["generator state"]
     alone = trace((False, {"rng": state}))
-    assert verdicts_of(alone, alone, alone, False, alone).kinds == []
+    assert verdicts_of([alone], alone, [alone]).kinds == []

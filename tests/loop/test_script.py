@@ -84,6 +84,17 @@ def test_a_script_that_does_not_reach_its_end_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_script_that_waits_at_its_end_is_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("audit.loop.sources.script.IDLE_SECONDS", 20.0)
+    text = f"{PLAIN}import time\ntime.sleep(600)\n"
+    result = run(tmp_path, text, "--epochs", "2", records=8, steps=3)
+    assert "does not reach its end: it waits" in str(result)
+    assert "contribution" in result.report.tested
+
+
+@pytest.mark.slow
 def test_a_copy_does_not_wait_for_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both before and after the copy at make_private, threads of OpenMP would take part.
     monkeypatch.delenv("OMP_NUM_THREADS")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from audit.loop.explanations import explain, listed, released_outside
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.experiment import Experiment, copies, draw_alike, replace_one
 from audit.loop.premises.noise import TestResult
-from audit.loop.premises.saved_files import compare_saved
+from audit.loop.premises.saved_files import RunToEnd, compare_saved
 from audit.loop.premises.two_samples import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import returned_states
@@ -161,16 +162,17 @@ def _complete_run(
 def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> _Released | None:
     """Compares runs on neighbouring data sets; None if a finding ends the comparison."""
     base = experiment.base
+    run_to_end = partial(_complete_run, experiment, to_end=True)
     reference = experiment.with_canary(experiment.pool[0])
-    repeated = _complete_run(experiment, reference, to_end=True)
+    repeated = run_to_end(reference)
     unstable = differences(base.released, repeated.released)
     # Numbers that depend on the seed although all outputs are forced: random, or of the batches.
-    other_seed = _complete_run(experiment, reference, experiment.seed_of(1400), to_end=True)
+    other_seed = run_to_end(reference, experiment.seed_of(1400))
     random = differences(repeated.released, other_seed.released)
     released = _Released({}, set(), 0)
-    to_their_end: list[tuple[Trace, bool]] = []
+    to_their_end: list[RunToEnd] = []
     for neighbour in _neighbours(experiment, canaries, reference):
-        trace = _complete_run(experiment, neighbour, to_end=True)
+        trace = run_to_end(neighbour)
         if trace.shapes and trace.shapes != base.shapes:
             shapes = zip(base.names, base.shapes, strict=True)
             changed = [name for name, shape in shapes if shape not in trace.shapes]
@@ -191,7 +193,7 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
             continue  # a random number of steps; `run_canaries` compares its distributions
         # Fewer records may shift the random stream, so that later draws differ. This is no leak.
         shifted = fewer or not draw_alike(trace, repeated)
-        to_their_end.append((trace, shifted))
+        to_their_end.append(RunToEnd(trace, partial(run_to_end, neighbour), shifted))
         for name, gap in differences(repeated.released, trace.released).items():
             if name in unstable:
                 continue
@@ -202,13 +204,8 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
         if released.compared >= 3 and not experiment.work_left():
             break
     released.shifted.difference_update(released.differing)
-    compare_saved(
-        experiment.verdicts,
-        repeated,
-        other_seed,
-        to_their_end,
-        lambda: _complete_run(experiment, reference, to_end=True),
-    )
+    usual = RunToEnd(repeated, partial(run_to_end, reference))
+    compare_saved(experiment.verdicts, usual, other_seed, to_their_end)
     return released
 
 

@@ -5,6 +5,7 @@ for. Whether another file is released, the script does not say: a note names it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from audit.loop.explanations import explain, listed
 from audit.loop.premises.verdicts import Verdicts
@@ -13,51 +14,87 @@ from audit.loop.runs.generators import returned_states
 from audit.loop.runs.released_numbers import differences
 
 _MAX_NOTES = 4
+# Further runs of each of two neighbours, all of which must agree with the first.
+_REPETITIONS = 2
+
 _Gaps = dict[tuple[int, str], float]
 
 
+class RunToEnd(NamedTuple):
+    """A run of a script to its end.
+
+    Attributes:
+        trace: the run.
+        repeat: runs it again.
+        shifted: whether it drew other random numbers than the reference.
+    """
+
+    trace: Trace
+    repeat: Callable[[], Trace]
+    shifted: bool = False
+
+
 def compare_saved(
-    verdicts: Verdicts,
-    reference: Trace,
-    other_seed: Trace,
-    neighbours: Sequence[tuple[Trace, bool]],
-    repeat: Callable[[], Trace],
+    verdicts: Verdicts, reference: RunToEnd, other_seed: Trace, neighbours: Sequence[RunToEnd]
 ) -> None:
     """Reports saved numbers that depend on the record.
 
     Args:
         verdicts: gets the findings and notes.
-        reference: a run of the script to its end.
+        reference: a run to the end.
         other_seed: the same with another seed.
-        neighbours: runs on neighbouring data sets, and whether they drew other random numbers.
-        repeat: runs the reference once more.
+        neighbours: runs on neighbouring data sets.
     """
-    _report_states(verdicts, reference)
-    random = _gaps(reference, other_seed)
+    usual = reference.trace
+    _report_states(verdicts, usual)
+    random = _gaps(usual, other_seed)
     differing: _Gaps = {}
-    of_another_number: list[Trace] = []
-    for trace, shifted in neighbours:
-        if len(trace.saved) != len(reference.saved):
-            of_another_number.append(trace)
+    unstable: set[tuple[int, str]] = set()
+    of_other_number = None
+    for neighbour in neighbours:
+        trace = neighbour.trace
+        gaps: _Gaps = {}
+        if len(trace.saved) == len(usual.saved):
+            gaps = _gaps(usual, trace)
+        elif of_other_number is None:
+            of_other_number = trace
+        else:
             continue
-        for place, gap in _gaps(reference, trace).items():
-            if not (shifted and place in random):
-                differing[place] = max(differing.get(place, 0.0), gap)
-    if not differing and not of_another_number:
-        return
-    # A time or a number of the run differs from that of every other run, this later one included.
-    again = repeat()
-    if len(again.saved) != len(reference.saved):
-        verdicts.notes.append("equal runs saved different numbers of files: they were not compared")
-        return
-    unstable = _gaps(reference, again)
+        new = gaps.keys() - differing.keys() - unstable
+        new -= random.keys() if neighbour.shifted else set()
+        if not new and trace is not of_other_number:
+            continue
+        changing = _changing(reference, neighbour)
+        if changing is None:
+            verdicts.notes.append(
+                "equal runs saved different numbers of files, which were not compared"
+            )
+            return
+        unstable |= changing
+        differing |= {place: gaps[place] for place in new}
+    if of_other_number is not None:
+        _report_number(verdicts, usual, of_other_number)
     by_file: dict[int, dict[str, float]] = {}
     for (number, name), gap in differing.items():
         if (number, name) not in unstable:
             by_file.setdefault(number, {})[name] = gap
-    if of_another_number:
-        _report_number(verdicts, reference, of_another_number[0])
-    _report(verdicts, reference, by_file)
+    _report(verdicts, usual, by_file)
+
+
+def _changing(reference: RunToEnd, neighbour: RunToEnd) -> set[tuple[int, str]] | None:
+    """The saved numbers that differ between equal runs; None if their files differ in number.
+
+    These are times, durations and numbers of the run. The two take turns, so that a clock does not
+    show one time for all runs of the first and another one for all runs of the second.
+    """
+    changing: set[tuple[int, str]] = set()
+    for _ in range(_REPETITIONS):
+        for run in (reference, neighbour):
+            again = run.repeat()
+            if len(again.saved) != len(run.trace.saved):
+                return None
+            changing |= _gaps(run.trace, again).keys()
+    return changing
 
 
 def _gaps(first: Trace, second: Trace) -> _Gaps:

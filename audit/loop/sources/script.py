@@ -81,7 +81,7 @@ class ScriptResult:
         ]
         changed = ["seeds", "data set of the loader", *facts["overridden"]]
         lines.append(f"changed for the test: {', '.join(changed)}")
-        if facts["files"]:
+        if facts["files"] and "released numbers" in self.report.tested:
             shown = ", ".join(facts["files"][:4])
             lines.append(f"contents of files that were compared: {shown}")
         if facts["lowest_noise"] < facts["noise_multiplier"]:
@@ -110,7 +110,9 @@ class ScriptResult:
             + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
             "epsilon by an attack: none was run (audit.check runs one on a function)",
         ]
-        if facts["end"]:
+        if "released numbers" not in self.report.tested:
+            items.append("contents of files that the script saves")
+        elif facts["end"]:
             items.append(
                 f"what the script saves after the first {self.report.steps} steps, because it does "
                 f"not reach its end: {facts['end']}"

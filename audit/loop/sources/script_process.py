@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,10 +66,12 @@ def test_script(options: dict[str, Any], give_up: Callable[[str], NoReturn]) -> 
     train.give_up = give_up
     train.idle_seconds = options["idle_seconds"]
     train.are_files_covered = options["are_files_covered"]
+    learning = train
 
     def must_go_on() -> contextlib.AbstractContextManager[None]:
         waits = f"{path.name} must go on, got {WAITING}"
-        return end_when_idle(lambda: give_up(waits), options["idle_seconds"])
+        refuse = partial(give_up, waits)
+        return end_when_idle(lambda: learning.end_waiting(refuse), options["idle_seconds"])
 
     with must_go_on():
         records = _learn(train, cpu, preamble)

@@ -13,8 +13,10 @@ import mmap
 import os
 import random
 import runpy
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -141,7 +143,7 @@ class ScriptTrain:
         self.give_up: Callable[[str], None] = _raise_refusal
         self.idle_seconds = IDLE_SECONDS
         self.max_batches = math.inf
-        self.reaches_end = True
+        self.reaches_end, self.is_on_way_to_end, self.is_waiting = True, False, False
         self.are_files_covered = True
         self._ours = set(sys.modules)
 
@@ -178,7 +180,12 @@ class ScriptTrain:
         """
         run = _Run(self, None, _PREAMBLE_SEED, None)
         run.to_end = True
-        run.on_last_step = lambda: cpu.set_timer(_CPU_SECONDS_TO_END)
+
+        def begin_way_to_end() -> None:
+            self.is_on_way_to_end = True
+            cpu.set_timer(_CPU_SECONDS_TO_END)
+
+        run.on_last_step = begin_way_to_end
         try:
             run.execute()
         except CouldNotFinish:
@@ -186,6 +193,10 @@ class ScriptTrain:
                 raise
             self.reaches_end = False
             run.facts.end = f"it continues for more than {_CPU_SECONDS_TO_END:g} CPU seconds"
+            if self.is_waiting:
+                run.facts.end = "it waits (for an answer, a server or a lock)"
+        finally:
+            self.is_on_way_to_end = False
         assert self.facts is not None
         self.facts.merge(run.facts)
         self.facts.files, self.facts.end = run.facts.files, run.facts.end
@@ -195,6 +206,16 @@ class ScriptTrain:
         drawn = run.drawn_before_steps
         if len(drawn) > 1 and set(np.diff(drawn)) == {1}:
             self.max_batches = drawn[-1]
+
+    def end_waiting(self, refuse: Callable[[], object]) -> None:
+        """Ends a run that waits on its way to the end, and refuses a script that waits earlier."""
+        main_thread = threading.main_thread().ident
+        if not self.is_on_way_to_end or main_thread is None or not hasattr(signal, "pthread_kill"):
+            refuse()
+            return
+        self.is_waiting = True
+        # The handler of `CpuLimit.enforced` raises an error in the main thread, which waits.
+        signal.pthread_kill(main_thread, signal.SIGVTALRM)
 
     def __call__(self, records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
         run = _Run(self, records, seed, watch)
