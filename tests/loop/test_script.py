@@ -151,7 +151,7 @@ def test_a_verdict_names_what_it_does_not_cover() -> None:
     facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True, "failure": ""}
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
-    for words in ("before make_private", "printed numbers", "attack: none was run", "(mask)"):
+    for words in ("before make_private", "printed, logged or saved", "by an attack", "(mask)"):
         assert words in shown
 
 

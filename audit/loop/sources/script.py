@@ -62,9 +62,12 @@ class ScriptResult:
         """Whether the test was conclusive and found nothing."""
         return self.exit_code == 0
 
-    @property
-    def setting(self) -> list[str]:
-        """The script's own numbers, those of the test, and what was changed for it."""
+    def setting(self, show_all: bool = True) -> list[str]:
+        """The script's own numbers, those of the test, and what was changed for it.
+
+        Args:
+            show_all: whether changes are shown that every test makes.
+        """
         facts, tested = self.facts, self.tested
         rate = tested["batch_size"] / tested["n"]
         lines = [
@@ -76,11 +79,11 @@ class ScriptResult:
                 else f" for epsilon {facts['target_epsilon']:.4g}"
             ),
             f"tested: n = {tested['n']}, rate {rate:.3g}, {self.report.steps} steps, "
-            f"{self.report.runs} runs ({self.mode}), zero-out neighbours: one record contributes "
-            "nothing, and n is public",
+            f"{self.report.runs} runs ({self.mode}); zero-out: n is public",
         ]
-        changed = ["seeds", "data set of the loader", *facts["overridden"]]
-        lines.append(f"changed for the test: {', '.join(changed)}")
+        if facts["overridden"] or show_all:
+            changed = ["seeds", "data set of the loader", *facts["overridden"]]
+            lines.append(f"changed for the test: {', '.join(changed)}")
         if facts["lowest_noise"] < facts["noise_multiplier"]:
             lines.append(
                 f"the smallest noise multiplier of a step is {facts['lowest_noise']:.4g}; "
@@ -99,13 +102,11 @@ class ScriptResult:
         """Parts of the script that no verdict covers."""
         facts = self.facts
         items = [
-            "everything before make_private: scaling, vocabulary, class weights, subsets, initial "
-            "weights",
-            "printed numbers, logs, and files, also those that hold the model (weights of a best "
-            "epoch, averaged weights)",
+            "everything before make_private (scaling, subsets, first weights)",
+            "everything that is printed, logged or saved, also the saved model",
             f"steps after the first {self.report.steps}, and the number of epochs"
             + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
-            "epsilon by an attack: none was run (audit.check runs one on a function)",
+            "epsilon by an attack (audit.check runs one on a function)",
         ]
         if facts["loaders"]:
             shown = ", ".join(facts["loaders"][:4])
@@ -119,15 +120,15 @@ class ScriptResult:
 
     @property
     def short(self) -> str:
-        """The verdict with the cause and the fix of the first finding alone."""
-        return self._verdict(self.report.short)
+        """The verdict, and one line per finding; the first one has its message, cause and fix."""
+        return self._verdict(self.report.short, show_all=False)
 
     def __str__(self) -> str:
-        return self._verdict(str(self.report))
+        return self._verdict(str(self.report), show_all=True)
 
-    def _verdict(self, report: str) -> str:
+    def _verdict(self, report: str, show_all: bool) -> str:
         outside = [f"not tested: {item}" for item in self.not_tested]
-        return "\n".join([report, *self.setting, *outside])
+        return "\n".join([report, *self.setting(show_all), *outside])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""
