@@ -75,7 +75,11 @@ class Coverage:
         """The row of the markdown table."""
         rate = f"{self.violations / self.audits:.1%}"
         rate = f"**{rate}**" if self.fails else rate
-        return f"| {self.grouping} | {self.bound} | {self.truth:.2f} | {self.mean:.2f} | {rate} |"
+        interval = stats.binomtest(self.violations, self.audits).proportion_ci(0.95)
+        return (
+            f"| {self.grouping} | {self.bound} | {self.truth:.2f} | {self.mean:.2f} | {rate} "
+            f"({interval.low:.1%} to {interval.high:.1%}) |"
+        )
 
 
 def trials_of(
