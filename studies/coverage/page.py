@@ -108,7 +108,7 @@ def _largest_shares(claimed: pd.DataFrame) -> list[str]:
     """The valid bound of each mechanism that exceeds the true epsilon most often."""
     lines = ["| mechanism | audits | bound | above the true epsilon |", "|---|---|---|---|"]
     for name, rows in claimed.groupby("mechanism", sort=False):
-        row = rows.loc[rows["rate"].idxmax()]
+        row = rows.nlargest(1, "rate").iloc[0]
         lines.append(
             f"| {name} | {row['audits']:,} | {row['estimator']}, {row['rule']} | "
             f"{row['rate']:.1%} ({row['rate_low']:.1%} to {row['rate_high']:.1%}) |"
