@@ -15,7 +15,7 @@ independent. If both sides have the same shifts, the mean rates of errors satisf
 those of each shift do, because the guarantee is linear in them, and counts of unequal events vary
 less than binomial ones. In the last two groupings, the sides have different shifts.
 
-Of 2,000 audits of each kind with 100 trials of each side, at most 2.5 % of the bounds were too large
+Of 2,000 audits of each kind with 100 trials per side, at most 2.5 % of the bounds were too large
 for repeats and for trials. For sides, 35 % of the curve's bounds and 42 % of the pooled curve's
 were: two data sets must not have initial weights of their own that many trials share. The page on
 coverage of all estimators, docs/coverage_tables.md, has the table.
