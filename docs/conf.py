@@ -37,9 +37,9 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-# `attacks.md` and `coverage_tables.md` show the pages of the studies of coverage.
+# `attacks.md` and `coverage_tables.md` show the pages of the studies of coverage and power.
 exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
-exclude_patterns += ["coverage.md", "coverage-more.md"]
+exclude_patterns += ["coverage.md", "coverage-more.md", "power.md"]
 exclude_patterns += ["notebooks/README.md"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 

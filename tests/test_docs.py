@@ -388,7 +388,7 @@ def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> Non
 
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
-    included = {"coverage", "coverage-more"}
+    included = {"coverage", "coverage-more", "power"}
     details = {
         "proofs": "theory",
         "reproductions_training": "reproductions",
@@ -399,7 +399,7 @@ def test_every_page_is_in_the_menu() -> None:
     assert pages - set(details) == pages & set(index.split())
     for name, result in details.items():  # reached from the page that states the result
         assert f"]({name}.md)" in (DOCS / f"{result}.md").read_text()
-    for name in ("coverage.md", "coverage-more.md"):
+    for name in ("coverage.md", "coverage-more.md", "power.md"):
         assert f"<!-- site: {name}" in (DOCS / "coverage_tables.md").read_text()
 
 
@@ -408,7 +408,11 @@ def test_code_hosts_show_a_link_where_the_site_shows_a_file() -> None:
     expected = {
         "attacks": ["largest share in combinations"],
         "changes": ["## [Unreleased]", "## [0.1.0]"],
-        "coverage_tables": ["| estimator | pure noise |", "### More audits of some mechanisms"],
+        "coverage_tables": [
+            "| estimator | pure noise |",
+            "### More audits of some mechanisms",
+            "| jax_privacy, split, one",
+        ],
     }
     for path in DOCS.glob("*.md"):
         text = path.read_text()
