@@ -404,7 +404,7 @@ def test_every_page_is_in_the_menu() -> None:
 
 
 def test_code_hosts_show_a_link_where_the_site_shows_a_file() -> None:
-    """A directive would be shown as it stands."""
+    """A directive would be shown unchanged."""
     expected = {
         "attacks": ["largest share in combinations"],
         "changes": ["## [Unreleased]", "## [0.1.0]"],
