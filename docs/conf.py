@@ -37,9 +37,9 @@ extensions = [
     "sphinx_design",
 ]
 templates_path = ["_templates"]
-# `attacks.md` and `coverage_tables.md` include the pages of the studies of coverage.
+# `attacks.md` and `coverage_tables.md` show the pages of the studies of coverage and power.
 exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
-exclude_patterns += ["coverage.md", "coverage-more.md"]
+exclude_patterns += ["coverage.md", "coverage-more.md", "power.md"]
 exclude_patterns += ["notebooks/README.md"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
@@ -141,6 +141,22 @@ def _write_help_texts(app: Any) -> None:
         ):
             main_of(name)([*words, option])
         (folder / f"{title}.txt").write_text(output.getvalue())
+
+
+_FILE = re.compile(
+    r'<!-- site: (\S+)(?: after "([^"]*)")?(?: before "([^"]*)")? -->.*?<!-- /site -->', re.DOTALL
+)
+
+
+def _text_of_files(app: Any, name: str, source: list[str]) -> None:
+    """Replaces what code hosts show instead of a file's text, a link to it, by that text."""
+
+    def text_of(block: re.Match[str]) -> str:
+        text = Path(__file__).parent.joinpath(block[1]).read_text()
+        text = text.partition(block[2])[2] if block[2] else text
+        return text.partition(block[3])[0] if block[3] else text
+
+    source[0] = _FILE.sub(text_of, source[0])
 
 
 def _embed_attachments(app: Any, name: str, source: list[str]) -> None:
@@ -298,6 +314,7 @@ def _full_address_of_card(app: Any, page: str, template: str, context: Any, tree
 
 def setup(app: Any) -> None:
     """Connects the functions above to Sphinx."""
+    app.connect("source-read", _text_of_files)
     app.connect("source-read", _embed_attachments)
     app.add_html_math_renderer(
         "mathml",

@@ -388,7 +388,7 @@ def test_the_first_page_of_the_reference_lists_the_names_of_the_package() -> Non
 
 def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
-    included = {"coverage", "coverage-more"}
+    included = {"coverage", "coverage-more", "power"}
     details = {
         "proofs": "theory",
         "reproductions_training": "reproductions",
@@ -399,8 +399,32 @@ def test_every_page_is_in_the_menu() -> None:
     assert pages - set(details) == pages & set(index.split())
     for name, result in details.items():  # reached from the page that states the result
         assert f"]({name}.md)" in (DOCS / f"{result}.md").read_text()
-    for name in ("coverage.md", "coverage-more.md"):
-        assert f"{{include}} {name}" in (DOCS / "coverage_tables.md").read_text()
+    for name in ("coverage.md", "coverage-more.md", "power.md"):
+        assert f"<!-- site: {name}" in (DOCS / "coverage_tables.md").read_text()
+
+
+def test_code_hosts_show_a_link_where_the_site_shows_a_file() -> None:
+    """A directive would be shown unchanged."""
+    expected = {
+        "attacks": ["largest share in combinations"],
+        "changes": ["## [Unreleased]", "## [0.1.0]"],
+        "coverage_tables": [
+            "| estimator | pure noise |",
+            "### More audits of some mechanisms",
+            "| jax_privacy, split, one",
+        ],
+    }
+    for path in DOCS.glob("*.md"):
+        text = path.read_text()
+        assert "{include}" not in text, path
+        shown = [text]
+        module("conf")._text_of_files(None, path.stem, shown)
+        assert "<!-- site" not in shown[0]
+        assert (shown[0] != text) == (path.stem in expected), path
+        for words in expected.get(path.stem, []):
+            assert words in shown[0]
+            assert words not in text
+        assert text.count("<!-- site: ") == len(re.findall(r"(?s)<!-- site: .*?\]\(.*?/site", text))
 
 
 PROPOSITION = r"\*\*Proposition(?: (\d+)|)(?: \([^)]*\)|)\.\*\* \*"

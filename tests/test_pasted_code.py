@@ -44,7 +44,10 @@ def pasted_blocks(page: Path) -> list[str]:
 @pytest.mark.usefixtures("little_work")
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_as_pasted(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -56,4 +59,7 @@ def test_the_blocks_of_a_page_run_as_pasted(
     assert left <= {"certificate.html", "budget.json", "budget.json.lock"}
     if page.name in {"README.md", "tune_privately.md"}:
         assert names["best"].candidate["learning_rate"] > 0
+        # The study's released candidate and its score.
+        printed = capsys.readouterr().out
+        assert re.search(r"(?m)^\{'learning_rate': [\d.e-]+\} -[\d.e-]+$", printed), printed
         assert "(3, 1e-05)-differentially private" in names["study"].certificate.statement

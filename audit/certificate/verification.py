@@ -41,6 +41,8 @@ _COMPUTED = ("numbers", "groups", "total", "evidence.ceiling")
 # (the first number of each point of the trade-off curve) are constants.
 _EXACT = (".delta", ".records", "][0]")
 _FROM_NUMBERS = ("hash", "statement", "groups", "total")
+_NO_HASH = "released model: hash not stated"
+_STATED = "stated by the author, not verified"
 _LOWER = ("numbers.attained", "numbers.trade_off")
 
 _FIRST_DAY = datetime.date(2026, 11, 1)  # first day of this format
@@ -67,6 +69,7 @@ class Verdict:
     Attributes:
         status: correct, wrong or void.
         lines: explanation in printable ASCII; the first line begins with the status.
+        short: the lines without most statements of the author; empty if the certificate is wrong.
         certificate: the verified certificate; None if it is wrong.
 
     Example:
@@ -77,6 +80,7 @@ class Verdict:
     status: Status
     lines: tuple[str, ...]
     certificate: Certificate | None = None
+    short: tuple[str, ...] = ()
 
 
 def verify(path: str | Path) -> Verdict:
@@ -216,14 +220,17 @@ def _verdict(values: Any) -> Verdict:
             f"an audit shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
             "more than the certified epsilon"
         )
+    recomputed = [*_claim(right, proved), *_conditions(right)]
     return Verdict(
         Status.VOID if right.void else Status.CORRECT,
-        tuple(map(_ascii, _lines(right, proved))),
+        tuple(map(_ascii, [*recomputed, *_statements(right)])),
         right,
+        tuple(map(_ascii, [*recomputed, *_short_statements(right)])),
     )
 
 
-def _lines(right: Certificate, proved: Proved) -> Iterator[str]:
+def _claim(right: Certificate, proved: Proved) -> Iterator[str]:
+    """The verdict, and whether the numbers are today's."""
     stated, name, smaller = right.numbers.epsilon, right.numbers.bounds[0], ""
     # No bound is below what an attack attains, so near it there is no smaller one to look for.
     if stated > (1.0 + _NEARLY_ATTAINED) * (right.numbers.attained or 0.0):
@@ -244,6 +251,10 @@ def _lines(right: Certificate, proved: Proved) -> Iterator[str]:
         if proved.weaker
         else "numbers: recomputed and correct"
     )
+
+
+def _conditions(right: Certificate) -> Iterator[str]:
+    """The number of conditions by ground, and those that were tested or are on trust."""
     grounds = [condition.ground for condition in right.conditions]
     counts = ", ".join(
         f"{grounds.count(ground)} {ground.value}" for ground in Ground if ground in grounds
@@ -255,26 +266,52 @@ def _lines(right: Certificate, proved: Proved) -> Iterator[str]:
     for condition in right.conditions:
         if condition.ground in (Ground.TESTED, Ground.ON_TRUST):
             yield f"  {condition.ground.value}: {condition.words}"
+
+
+def _statements(right: Certificate) -> Iterator[str]:
+    """Everything that the author states."""
     for title, words in right.stated.in_words():
         if words != NOT_STATED:
-            yield f"stated by the author, not verified: {title.lower()}: {words}"
+            yield f"{_STATED}: {title.lower()}: {words}"
     for name, words in right.study.prior.items():
-        yield f"stated by the author, not verified: candidates: {checks.quoted(f'{name}: {words}')}"
+        yield f"{_STATED}: candidates: {checks.quoted(f'{name}: {words}')}"
+    yield f"{_STATED}: made on {right.made.date} with dp-tuning-audit {right.made.version}"
+    yield from _audits(right)
     yield (
-        f"stated by the author, not verified: made on {right.made.date} with "
-        f"dp-tuning-audit {right.made.version}"
-    )
-    if right.evidence is not None:
-        yield (
-            "stated by the author, not verified: an audit that shows epsilon >= "
-            f"{rounded_down(right.evidence.epsilon_lower)}"
-        )
-    yield (
-        "released model: hash not stated"
+        _NO_HASH
         if right.model_hash is None
         else f"released model: SHA-256 {right.model_hash}, stated by the author; compare it with "
         "audit.certificate.model_hash(model)"
     )
+    yield from _not_stated(right)
+
+
+def _short_statements(right: Certificate) -> Iterator[str]:
+    """What the author states about the protected unit, audits and earlier releases.
+
+    Missing statements follow.
+    """
+    yield f"{_STATED}: unit of privacy: {checks.quoted(right.stated.unit)}"
+    for spending in right.stated.earlier_spending or ():
+        epsilon, delta = format_exact(spending.epsilon), format_exact(spending.delta)
+        release = checks.quoted(spending.release)
+        yield f"{_STATED}: earlier release: ({epsilon}, {delta})-DP, {release}"
+    yield from _audits(right)
+    if right.model_hash is None:
+        yield _NO_HASH
+    yield "(candidates, date, hash of the released model and further statements: --all)"
+    yield from _not_stated(right)
+
+
+def _audits(right: Certificate) -> Iterator[str]:
+    """The audit that the author states."""
+    if right.evidence is not None:
+        shown = rounded_down(right.evidence.epsilon_lower)
+        yield f"{_STATED}: an audit that shows epsilon >= {shown}"
+
+
+def _not_stated(right: Certificate) -> Iterator[str]:
+    """The statements that are missing, and the hash of the file's content."""
     if right.not_stated:
         yield f"not stated: {', '.join(right.not_stated)}"
     yield f"hash: {right.as_dict()['hash']}"

@@ -72,6 +72,7 @@ def make_parser() -> console.Parser:
         metavar="PAGE",
         help="write the verified certificate as .html, as .txt, or as .yaml for a registry",
     )
+    parser.add_argument("--all", action="store_true", help="also print all that the author states")
     parser.add_imports()
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema, and exit")
     parser.add_argument(
@@ -104,12 +105,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     signer = None
     if allowed is not None:
         signer = check_signature(content, signature_path, allowed)
+    lines = verdict.lines if arguments.all else verdict.short or verdict.lines
     if allowed is not None and signer is None:
         print("wrong: the signature is not that of an allowed signer for this file")
-        for line in verdict.lines:
+        for line in lines:
             print(console.wrap(f"  apart from the signature: {line}", "    "))
         return WRONG
-    for line in verdict.lines:
+    for line in lines:
         # What is wrong stays on one line, as errors do, so that programs find it.
         print(line if line.startswith(_WRONG_LINE) else console.wrap(line, "    "))
     if signer is not None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +23,10 @@ _ZERO_OUT = (
     "note: neighbours: zero-out (the number of records is public), the default for loops by "
     'Opacus; relation="add-remove" also tests that nothing depends on that number'
 )
+_COLUMNS = 79
+"""Length of the line of a finding whose cause is not shown."""
+_COLUMNS_OF_CAUSE = 3 * 72
+"""Length of a cause or a fix in a short verdict: three lines of a terminal."""
 # A watched function is not testable if one of these was not tested.
 _ESSENTIAL = {"contribution", "noise", "batches", "accountant", "released numbers"}
 
@@ -183,25 +188,57 @@ class PremiseReport:
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     @property
-    def short(self) -> str:
-        """The report with the cause and the fix of its first finding alone."""
-        return "\n".join(self._lines(show_all=False))
-
-    def _lines(self, show_all: bool) -> list[str]:
-        lines = []
-        for number, finding in enumerate(self.findings, 1):
-            lines.append(f"{number}. {finding.message}")
-            if show_all or number == 1:
-                lines.append(f"   Likely cause: {finding.cause}")
-                lines.append(f"   Fix: {finding.fix}")
-        if len(self.findings) > 1 and not show_all:
-            lines.append("(the causes and fixes of all findings: --all)")
+    def headline(self) -> str:
+        """The verdict: the broken premises, or that none was found or could be tested."""
+        if self.findings:
+            premises = list(dict.fromkeys(finding.premise for finding in self.findings))
+            return f"broken premise{'s' if len(premises) > 1 else ''}: {', '.join(premises)}"
         if self.unfinished:
+            return self.unfinished
+        if self.inconclusive:
+            return f"not testable (tested: {self._tested_names})"
+        return self.summary
+
+    @property
+    def short(self) -> str:
+        """The verdict, and one line per finding; the first one has its message, cause and fix."""
+        return "\n".join([*self.short_verdict, *self.short_findings, *self.remarks])
+
+    @property
+    def short_verdict(self) -> list[str]:
+        """The verdict, and where the rest of the findings is shown."""
+        complete = [line for lines in self._of_findings() for line in lines]
+        hint = " (all messages, causes and fixes: --all)" if self.short_findings != complete else ""
+        return [f"{self.headline}{hint}"]
+
+    @property
+    def short_findings(self) -> list[str]:
+        """The first finding with its cause and its fix, and a line for each of the others."""
+        if not self.findings:
+            return []
+        first, *others = self._of_findings()
+        lines = [first[0], *(_cut(line, _COLUMNS_OF_CAUSE) for line in first[1:])]
+        return lines + [_cut(message, _COLUMNS) for message, _, _ in others]
+
+    def _of_findings(self) -> list[list[str]]:
+        """Message, cause and fix of each finding."""
+        return [
+            [
+                f"{number}. {finding.message}",
+                f"   Likely cause: {finding.cause}",
+                f"   Fix: {finding.fix}",
+            ]
+            for number, finding in enumerate(self.findings, 1)
+        ]
+
+    @property
+    def remarks(self) -> list[str]:
+        """The power of the test, the parts that were not tested, and the conditions."""
+        lines = []
+        if self.findings and self.unfinished:
             lines.append(self.unfinished)
-        elif self.inconclusive:
-            lines.append(f"not testable (tested: {self._tested_names})")
-        elif not self.findings:
-            lines += [self.summary, *([f"power: {self.power}"] if self.power else [])]
+        if self.power and not self.unfinished and not self.inconclusive:
+            lines.append(f"power: {self.power}")
         if not self.unfinished:
             lines += [f"not tested: {remark}" for remark in self._reasons]
         if self.watched and self.relation == "zero-out" and self.assumed_relation:
@@ -209,4 +246,11 @@ class PremiseReport:
         return lines + [f"note: {remark}" for remark in self.notes]
 
     def __str__(self) -> str:
-        return "\n".join(self._lines(show_all=True))
+        findings = [line for lines in self._of_findings() for line in lines]
+        return "\n".join([*(findings or [self.headline]), *self.remarks])
+
+
+def _cut(line: str, characters: int) -> str:
+    """The line, cut between words; its indentation is kept."""
+    indented = len(line) - len(line.lstrip())
+    return " " * indented + textwrap.shorten(line, characters, placeholder=" ...")

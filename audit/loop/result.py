@@ -162,20 +162,7 @@ class CheckResult:
 
     @property
     def _bounds_words(self) -> str:
-        claims = "claims nothing"
-        for digits in range(4, 18):  # as many as show a leak
-            shown_epsilon, proven = (
-                format_rounded(value, up=False, digits=digits)
-                for value in (self.epsilon, self.proven)
-            )
-            if self.claim is None:
-                break
-            # A claim is rounded up, which may only make it larger than it is.
-            claim = format_rounded(self.claim, up=True, digits=digits)
-            claims = f"claims ({claim}, {format_exact(self.delta)})"
-            above = proven if self.leaks else shown_epsilon
-            if not (self.leaks or self.exceeds) or float(claim) < float(above):
-                break
+        claims, shown_epsilon, proven = self._rounded
         confidence = f"with {100 * self.confidence:g} % confidence"
         shown = f"an attack shows at least {shown_epsilon} {confidence} (by {self.shown_by})"
         if self.leaks:
@@ -221,6 +208,36 @@ class CheckResult:
         return f"{claims}; no leak found; {shown}; {ceiling}"
 
     @property
+    def _rounded(self) -> tuple[str, str, str]:
+        """The claim in words, the lower bound and the proven one, with digits that show a leak."""
+        claims = "claims nothing"
+        for digits in range(4, 18):
+            shown_epsilon, proven = (
+                format_rounded(value, up=False, digits=digits)
+                for value in (self.epsilon, self.proven)
+            )
+            if self.claim is None:
+                break
+            # A claim is rounded up, which may only make it larger than it is.
+            claim = format_rounded(self.claim, up=True, digits=digits)
+            claims = f"claims ({claim}, {format_exact(self.delta)})"
+            above = proven if self.leaks else shown_epsilon
+            if not (self.leaks or self.exceeds) or float(claim) < float(above):
+                break
+        return claims, shown_epsilon, proven
+
+    @property
+    def _short_attack_words(self) -> str:
+        """The outcome of the attack; one line where a broken premise is the answer."""
+        broken = self.premises is not None and self.premises.broken
+        if not broken or self.attack_skipped or self.claim is None or self.unread:
+            return self._attack_words
+        claims, _, proven = self._rounded
+        if self.leaks:
+            return f"{claims}; an attack proves {proven} with {_PROOF}"
+        return f"{claims}; no leak proven by an attack ({self.trials} {self.unit})"
+
+    @property
     def exit_code(self) -> int:
         """1 for a broken premise or a proven leak, 2 if something was not testable, else 0.
 
@@ -244,19 +261,25 @@ class CheckResult:
 
     @property
     def short(self) -> str:
-        """The verdict with the cause and the fix of the first finding alone."""
-        return self._verdict("" if self.premises is None else self.premises.short)
-
-    def __str__(self) -> str:
-        return self._verdict(str(self.premises))
-
-    def _verdict(self, premises: str) -> str:
+        """The verdict about premises and attack, and then the cause and fix of one finding."""
         if self.premises is None or self.unfinished:
             return self.words
+        premises = self.premises
+        lines = [*self._opening, *premises.short_verdict, self._short_attack_words]
+        return "\n".join([*lines, *premises.short_findings, *premises.remarks])
+
+    def __str__(self) -> str:
+        if self.premises is None or self.unfinished:
+            return self.words
+        return "\n".join([*self._opening, str(self.premises), self._attack_words])
+
+    @property
+    def _opening(self) -> list[str]:
+        """The reasons why the verdict says little."""
         opening = [self.weakness] if self.weakness else []
         if not self.has_claim and not self.broken:
             opening.append(_NOTHING_TO_COMPARE)
-        return "\n".join([*opening, premises, self._attack_words])
+        return opening
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python objects."""

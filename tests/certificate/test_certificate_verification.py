@@ -57,6 +57,35 @@ def test_correct_certificate(
     assert any(line.startswith("not stated: responsible, dataset,") for line in lines)
 
 
+def test_a_verdict_has_a_dozen_lines_beside_the_conditions(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stated = certificate.declare(
+        responsible="A. Person",
+        dataset="Digits 1.0",
+        earlier_spending=[Spending("counts", 0.5, 1e-6)],
+    ).with_evidence(0.1, 0.95, 100, 200)
+    replace(stated, model_hash=None).save(tmp_path / "c.json")
+    shown = []
+    for options in ([], ["--all"]):
+        assert verify.main([str(tmp_path / "c.json"), *options]) == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80
+        lines = unwrapped(out)
+        assert lines[0].startswith("correct: ")
+        of_conditions = [line for line in lines if line.startswith("  on trust: ")]
+        assert len(of_conditions) == 14
+        assert "released model: hash not stated" in lines
+        assert "an audit that shows epsilon >= 0.1" in out
+        assert 'earlier release: (0.5, 1e-06)-DP, "counts"' in " ".join(out.split()) or options
+        shown.append(out)
+    short, complete = shown
+    beside = re.sub(r"(?m)^  on trust: .*\n(      .*\n)*", "", short)
+    assert len(beside.splitlines()) <= 13  # an audit and an earlier release take one each
+    assert "A. Person" not in short
+    assert "A. Person" in complete
+
+
 CHANGES = [
     (set_at(["numbers", "epsilon"], 0.5), "numbers.epsilon is 0.5"),
     (set_at(["numbers", "advantage"], 0.01), "numbers.advantage is 0.01"),

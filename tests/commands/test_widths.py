@@ -11,7 +11,10 @@ import pytest
 
 from audit import console
 from audit.__main__ import COMMANDS, main, main_of
+from audit.loop.finding_kinds import ALL_STEPS, KINDS, FindingKind
 from audit.loop.findings import Finding, PremiseReport
+from audit.loop.result import CheckResult
+from audit.loop.sources.script import ScriptResult
 
 SWEEP = """lr,noise_multiplier,sampling_rate,steps,accuracy
 0.1,1.1,0.01,2000,0.80
@@ -108,15 +111,19 @@ def test_a_program_wraps_its_errors(tmp_path: Path) -> None:
     assert wide(ended.stderr) == []
 
 
+def report_of(findings: tuple[Finding, ...]) -> PremiseReport:
+    return PremiseReport(findings, ("noise",), {"batches": "few"}, ("a note",), {}, True, 9, 0.1)
+
+
 def test_a_verdict_lists_the_first_cause_and_all_findings() -> None:
     findings = tuple(
         Finding("noise", f"{name} has no noise. " * 5, "It is forgotten. " * 6, "Add it. " * 12)
         for name in ("weight", "bias")
     )
-    report = PremiseReport(findings, ("noise",), {"batches": "few"}, ("a note",), {}, True, 9, 0.1)
+    report = report_of(findings)
     short = console.wrap_verdict(report.short)
     assert wide(short) == []
-    assert short.startswith("1. weight has no noise.")
+    assert short.startswith("broken premise: noise (all messages, causes and fixes: --all)\n1. ")
     assert short.count("Likely cause") == 1
     assert "\n2. bias has no noise." in short
     assert "not tested: batches: few\nnote: a note" in short
@@ -125,3 +132,40 @@ def test_a_verdict_lists_the_first_cause_and_all_findings() -> None:
     assert complete.count("Likely cause") == 2
     assert "--all" not in complete
     assert " ".join(complete.split()) == " ".join(str(report).split())
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_a_verdict_with_two_findings_has_a_dozen_lines_beside_its_conditions(
+    kind: FindingKind,
+) -> None:
+    found = Finding(kind.premise, kind.observation, ALL_STEPS, kind.fix)
+    result = CheckResult(
+        *(2.166, 1e-5, 0.95, 19.15, 7.907), trials=200, premises=report_of((found, found))
+    )
+    lines = console.wrap_verdict(result.short).splitlines()
+    assert lines[0].startswith(f"broken premise: {kind.premise}")
+    assert lines[1] == "claims (2.166, 1e-05); an attack proves 7.907 with 99.99 % confidence"
+    assert lines[-2:] == ["not tested: batches: few", "note: a note"]
+    assert len(lines) - 2 <= 12
+
+
+def test_a_finding_that_is_shown_completely_has_no_hint() -> None:
+    report = report_of((Finding("noise", "It has no noise.", "It is forgotten.", "Add it."),))
+    assert report.short == f"broken premise: noise\n{report}"
+
+
+def test_the_verdict_on_a_script_has_a_dozen_lines_beside_its_conditions() -> None:
+    facts = {
+        **{"n": 200, "batch_size": 32, "noise_multiplier": 1.0, "target_epsilon": None},
+        **{"overridden": (), "lowest_noise": 1.0, "seeds": (), "failure": None, "loaders": ()},
+        **{"unchanged": (), "more_engines": False},
+    }
+    kind = KINDS["fixed batches"]
+    report = report_of((Finding(kind.premise, kind.observation, kind.cause, kind.fix),))
+    result = ScriptResult("train.py", report, facts, {"n": 24, "batch_size": 6}, "rerun")
+    lines = console.wrap_verdict(result.short).splitlines()
+    assert lines[0] == "broken premise: batches"
+    assert sum(line.startswith("not tested: ") for line in lines) == 5
+    assert wide("\n".join(lines)) == []
+    assert len(lines) - 6 <= 12  # without what is not tested, and the note
+    assert "changed for the test: seeds, data set of the loader" in str(result)

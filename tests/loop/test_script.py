@@ -194,7 +194,7 @@ def test_a_verdict_names_what_it_does_not_cover() -> None:
     facts["end"] = "it then raises an error"
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
-    for words in ("before make_private", "printed numbers", "attack: none was run", "(mask)"):
+    for words in ("before make_private", "prints, logs", "by an attack", "(mask)"):
         assert words in shown
 
 

@@ -634,8 +634,15 @@ def _small_batches(case: _Case, rates: list[float]) -> None:
     for i in range(_SMALL_RUNS):
         seed = experiment.seed_of(3000 + i)
         traces = [experiment.coupled(records, seed, digests=False) for records in data]
-        if any(experiment.ended_early(trace) for trace in traces):
-            reason = next((trace.error for trace in traces if trace.error), "fewer steps")
+        reason = next((trace.error for trace in traces if trace.error), "")
+        if not reason and any(experiment.ended_early(trace) for trace in traces):
+            reason = "fewer steps"
+        if not reason and not all(
+            np.isfinite(trace.gradients[: experiment.steps]).all() for trace in traces
+        ):
+            # As of a loop that divides by an expected batch size, which may round to zero.
+            reason = "gradients that are not finite"
+        if reason:
             experiment.verdicts.notes.append(
                 f"empty batches were not tested: with {n} records the function gave {reason}"
             )

@@ -76,8 +76,7 @@ class ScriptResult:
                 else f" for epsilon {facts['target_epsilon']:.4g}"
             ),
             f"tested: n = {tested['n']}, rate {rate:.3g}, {self.report.steps} steps, "
-            f"{self.report.runs} runs ({self.mode}), zero-out neighbours: one record contributes "
-            "nothing, and n is public",
+            f"{self.report.runs} runs ({self.mode}); zero-out: n is public",
         ]
         changed = ["seeds", "data set of the loader", *facts["overridden"]]
         lines.append(f"changed for the test: {', '.join(changed)}")
@@ -102,13 +101,11 @@ class ScriptResult:
         """Parts of the script that no verdict covers."""
         facts = self.facts
         items = [
-            "everything before make_private: scaling, vocabulary, class weights, subsets, initial "
-            "weights",
-            "printed numbers, logs, and files of other functions than torch.save, safetensors, "
-            "pickle.dump and those of numpy",
+            "everything before make_private (scaling, subsets, first weights)",
+            "prints, logs, and files not written by torch.save, safetensors, pickle or numpy",
             f"steps after the first {self.report.steps}, and the number of epochs"
             + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
-            "epsilon by an attack: none was run (audit.check runs one on a function)",
+            "epsilon by an attack (audit.check runs one on a function)",
         ]
         if "released numbers" not in self.report.tested:
             items.append("contents of files that the script saves")
@@ -129,7 +126,7 @@ class ScriptResult:
 
     @property
     def short(self) -> str:
-        """The verdict with the cause and the fix of the first finding alone."""
+        """The verdict, and one line per finding; the first one has its message, cause and fix."""
         return self._verdict(self.report.short)
 
     def __str__(self) -> str:
