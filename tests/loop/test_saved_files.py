@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from audit.loop import TrainingSet
+from audit.loop.premises.check_premises import check_premises
 from audit.loop.premises.saved_files import RunToEnd, compare_saved
 from audit.loop.premises.verdicts import Verdicts
 from audit.loop.runs.coupled_runs import Trace
-from audit.loop.sources.script_files import CreatedFiles, SavedFile, SavedFiles
+from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, shapes_of
+from benchmarks.training_loops.loops import Loop, dense
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SavedFile], nn.Module]:
     """The files that are saved within a test, and the trained module."""
     files: list[SavedFile] = []
     module = nn.Linear(3, 2)
-    recorder = SavedFiles(files.append, lambda: module, CreatedFiles())
+    recorder = SavedFiles(files.append, lambda: shapes_of(module), CreatedFiles())
     for place, name, function in recorder.patches():
         monkeypatch.setattr(place, name, function)
     return files, module
@@ -155,3 +158,19 @@ def test_the_state_of_the_generator_with_the_weights_is_found() -> None:
     assert verdicts_of([usual], usual, [usual]).kinds == ["generator state"]
     alone = trace((False, {"rng": state}))
     assert verdicts_of([alone], alone, [alone]).kinds == []
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("little_work")
+def test_a_function_gets_a_note_about_what_it_saves(tmp_path: Path) -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        model = Loop(sampling_rate=0.4, steps=4)(records, candidate, seed, watch)
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        torch.save({"n": 24, "mean": records.features.mean()}, tmp_path / "scaler.pt")
+        return model
+
+    report = check_premises(train, TrainingSet.of(dense())).report
+    assert not report.broken, str(report)
+    assert "scaler.pt (torch.save, test_saved_files.py:" in str(report)
+    assert "depends on the record (`mean`)" in str(report)
+    assert "model.pt" not in str(report)

@@ -1,7 +1,8 @@
-"""Whether what a script saves depends on a record although all released gradients were forced.
+"""Whether what a run saves depends on a record although all released gradients were forced.
 
-A file that holds the weights is what the owner releases, so that everything in it must be accounted
-for. Whether another file is released, the script does not say: a note names it.
+A file of a script that holds the weights is what the owner releases, so that everything in it must
+be accounted for. A function returns what it releases, and of another file the script does not say
+whether it is released: a note names it.
 """
 
 from collections.abc import Callable, Sequence
@@ -130,8 +131,7 @@ def _report(verdicts: Verdicts, reference: Trace, by_file: dict[int, dict[str, f
         elif not file.holds_weights and notes < _MAX_NOTES:
             notes += 1
             verdicts.notes.append(
-                f"{file.name} depends on the record ({listed(gaps)}); it does not hold the "
-                "weights: do not release it"
+                f"{file.name} depends on the record ({listed(gaps)}): do not release it"
             )
 
 

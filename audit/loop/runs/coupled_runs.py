@@ -8,6 +8,7 @@ of equal randomness and frozen outputs is from Re:cord-play (Cebere et al., PETS
 on the optimizer replaces changes to the code of the training.
 """
 
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -31,6 +32,7 @@ from audit.loop.runs.generators import (
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
+from audit.loop.runs.saved_files import SavedFile, recorded_files
 from audit.loop.runs.training_runs import Train, many_runs, seed_everything
 from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import SHARE_OF_RUN, CouldNotFinish, CpuLimit, work_of
@@ -169,7 +171,7 @@ class Trace:
         of_arrays: whether the steps are those of `watch.step`.
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
-        saved: the objects that a script wrote to files, in order; see `SavedFile`.
+        saved: the objects that were written to files, in order, in runs to the end.
         model: the watched model, in runs that are not coupled to another.
         parameters: the tensors that the optimizer updates, in the same runs.
     """
@@ -199,7 +201,7 @@ class Trace:
     rows: list[Vector] = field(default_factory=list)
     of_arrays: bool = False
     record_gradient: Any = None
-    saved: list[Any] = field(default_factory=list)
+    saved: list[SavedFile] = field(default_factory=list)
     model: Any = None
     parameters: list[Any] = field(default_factory=list)
     moved_generators: frozenset[str] = frozenset()
@@ -275,7 +277,8 @@ class CoupledRuns:
             like: the run whose initial weights and released gradients are forced.
             stop_after: number of steps after which the run is ended; None completes it.
             digests: whether to keep digests of generators, weights and optimizer.
-            to_end: whether a script continues after the last tested step, to save what it saves.
+            to_end: whether to record what is saved; a script then continues after the last tested
+                step.
 
         Returns:
             The record of the run, which contains an error that the function raised.
@@ -309,10 +312,13 @@ class CoupledRuns:
         watch = RecordingWatch(like, stop_after, digests, code)
         watch.to_end = to_end
         trace = watch.recorded
+        recorded: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if to_end and not hasattr(self._train, "records_files"):
+            recorded = recorded_files(trace.saved.append)
         with many_runs():
             seed_everything(seed)
             try:
-                with self._cpu.enforced(SHARE_OF_RUN), current_watch(watch):
+                with self._cpu.enforced(SHARE_OF_RUN), current_watch(watch), recorded:
                     result = self._train(records, self._candidate, seed, watch)
                 watch.raise_failure()
                 trace.released = watch.released(result)

@@ -34,10 +34,10 @@ from audit.errors import InvalidInput
 from audit.loop.runs.coupled_runs import EndOfRun
 from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
+from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, shapes_of
 from audit.loop.runs.training_runs import seed_everything
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import IDLE_SECONDS
-from audit.loop.sources.script_files import CreatedFiles, SavedFile, SavedFiles
 from audit.loop.sources.script_items import ItemForm
 from threat_models.user_code import format_error
 
@@ -133,6 +133,9 @@ class ScriptTrain:
     Attributes:
         facts: what the first run showed.
     """
+
+    records_files = True
+    """Whether it records what it saves itself."""
 
     def __init__(self, path: Path, arguments: list[str], count: int, steps: int) -> None:
         self.path, self.arguments = path, arguments
@@ -263,7 +266,9 @@ class _Run:
         self.on_last_step: Callable[[], None] = lambda: None
         self.created = CreatedFiles()
         self._saved = SavedFiles(
-            self._keep_file, lambda: self.module if self.hooked else None, self.created
+            self._keep_file,
+            lambda: None if self.module is None else shapes_of(self.module),
+            self.created,
         )
         self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
         self.at_end: Callable[[], None] = lambda: None

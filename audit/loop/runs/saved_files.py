@@ -1,12 +1,15 @@
-"""The objects that a script writes to files, by torch, safetensors, pickle and numpy.
+"""The objects that a run writes to files, by torch, safetensors, pickle and numpy.
 
-A file that holds the weights is what the owner releases. Everything else in it is released with
-them: a mean of the features, the last loss, weights of an epoch that was chosen by private records.
+A file of a script that holds the weights is what the owner releases. Everything else in it is
+released with them: a mean of the features, the last loss, weights of an epoch that was chosen by
+private records.
 """
 
 import contextlib
 import importlib.util
+import math
 import os
+import pickle
 import shutil
 import sys
 from collections import Counter
@@ -26,7 +29,7 @@ _MODULES_BELOW = 4
 
 @dataclass(frozen=True)
 class SavedFile:
-    """An object that a script wrote to a file.
+    """An object that was written to a file.
 
     Attributes:
         name: name of the file, and how it was written.
@@ -44,36 +47,40 @@ class SavedFile:
 
 
 class SavedFiles:
-    """Records what a script saves.
+    """Records what a run saves.
 
     Args:
         keep: gets each saved object.
-        module: returns the trained module, or None before `make_private`, where nothing is kept.
+        shapes: returns the shapes of all trained parameters, by which a file with the weights is
+            recognised; None where nothing is kept.
         created: notes new files, which compiled code opens.
     """
 
     def __init__(
         self,
         keep: Callable[[SavedFile], None],
-        module: Callable[[], Any],
+        shapes: Callable[[], list[tuple[int, ...]] | None],
         created: "CreatedFiles",
     ) -> None:
-        self._keep, self._module, self._created = keep, module, created
+        self._keep, self._shapes, self._created = keep, shapes, created
         self._is_saving = False
 
     def patches(self) -> list[_Patch]:
         """Replacements of the functions that save objects, as (module, name, function)."""
-        import pickle
-
-        import torch
-
+        torch: Any = sys.modules.get("torch")
+        of_torch = (
+            [] if torch is None else [self._patch(torch, "save", "torch.save", _object_first)]
+        )
         patches = [
-            self._patch(torch, "save", "torch.save", _object_first),
+            *of_torch,
             self._patch(pickle, "dump", "pickle.dump", _object_first),
             self._patch(np, "save", "numpy.save", _file_first),
             self._patch(np, "savez", "numpy.savez", _of_archive),
             self._patch(np, "savez_compressed", "numpy.savez_compressed", _of_archive),
         ]
+        if torch is None:
+            return patches
+        patches.append(self._patch(torch, "save", "torch.save", _object_first))
         if importlib.util.find_spec("safetensors") is not None:
             tensors = importlib.import_module("safetensors.torch")
 
@@ -110,37 +117,56 @@ class SavedFiles:
             self._created.note_paths([*args, *kwargs.values()])
             try:
                 result = original(*args, **kwargs)
-                if self._module() is not None:
-                    self._keep(self._saved(*read(result, *args, **kwargs), call))
+                shapes = self._shapes()
+                if shapes is not None:
+                    value, file = read(result, *args, **kwargs)
+                    self._keep(_saved(value, file, call, shapes))
             finally:
                 self._is_saving = False
             return result
 
         return module, name, recording
 
-    def _saved(self, value: Any, file: Any, call: str) -> SavedFile:
-        numbers = dict(numbers_of(value))
-        for parameter, attributes in _held_by_parameters(value):
-            numbers |= {f"{parameter}.{key}": v for key, v in numbers_of(attributes).items()}
-        # The arrays may change later.
-        numbers = {
-            "value" if name == "returned" else name: np.array(number)
-            for name, number in numbers.items()
-        }
-        place = line_of_user()
-        written = f"{call}, {place}" if place else call
-        if isinstance(file, str | os.PathLike):
-            shown = Path(file).name
-        else:
-            shown = Path(str(getattr(file, "name", ""))).name or "an object"
-        return SavedFile(f"{shown} ({written})", numbers, self._holds_weights(numbers))
 
-    def _holds_weights(self, numbers: Mapping[str, Any]) -> bool:
-        needed = Counter(
-            tuple(p.shape) for p in self._module().parameters() if p.requires_grad and p.numel() > 1
-        )
-        there = Counter(a.shape for a in numbers.values() if a.dtype.kind == "f")
-        return bool(needed) and needed <= there
+def shapes_of(module: Any) -> list[tuple[int, ...]]:
+    """Shapes of the trained parameters of a module."""
+    return [tuple(p.shape) for p in module.parameters() if p.requires_grad]
+
+
+@contextlib.contextmanager
+def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
+    """Records what is saved within, by modules that are loaded; no file counts as released."""
+    patches = SavedFiles(keep, lambda: [], CreatedFiles()).patches()
+    old = [(place, name, getattr(place, name)) for place, name, _ in patches]
+    for place, name, new in patches:
+        setattr(place, name, new)
+    try:
+        yield
+    finally:
+        for place, name, function in old:
+            setattr(place, name, function)
+
+
+def _saved(value: Any, file: Any, call: str, shapes: list[tuple[int, ...]]) -> SavedFile:
+    numbers = dict(numbers_of(value))
+    for parameter, attributes in _held_by_parameters(value):
+        numbers |= {f"{parameter}.{key}": v for key, v in numbers_of(attributes).items()}
+    # The arrays may change later.
+    numbers = {
+        "value" if name == "returned" else name: np.array(number)
+        for name, number in numbers.items()
+    }
+    place = line_of_user()
+    written = f"{call}, {place}" if place else call
+    if isinstance(file, str | os.PathLike):
+        shown = Path(file).name
+    else:
+        shown = Path(str(getattr(file, "name", ""))).name or "an object"
+    # A number alone, such as a bias, may be any number.
+    needed = Counter(shape for shape in shapes if math.prod(shape) > 1)
+    there = Counter(number.shape for number in numbers.values() if number.dtype.kind == "f")
+    holds_weights = bool(needed) and needed <= there
+    return SavedFile(f"{shown} ({written})", numbers, holds_weights)
 
 
 def _object_first(_: Any, obj: Any, f: Any = None, *__: Any, file: Any = None, **___: Any) -> Any:
