@@ -22,6 +22,9 @@ from audit.loop.runs.released_numbers import differences
 
 # Seeds for which random released numbers are compared between n and n / 2 records.
 _SEEDS_OF_DISTRIBUTIONS = 20
+# Neighbours whose runs continue to the end of a script, which may take several times as long as the
+# tested steps. The first ones have another record, another order, and records of one class.
+_RUNS_TO_END = 4
 # Draws of each step that are set to zero, one after another, and the relative difference of changes
 # that count as the same.
 _MAX_DRAWS_OF_STEP, _SAME = 16, 1e-4
@@ -171,8 +174,9 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
     random = differences(repeated.released, other_seed.released)
     released = _Released({}, set(), 0)
     to_their_end: list[RunToEnd] = []
-    for neighbour in _neighbours(experiment, canaries, reference):
-        trace = run_to_end(neighbour)
+    for number, neighbour in enumerate(_neighbours(experiment, canaries, reference)):
+        is_to_end = number < _RUNS_TO_END
+        trace = _complete_run(experiment, neighbour, to_end=is_to_end)
         if trace.shapes and trace.shapes != base.shapes:
             shapes = zip(base.names, base.shapes, strict=True)
             changed = [name for name, shape in shapes if shape not in trace.shapes]
@@ -193,7 +197,8 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
             continue  # a random number of steps; `run_canaries` compares its distributions
         # Fewer records may shift the random stream, so that later draws differ. This is no leak.
         shifted = fewer or not draw_alike(trace, repeated)
-        to_their_end.append(RunToEnd(trace, partial(run_to_end, neighbour), shifted))
+        if is_to_end:
+            to_their_end.append(RunToEnd(trace, partial(run_to_end, neighbour), shifted))
         for name, gap in differences(repeated.released, trace.released).items():
             if name in unstable:
                 continue
