@@ -70,7 +70,7 @@ docs: $(VENV)/.installed
 notebooks: $(VENV)/.installed
 	$(BIN)/python docs/store_notebooks.py
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.c)
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[docs,test]"
 	touch $@

@@ -4,6 +4,8 @@ Every link within the site must lead to a file and, if it has a fragment, to an 
 file. A page may load scripts, styles, pictures and fonts only from the site.
 """
 
+import functools
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -42,7 +44,9 @@ def problems(folder: Path) -> list[str]:
     Args:
         folder: the built site.
     """
-    pages = {path.resolve(): _Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
+    exists = functools.cache(Path.exists)  # most pages link to the same ones
+    folder = folder.resolve()
+    pages = {path: _Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
     found = [] if pages else [f"{folder}: no pages"]
     for path, page in pages.items():
         for link in [*page.links, *page.loads]:
@@ -51,10 +55,11 @@ def problems(folder: Path) -> list[str]:
                 if link in page.loads and parts.scheme != "data":
                     found.append(f"{path.name}: loads {link}")
                 continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if target.parent.parent == folder.resolve().parent and _VERSION.match(link):
+            linked = os.path.normpath(path.parent / unquote(parts.path))
+            target = Path(linked) if parts.path else path
+            if target.parent.parent == folder.parent and _VERSION.match(link):
                 continue  # the site of another version, which is not built here
-            if not target.exists():
+            if not exists(target):
                 found.append(f"{path.name}: no file for {link}")
             elif target in pages and unquote(parts.fragment) not in {"", *pages[target].anchors}:
                 found.append(f"{path.name}: no anchor for {link}")

@@ -24,9 +24,9 @@ from audit.accounting import (
 )
 from audit.certificate.declaration import DeclaredText
 from audit.errors import InvalidInput
-from audit.json_schema import OPTIONAL, Keywords, Positive, Sha256, Text
 from audit.numerics import format_exact
 from audit.protocols import Protocol
+from audit.typed_json import OPTIONAL, Keywords, Positive, Sha256, Text
 
 _MAX_NAMES = 10_000
 _Names = Annotated[tuple[Text, ...], Keywords(uniqueItems=True)]

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.json_schema import Keywords, NonNegative, Positive
 from audit.numerics import format_exact
-from audit.typed_json import read_typed
+from audit.typed_json import Keywords, NonNegative, Positive, read_typed
 
 PRIVATE = "private"
 """Value of `Declaration.records` if the number of records must stay secret."""

@@ -14,9 +14,9 @@ from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.json_schema import Chance, Keywords, NonNegative, Share, Text
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
+from audit.typed_json import Chance, Keywords, NonNegative, Share, Text
 from audit.upper_bounds import TuningCosts, costs_of
 
 DELTAS = (

@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 from audit.accounting.serialization import MECHANISMS
 from audit.certificate.conditions import Condition, Private, Setting, StudyFacts
-from audit.certificate.content import FORMAT, Made
+from audit.certificate.content import FORMAT, Evidence, Made
 from audit.certificate.declaration import Declaration
-from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers
-from audit.json_schema import (
+from audit.typed_json import (
     Chance,
     Keywords,
     NonNegative,

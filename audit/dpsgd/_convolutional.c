@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_exponential.h"
+
 /* Floats per vector, and block sizes that fit the registers: 32 of 16 floats, or 16 of 8 floats. */
 #ifdef __AVX512F__
 #define LANE 16
@@ -100,23 +102,12 @@ INLINE float largest_of(vector v) {
     return v[0];
 }
 
-/* e^x for x <= 0, with relative error 2e-7 and at least 1e-38; NaN stays NaN. */
-INLINE vector exponential(vector x) {
-    const vector least = (vector){0} - 87.0f;
-    x = choose(x < least, least, x);
-    /* x = n log 2 + r: adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits. */
-    const vector shifted = x * 1.44269504f + 12582912.0f;
-    const vector n = shifted - 12582912.0f;
-    const vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vector p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return p * (vector)(((mask)shifted << 23) + ((mask)((vector){0} + 1.0f)));
+INLINE vector at_least(vector x, float least) {
+    const vector limit = (vector){0} + least;
+    return choose(x < limit, limit, x);
 }
+
+DEFINE_EXPONENTIAL(vector, mask, at_least)
 
 /* out[p] = bias + W^T in[p] for P positions and V vectors of outputs. */
 INLINE void forward_block(const int P, const int V, const layer *l, const float *in,

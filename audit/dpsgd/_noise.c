@@ -21,6 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_exponential.h"
+
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -328,27 +330,9 @@ typedef struct {
     float record_square; /* |x|^2 of the record */
 } network;
 
-/* e^x for x <= 0, with relative error 2e-7 and at least 1e-38; NaN stays NaN. */
-INLINE float exponential(float x) {
-    if (x < -87.0f) x = -87.0f;
-    /* x = n log 2 + r: adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits. */
-    const float shifted = x * 1.44269504f + 12582912.0f;
-    const float n = shifted - 12582912.0f;
-    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    uint32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits << 23) + 0x3F800000;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return p * power;
-}
+INLINE float at_least(float x, float least) { return x < least ? least : x; }
+
+DEFINE_EXPONENTIAL(float, uint32_t, at_least)
 
 /* Replaces logits by the gradient of the cross-entropy: softmax, minus 1 at the label. */
 static void cross_entropy(float *logits, int64_t classes, int64_t label) {

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from audit.dpsgd.devices import check_device
 from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, clipped_sums, stacked
 from audit.dpsgd.linear_steps import LinearSteps
 from audit.dpsgd.memory import MemoryPolicy
-from audit.dpsgd.observation import ModelObservation
 from audit.dpsgd.parameters import Parameters, flat, shaped, to_numpy
 from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import reproducible_products
@@ -23,8 +23,33 @@ from audit.dpsgd.proxies import Proxies
 from audit.dpsgd.record_gradients import ClippedRecord, DiracGradient
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import Canary, InputCanary
-from threat_models import ThreatModel
+from threat_models import Observation, ThreatModel
 from threat_models.scores import Features
+
+
+@dataclass(frozen=True, eq=False)
+class ModelObservation(Observation):
+    """An observation with the final models, and their logits [R, m, classes] of records."""
+
+    theta: Parameters
+    logits: Callable[[Tensor], Tensor]
+    records_at_once: int
+
+    def parameters(self) -> NDArray[np.float64]:
+        return to_numpy(torch.cat([p.flatten(1) for p in self.theta], dim=1))
+
+    @torch.no_grad()
+    def loss(self, features: Features, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+        like = self.theta[0]
+        total = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+        for start in range(0, len(labels), self.records_at_once):
+            part = slice(start, start + self.records_at_once)
+            x = torch.from_numpy(np.array(features[part])).to(like)
+            y = torch.from_numpy(np.array(labels[part])).to(like.device)
+            logits = self.logits(x).double()
+            index = y.expand(logits.shape[:2])[..., None]
+            total -= logits.log_softmax(-1).gather(-1, index).sum((1, 2))
+        return to_numpy(total)
 
 
 class BatchedEngine:
@@ -33,7 +58,7 @@ class BatchedEngine:
     The runs' weights are [R, parameters]; `gradients` computes the clipped sums. The proxies and
     the inputs of the scores accumulate step by step. Up to rounding, a run's outcome depends only
     on its seed, candidate and data set. `model` has the initial weights w_0 in the precision's
-    dtype, and `name` differs from "batched" if `reductions` made the problem smaller.
+    dtype, and `name` differs from "batched" if `engines` made the problem smaller.
     """
 
     def __init__(

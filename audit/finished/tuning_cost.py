@@ -20,14 +20,15 @@ from audit.finished.columns import (
     without_prefix,
     words_of,
 )
-from audit.finished.combined_trials import all_of, dominating_few
 from audit.finished.cost import (
     NO_BOUND,
     Cost,
+    all_of,
     check_prior,
     checked_search,
     cost_of_independent,
     cost_of_sequential,
+    dominating_few,
 )
 from audit.finished.evidence import (
     GRID,

@@ -248,12 +248,12 @@ class ReachableCode:
         if parent is not None:
             self._touch(parent)
         folder = module.path.parent
-        compiled = sorted(folder.glob("*.c")) or sorted(
+        compiled = sorted([*folder.glob("*.c"), *folder.glob("*.h")]) or sorted(
             path for kind in ("*.so", "*.pyd") for path in folder.glob(kind)
         )
         for path in compiled:
             text = path.read_bytes()
-            if path.suffix == ".c":
+            if path.suffix in (".c", ".h"):
                 text = b" ".join(_COMMENT_OF_C.sub(_text_of_c, text).split())
             self._add_digest(f"{module.package}:{path.name}", text)
 

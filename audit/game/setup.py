@@ -5,13 +5,16 @@ only receives a score and does not depend on the statistics.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 import threat_models
 from audit import accounting, attacks
+from audit.accounting import DpSgd
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Facts, facts_of_game
 from audit.dpsgd import (
@@ -24,16 +27,66 @@ from audit.dpsgd import (
     make_engine,
 )
 from audit.errors import InvalidInput
-from audit.game.acceptance import good_enough
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RepeatedRuns
 from audit.simulation import Winners
 from audit.simulation.winners import GameContext
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, WorstOrder
+from threat_models.scores import TwoTails
 
 # Part of the seed of acceptance runs; trials have the key (budget, repeat, block) instead.
 _ACCEPTANCE = 1
+
+_ERROR = 1e-6
+"""Probability that the threshold is too high for one kind of runs."""
+_MIN_RUNS, _MIN_ACCEPTED = 200, 60.0
+"""Enough runs for a confidence bound close to the acceptance probability."""
+
+
+def good_enough(
+    protocol: RepeatedRuns,
+    threat_model: ThreatModel,
+    facts: Facts,
+    training: DpSgdSettings,
+    base: DpSgd,
+    engine: Engine,
+    key: Sequence[int],
+) -> float:
+    """The score above which a run is accepted.
+
+    The threshold is fixed before the first trial. If the distribution of the score is known, theory
+    gives it. Otherwise it is estimated from runs with and without the canary that no trial uses,
+    such that both kinds of runs are accepted with at least the protocol's probability. This fails
+    with probability at most 1e-6 for each kind.
+
+    A run is accepted with at least the probability that `UntilAccepted` states. `RandomStopping`
+    states none; its stopping probability is used instead.
+    """
+    probability = protocol.accepted_share
+    if isinstance(threat_model.score, TwoTails):
+        return 0.5
+    if Assumption.MONOTONE_SCORE in facts.assumptions:
+        # (w_0 - w_N)[0] has the distribution lr C sigma sqrt(N) N(b mu, 1).
+        (only,) = training.candidates
+        unit = only.learning_rate * only.max_grad_norm * base.noise_multiplier
+        return float(unit * math.sqrt(base.steps) * special.ndtri(1.0 - probability))
+    return _estimated(engine, len(training.candidates), probability, key)
+
+
+def _estimated(engine: Engine, candidates: int, probability: float, key: Sequence[int]) -> float:
+    """A threshold that runs with and without the canary exceed with at least a probability."""
+    runs = max(_MIN_RUNS, math.ceil(_MIN_ACCEPTED / probability))
+    accepted = np.arange(1.0, runs + 1.0)
+    enough = special.betaincinv(accepted, runs - accepted + 1.0, _ERROR) >= probability
+    if not enough.any():
+        return -np.inf  # accepts every run that does not diverge
+    rng = np.random.default_rng(np.random.SeedSequence(list(key)))
+    included = np.arange(2 * runs) % 2 == 1
+    outcomes = engine.run(RunBatch.drawn(included, rng.integers(0, candidates, 2 * runs), rng))
+    scores = np.where(outcomes.finite, outcomes.scores, -np.inf).reshape(runs, 2)
+    threshold = np.sort(scores, axis=0)[runs - 1 - int(enough.argmax())].min()
+    return float(np.nextafter(threshold, -np.inf))
 
 
 @dataclass(frozen=True)

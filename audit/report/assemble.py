@@ -1,7 +1,8 @@
 """Computes the report of an audit: every lower and upper bound, and whether it is valid."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,10 +16,10 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound, SequentialPlan
 from audit.lower_bounds.scores import Scores
-from audit.report import contradictions
 from audit.report.results import (
     PROXIES,
     BudgetResult,
+    Contradiction,
     EngineChoice,
     LowerResult,
     LowerValue,
@@ -36,6 +37,55 @@ _MAX_EPSILON = 500.0
 _RECOMMENDED = "scan:scan"
 
 _Result = TypeVar("_Result", LowerResult, LowerValue)
+
+LowerBounds = Mapping[str, Mapping[str, LowerResult]]
+"""Lower bounds by proxy, then by key."""
+
+
+def find_contradictions(
+    lower: LowerBounds,
+    upper: Mapping[str, UpperResult],
+    confidence: float,
+    budgets: int,
+    recompute: Callable[[str, float], Mapping[str, float]],
+) -> Iterator[Contradiction]:
+    """The valid lower bounds above the smallest valid upper bound at one budget.
+
+    Each valid lower bound exceeds the true epsilon with probability at most alpha = 1 - confidence.
+    A report compares m of them with the smallest valid upper bound: every valid lower bound from
+    all trials, at every budget. Even if nothing is wrong, some lower bound may exceed the upper
+    bound with probability up to m alpha. A contradiction is therefore announced only if the lower
+    bound still exceeds the upper bound when it is computed with the error alpha / m. By
+    Bonferroni's inequality, a report of a correct mechanism then announces a contradiction with
+    probability at most alpha, however the bounds depend on each other.
+
+    Args:
+        lower: the lower bounds at this budget.
+        upper: the upper bounds at this budget, by name.
+        confidence: confidence of each lower bound on its own.
+        budgets: number of budgets in the report; all have the same number of lower bounds.
+        recompute: maps a proxy and a larger confidence to the lower bounds from all trials, by key.
+    """
+    valid = [
+        (proxy, key, bound.epsilon)
+        for proxy, bounds in lower.items()
+        for key, bound in bounds.items()
+        if bound.valid
+    ]
+    valid_uppers = [
+        (bound.epsilon, bound.name)
+        for bound in upper.values()
+        if bound.valid and bound.epsilon is not None
+    ]
+    if not valid_uppers:
+        return
+    smallest, name = min(valid_uppers)
+    compared = len(valid) * budgets
+    corrected = cache(lambda proxy: recompute(proxy, 1.0 - (1.0 - confidence) / compared))
+    for proxy, key, epsilon in valid:
+        if epsilon > smallest:
+            beyond_chance = corrected(proxy).get(key, 0.0) > smallest
+            yield Contradiction(key, proxy, epsilon, name, smallest, beyond_chance, compared)
 
 
 def assemble(
@@ -119,7 +169,7 @@ def _at_budget(
         lower_bounds=lower,
         upper_bounds=upper_results,
         contradictions=tuple(
-            contradictions.find(
+            find_contradictions(
                 lower, upper_results, evaluation.confidence, len(config.epsilon), recompute
             )
         ),

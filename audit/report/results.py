@@ -94,7 +94,7 @@ class UpperResult:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A valid lower bound above a valid upper bound (see `audit.report.contradictions`)."""
+    """A valid lower bound above a valid upper bound (see `audit.report.assemble`)."""
 
     key: str  # key of the lower bound
     proxy: str  # the statistic of the lower bound

@@ -1,16 +1,55 @@
-"""Writes the results of an audit into its folders."""
+"""Writes the results of an audit, with their provenance, into its folders."""
 
+import datetime
+import os
+import platform
 from collections.abc import Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from audit import console
 from audit.game import store
 from audit.game.audit_loop import TrialsOfViews
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp
-from audit.report import assemble, pictures, provenance, summary, tables
+from audit.report import assemble, pictures, summary, tables
 from audit.report.results import Report
+from audit.version import __version__
+
+_LIBRARIES = ("numpy", "scipy", "torch", "opacus", "joblib", "pandas")
+
+
+def provenance() -> dict[str, Any]:
+    """Version, date, libraries and hardware, as values for json."""
+    return {
+        "version": __version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "libraries": {name: _version_of(name) for name in _LIBRARIES},
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _version_of(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor()
 
 
 def write_reports(
@@ -20,7 +59,7 @@ def write_reports(
     trials: TrialsOfViews,
 ) -> list[Report]:
     """Computes and writes the report of every view of the runs."""
-    made, progress = provenance.made(), partial(console.with_bar, unit="budget")
+    made, progress = provenance(), partial(console.with_bar, unit="budget")
     reports = []
     for view, (of_view, of_trials) in enumerate(zip(views, trials, strict=True)):
         report = assemble.assemble(of_view, set_ups, of_trials, view, made, progress)

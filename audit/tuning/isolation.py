@@ -1,4 +1,7 @@
-"""Isolation of a run: its own random generators, no output, and no leftovers on its model."""
+"""Isolation of a run: its own random generators, no output, and no leftovers on its model.
+
+Models may be modules, optimizers, or collections of them: `members_of` finds what is inside.
+"""
 
 import contextlib
 import hashlib
@@ -10,13 +13,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from audit.seeding import derived_seed, restored_generators, seed_global_generators
-from audit.tuning.torch_members import members_of
 
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
@@ -32,6 +34,33 @@ _GRADIENT_ATTRIBUTES = {
     "per_sample_gradient_norms",
     "summed_grad",
 }
+
+
+def members_of(value: Any) -> Iterator[Any]:
+    """Every module, parameter, buffer and tensor inside a value; nothing if torch is not imported.
+
+    Lists, tuples and mappings are searched, and of an optimizer its parameters.
+    """
+    torch: Any = sys.modules.get("torch")  # if a value is of torch, torch is imported
+    if torch is None:
+        return
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.modules()
+        yield from value.parameters()
+        yield from value.buffers()
+    elif hasattr(value, "param_groups"):
+        yield from (parameter for group in value.param_groups for parameter in group["params"])
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from members_of(item)
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """Every tensor inside a value, as for `members_of`."""
+    torch: Any = sys.modules.get("torch")
+    return (member for member in members_of(value) if isinstance(member, torch.Tensor))
 
 
 @contextlib.contextmanager

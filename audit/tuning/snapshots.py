@@ -19,7 +19,7 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.opacus_objects import accountant_of
 from audit.tuning import new_noise
-from audit.tuning.torch_members import tensors_of
+from audit.tuning.isolation import tensors_of
 
 _SECURE_MODE = "the generator of Opacus' secure_mode has no state that can be saved"
 _NOT_DETERMINISTIC = (

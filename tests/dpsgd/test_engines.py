@@ -16,7 +16,7 @@ from toy import ALARM, SILENT, records, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine
-from audit.dpsgd.reductions import project
+from audit.dpsgd.engines import project
 from canaries import DiracCanary
 from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 

@@ -26,7 +26,7 @@ from audit.accounting import (
     ZeroConcentratedDp,
     combinations,
 )
-from audit.finished.combined_trials import all_of
+from audit.finished.cost import all_of
 from audit.finished.prior import read_prior as prior_of_table
 from audit.finished.runs import RunSettings
 from audit.protocols import Grid, RandomSearch
@@ -252,7 +252,7 @@ def test_equal_trials_are_counted() -> None:
     ids=["gaussian", "noise", "steps", "zcdp"],
 )
 def test_many_different_trials_are_dominated_by_few(trials: Any) -> None:
-    module = sys.modules["audit.finished.combined_trials"]
+    module = sys.modules["audit.finished.cost"]
     alike = module.dominating_few(trials)
     assert len(set(alike.values())) <= module.MAX_KINDS < len(set(trials))
     for one, instead in alike.items():
@@ -265,7 +265,7 @@ def test_many_different_trials_are_dominated_by_few(trials: Any) -> None:
 
 
 def test_priors_of_many_different_draws_keep_their_chances() -> None:
-    module = sys.modules["audit.finished.combined_trials"]
+    module = sys.modules["audit.finished.cost"]
     prior = Mixture(tuple(GaussianMechanism(mu) for mu in np.linspace(0.1, 0.2, 50)), (0.02,) * 50)
     few = module.dominating_prior(prior)
     assert len(few.candidates) <= module.MAX_KINDS
@@ -341,7 +341,7 @@ def test_the_same_objects_are_counted_without_their_keys(monkeypatch: pytest.Mon
 
 
 def test_many_different_trials_are_merged_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, read = importlib.import_module("audit.finished.combined_trials"), []
+    module, read = importlib.import_module("audit.finished.cost"), []
     parameters = module._parameters
     monkeypatch.setattr(module, "_parameters", lambda run: read.append(run) or parameters(run))
     runs = [GaussianMechanism(float(mu)) for mu in np.geomspace(0.01, 0.011, 3000)]

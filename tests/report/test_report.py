@@ -17,7 +17,8 @@ from audit import run
 from audit.accounting import GaussianMechanism
 from audit.lower_bounds import ClopperPearson, FixedThreshold
 from audit.lower_bounds.scores import Scores
-from audit.report import contradictions, pictures, summary
+from audit.report import pictures, summary
+from audit.report.assemble import find_contradictions
 from audit.report.results import Contradiction, LowerResult, LowerValue, Report, UpperResult
 from audit.report.text import WIDTH, to_text
 
@@ -86,7 +87,7 @@ def simulated_audit(
         truth, bounds = make(rng)
         lower = {"proxy": {k: lower_result(value) for k, value in bounds(1.0 - alpha).items()}}
         found = list(
-            contradictions.find(
+            find_contradictions(
                 lower,
                 upper_result(truth),
                 1.0 - alpha,
@@ -126,7 +127,7 @@ def test_a_wrong_upper_bound_is_contradicted() -> None:
         confidences.append(confidence)
         return {"key": 1.5, "other": 0.9}
 
-    found = list(contradictions.find(lower, upper_result(1.0), 0.95, 3, recompute))
+    found = list(find_contradictions(lower, upper_result(1.0), 0.95, 3, recompute))
     assert [(one.key, one.beyond_chance, one.compared) for one in found] == [
         ("key", True, 6),
         ("other", False, 6),

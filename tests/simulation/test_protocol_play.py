@@ -20,8 +20,8 @@ from audit.game.setup import set_up
 from audit.protocols import adaptive_density
 from audit.report.assemble import assemble
 from audit.report.text import to_text
-from audit.simulation import batch_samplers, sequential_search
-from audit.simulation.tune import tune
+from audit.simulation import batch_samplers
+from audit.simulation.tune import draw_candidates, tune
 from audit.simulation.winners import GameContext
 from audit.tuning.journal import Record
 from audit.tuning.space import Space, Uniform
@@ -155,7 +155,7 @@ def test_candidates_are_drawn_from_projected_densities() -> None:
         (shift,) = {t for t in shifts if t is not None}
         np.testing.assert_allclose(row, np.clip(density + shift, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
-    drawn = sequential_search.draw_candidates(np.tile(found[0], (20_000, 1)), rng.random(20_000))
+    drawn = draw_candidates(np.tile(found[0], (20_000, 1)), rng.random(20_000))
     expected = found[0] / 7 * 20_000
     # Chi-square, false alarm 1e-4.
     assert stats.chisquare(np.bincount(drawn, minlength=7), expected).pvalue > 1e-4

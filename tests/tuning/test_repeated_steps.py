@@ -16,7 +16,7 @@ from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning import snapshots
 from audit.tuning.attempts import PastAttempt, steps_taken
 from audit.tuning.one_run import Task
-from audit.tuning.parallel import attempts
+from audit.tuning.play import attempts
 
 BASE = DP_SGD
 
