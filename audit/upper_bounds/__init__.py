@@ -6,7 +6,6 @@ papers are in `audit.upper_bounds.published`.
 """
 
 from audit.errors import NotApplicable
-from audit.upper_bounds import propose_test_release as propose_test_release
 from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_folds import FoldCurve, best_folds

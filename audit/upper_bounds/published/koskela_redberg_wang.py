@@ -1,4 +1,4 @@
-"""Koskela, Redberg & Wang 2024: bounds by privacy profile, and noisy max."""
+"""Koskela, Redberg & Wang 2024: bounds by privacy profile, noisy max, and tested releases."""
 
 import math
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from audit.accounting import (
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, safe_log
-from audit.protocols import NoisyMax
+from audit.protocols import NoisyMax, ProposeTestRelease
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import power_law
-from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.registry import BoundValue, bound, find
 
 _SOURCE = "Koskela, Redberg & Wang 2024"
 
@@ -159,3 +159,23 @@ def noisy_max(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
         return math.exp(min(float(safe_log(together.delta(epsilon))) + log_factor, 1.0))
 
     return BoundValue(solve_epsilon(reached, delta))
+
+
+def _register_tested(name: str, place: float, theorem: str) -> None:
+    @bound(
+        name,
+        place,
+        f"Koskela, Redberg & Wang 2024, theorem 6.1 {theorem}",
+        about=("any base",),
+        protocol=ProposeTestRelease,
+    )
+    def tested(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
+        test = protocol.test_epsilon, protocol.test_delta, protocol.failure
+        run = propose_test_release(base, *test)
+        value = find(name).body(run, protocol.repetitions, delta)
+        return BoundValue(value.epsilon, value.error)
+
+
+_register_tested("profile", 60, "with 5.2, 5.7 or 5.8")
+_register_tested("region", 100, "and the region bound")
+_register_tested("tight", 110, "and the tight bound")
