@@ -19,7 +19,7 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import SUMS_TO_ONE, log_complement, safe_log
+from audit.numerics import FLOAT_ROUNDING, SUMS_TO_ONE, log_complement, safe_log
 
 REACH = 15.0
 """Normal tails beyond this many standard deviations are below 1e-50; they count as delta."""
@@ -337,6 +337,18 @@ class DiscretePair(LossPair):
                 float(q[~in_both].sum()),
             )
         )
+
+    @cached_property
+    def _loss_error(self) -> float:
+        """Largest rounding error of a loss, which is a difference of two rounded logarithms."""
+        pmf = self.pmf
+        sizes = np.abs(pmf.log_mass) + np.abs(self._log_q) + np.abs(pmf.loss)
+        return 2.0**-51 * float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+
+    def profile(self, epsilon: ArrayLike) -> FloatArray:
+        """The profile, rounded up: a loss may be smaller than that of the given probabilities."""
+        lowered = np.asarray(epsilon, dtype=np.float64) - self._loss_error
+        return np.minimum(super().profile(lowered) * (1.0 + FLOAT_ROUNDING), 1.0)
 
 
 @dataclass(frozen=True)

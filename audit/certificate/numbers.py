@@ -1,6 +1,5 @@
 """Numbers of a certificate, computed from the base mechanism, the protocol and delta."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +34,8 @@ _SHIFT_TOLERANCE = 1e-6
 _MAX_GROUP = 100
 _MAX_ROWS = 100
 _MAX_EXPONENT = 300.0  # of exp, so that products stay finite
-_STEEPEST = 700.0  # epsilon up to which slopes e^epsilon are finite numbers
+_STEEPEST = 700.0  # exponents up to which powers of e are finite numbers
+_MAX_LOG_RATE = 1e300  # its negative is the logarithm of a rate of 0
 _ON_THE_CURVE = 1e-12
 _NEAR = 1.01  # bounds within this factor of the smallest are also computed at other deltas
 
@@ -241,57 +241,70 @@ class TradeOff:
         return float(1.0 - 2.0 * equal)
 
     def _vertices(self) -> FloatArray:
-        """Rates of the vertices, without those of lines that are too steep: see `_near_zero`."""
-        lines = []
-        for point in self.points:
-            without_delta, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
-            lines.append((ratio * without_delta, ratio))
-            if point.epsilon <= _STEEPEST:
-                lines.append((without_delta, 1.0 / ratio))
-        lines.append((0.0, 0.0))
-        rates = [0.0, 1.0]
-        for (a, b), (c, d) in itertools.combinations(lines, 2):
-            if b != d:
-                rates.append((a - c) / (b - d))
-        crossings = np.unique(np.array(rates))
-        return crossings[(crossings >= 0.0) & (crossings <= 1.0)]
+        """Logarithms of the rates [n] at which a line of slope -e^epsilon meets a flatter one.
 
-    def _near_zero(self) -> tuple[FloatArray, FloatArray]:
-        """Logarithms of the rates [n] of the vertices of too steep lines, and the heights there."""
+        Each point (delta, epsilon) has the lines 1 - delta - e^epsilon x and
+        e^-epsilon (1 - delta - x), which are reflections of each other, as f is its own reflection:
+        every vertex of f is one of these, or the reflection of one. The heights of the lines are
+        stored as their distances to 1, because small deltas would vanish in 1 - delta.
+        """
         epsilons = np.array([point.epsilon for point in self.points])
-        without_delta = 1.0 - np.array([point.delta for point in self.points])
-        flat_heights = np.exp(-epsilons) * without_delta
-        # Heights at a rate of 0, and logarithms of the slopes, of all lines and of the axis.
-        heights = np.concatenate([without_delta, flat_heights, [0.0]])
+        deltas = np.array([point.delta for point in self.points])
+        flat = -np.expm1(-epsilons) + np.exp(-epsilons) * deltas
+        # Distances to 1 at a rate of 0, and logarithms of the slopes, of all lines and of the axis.
+        distances = np.concatenate([deltas, flat, [1.0]])
         log_slopes = np.concatenate([epsilons, -epsilons, [-np.inf]])
-        too_steep = epsilons > _STEEPEST
         # Crossings with a steeper line are not numbers here; they are found from that line.
         with np.errstate(all="ignore"):
             log_rates = (
-                np.log(without_delta[too_steep, None] - heights)
-                - epsilons[too_steep, None]
-                - np.log(-np.expm1(log_slopes - epsilons[too_steep, None]))
+                np.log(distances - deltas[:, None])
+                - epsilons[:, None]
+                - np.log(-np.expm1(log_slopes - epsilons[:, None]))
             ).ravel()
-        log_rates = np.unique(log_rates[np.isfinite(log_rates) & (log_rates < 0.0)])
-        # The sum of two large numbers loses digits, so that the heights are rounded down.
-        log_falls = log_rates[:, None] + epsilons * (1.0 + numerics.FLOAT_ROUNDING)
-        falls = np.exp(np.minimum(log_falls, _STEEPEST))
-        lines = np.maximum(without_delta - falls, flat_heights)
-        return log_rates, np.maximum(lines, 0.0).max(axis=1)
+        return np.unique(log_rates[np.isfinite(log_rates) & (log_rates < 0.0)])
+
+    def _quantiles(self, log_rates: FloatArray, slack: float) -> FloatArray:
+        """Normal quantiles [n] of 1 - slack - f at rates [n], rounded up.
+
+        Where f + slack is near 1, 1 - slack - f is computed, and where it is near 0, f + slack, so
+        that small numbers keep their digits. The quantile is infinite where f + slack is 0, and
+        where it is at least 1 (then with a minus).
+        """
+        epsilons = np.array([point.epsilon for point in self.points])
+        deltas = np.array([point.delta for point in self.points])
+        # The sum of two large numbers loses digits.
+        falls = np.exp(np.minimum(log_rates[:, None] + epsilons, _STEEPEST))
+        falls *= 1.0 + numerics.FLOAT_ROUNDING * (1.0 + np.abs(log_rates[:, None]) + epsilons)
+        ratios, rates = np.exp(-epsilons), np.exp(log_rates)[:, None]
+        flat = ratios * (1.0 - deltas - rates) * (1.0 - numerics.FLOAT_ROUNDING)
+        heights = np.maximum(np.maximum(1.0 - deltas - falls, flat).max(axis=1), 0.0)
+        heights = heights * (1.0 - numerics.FLOAT_ROUNDING) + slack
+        # For the point whose delta is the slack, nothing cancels.
+        above = deltas - slack
+        steep_missing = above + falls + numerics.FLOAT_ROUNDING * np.abs(above)
+        below, kept = -np.expm1(-epsilons), ratios * (deltas + rates)
+        flat_missing = below - slack + kept + numerics.FLOAT_ROUNDING * (below + slack + kept)
+        missing = np.minimum(steep_missing, flat_missing).min(axis=1)
+        with np.errstate(invalid="ignore"):
+            return np.where(
+                heights > 0.5, special.ndtri(np.maximum(missing, 0.0)), -special.ndtri(heights)
+            )
 
     def mu(self, slack: float) -> float:
         """Smallest mu, rounded up, with f_mu <= f + slack everywhere, for a slack above some delta.
 
         f_mu is convex and f is piecewise linear, so the vertices of f decide.
         """
-        rates = self._vertices()
-        rates = rates[(rates > 0.0) & (rates < 1.0)]
-        log_rates, heights = self._near_zero()
-        quantiles = np.concatenate([special.ndtri(rates), special.ndtri_exp(log_rates)])
-        reached = np.concatenate([self.false_negatives(rates), heights]) + slack
-        inside = (reached > 0.0) & (reached < 1.0)
-        gaps = -quantiles[inside] - special.ndtri(reached[inside])
-        return float(np.max(gaps, initial=0.0)) * (1.0 + PROFILE_ACCURACY)
+        log_rates = self._vertices()
+        gaps = self._quantiles(log_rates, slack) - special.ndtri_exp(log_rates)
+        # The reflected vertices, at a rate of f(x), where f is x; one is that of the rate 0.
+        log_rates = np.append(log_rates, -_MAX_LOG_RATE)
+        heights = np.minimum(np.exp(log_rates) + slack, 1.0)
+        quantiles = self._quantiles(log_rates, 0.0)
+        reflects = np.isfinite(quantiles)  # not where f is 0
+        reflected = quantiles[reflects] - special.ndtri(heights[reflects])
+        largest = max(np.max(gaps, initial=0.0), np.max(reflected, initial=0.0))
+        return float(largest) * (1.0 + PROFILE_ACCURACY)
 
     def group_epsilon(self, size: int, delta: float) -> float | None:
         """Epsilon at delta of a group of records, rounded up; None if no epsilon follows.

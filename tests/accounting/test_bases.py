@@ -32,6 +32,7 @@ from audit.accounting import (
 from audit.accounting.composition import compose
 from audit.accounting.dpsgd import SampledStep
 from audit.accounting.pairs import (
+    DiscretePair,
     GaussianPair,
     LaplacePair,
     LossPair,
@@ -827,3 +828,24 @@ def test_errors_name_unreachable_deltas_and_the_end_of_the_computation() -> None
         ApproximateDp(1.0, 1e-3).epsilon(1e-4)
     with pytest.raises(ValueError, match=r"e-4., where its computation ends, got 1e-50"):
         TunedMechanism(GaussianMechanism(1.0), "poisson:3").epsilon(1e-50)
+
+
+def test_the_profile_of_few_outputs_is_rounded_up_from_exact_fractions() -> None:
+    """Probabilities are dyadic, so that their sums are exact; only e^epsilon has rounding."""
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        counts = rng.multinomial(2**20 - 8, rng.dirichlet(np.full(8, 0.4)), size=2) + 1
+        p, q = counts / 2.0**20
+        pair = DiscretePair(p, q)
+        losses = np.log(p) - np.log(q)
+        epsilons = np.concatenate([losses, losses - 1e-13, rng.uniform(-2.0, 3.0, 8), [0.0]])
+        for epsilon, rounded in zip(epsilons, pair.profile(epsilons), strict=True):
+            with mpmath.workdps(40):
+                factor = mpmath.exp(mpmath.mpf(float(epsilon)))
+                exact = sum(
+                    max(mpmath.mpf(int(a)) - factor * int(b), 0)
+                    for a, b in zip(*counts, strict=True)
+                ) / mpmath.mpf(2**20)
+                assert exact <= mpmath.mpf(float(rounded)) <= exact + 1e-13
+    # Of a mechanism that reveals nothing, no logarithm differs.
+    assert DiscretePair([0.25, 0.75], [0.25, 0.75]).profile(0.0) < 1e-14

@@ -1,9 +1,11 @@
 """Numbers of certificates against known values."""
 
+import itertools
 import json
 import math
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 from certificate_helpers import ONE_RUN
@@ -102,6 +104,48 @@ def test_group_curve_is_the_chain_of_curves() -> None:
         chain = 1.0 - curve.false_negatives(chain)
     found = np.log(np.max((chain - delta) / rates))
     assert found <= curve.group_epsilon(3, delta) <= found + 1e-3
+
+
+def quantile(p: mpmath.mpf) -> mpmath.mpf:
+    """Quantile of the normal distribution."""
+    if p > 0.5:
+        return -quantile(1 - p)
+    start = -mpmath.sqrt(-2 * mpmath.log(p)) if p < 0.1 else mpmath.mpf(-0.5)
+    return mpmath.findroot(lambda x: mpmath.log(mpmath.ncdf(x)) - mpmath.log(p), start)
+
+
+def exact_mu(points: list[tuple[float, float]], slack: float) -> mpmath.mpf:
+    """The largest gap at any crossing of two lines, with 50 digits."""
+    lines = [(mpmath.mpf(0), mpmath.mpf(0))]
+    for delta, epsilon in points:
+        without_delta, ratio = 1 - mpmath.mpf(delta), mpmath.exp(-mpmath.mpf(epsilon))
+        lines += [(without_delta, 1 / ratio), (ratio * without_delta, ratio)]
+    largest = mpmath.mpf(0)
+    for (a, b), (c, d) in itertools.combinations(lines, 2):
+        rate = (a - c) / (b - d) if b != d else 0
+        reached = max(height - slope * rate for height, slope in lines) + mpmath.mpf(slack)
+        if 0 < rate < 1 and 0 < reached < 1:
+            largest = max(largest, -quantile(rate) - quantile(reached))
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("points", "slack"),
+    [
+        ([(1e-14, 3.0), (1e-12, 2.0)], 1e-14),
+        ([(3.6e-16, 57.5), (8.2e-16, 15.8), (7.5e-10, 12.3)], 3.6e-16),
+        ([(2.5e-17, 103.6), (1.3e-16, 83.9), (5.9e-15, 2.28)], 7.6e-17),  # it was 11 % too small
+        ([(9.7e-17, 2.3e-3), (6.5e-7, 1.7e-3)], 1.1e-16),
+        ([(1e-14, 0.0)], 2e-14),
+        ([(1e-5, 8.0), (1e-3, 5.0), (0.3, 1.0)], 1e-5),
+        ([(1e-5, 40.0)], 0.3),
+    ],
+)
+def test_mu_of_tiny_deltas_is_rounded_up(points: list[tuple[float, float]], slack: float) -> None:
+    with mpmath.workdps(50):
+        exact = exact_mu(points, slack)
+        mu = TradeOff(tuple(PrivacyPoint(*point) for point in points)).mu(slack)
+        assert exact <= mu <= exact * (1 + mpmath.mpf(2e-9))
 
 
 @pytest.mark.parametrize("epsilon", [600.0, 699.0, 701.0, 744.0, 746.0, 1e4])

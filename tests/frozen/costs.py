@@ -146,6 +146,10 @@ def ex_post(base: Mechanism) -> tuple[float, ...]:
 # Their search for the smallest valid bound ends where the last digits of exp and of the transforms
 # lead it, which differ between processors. Each value that it visits is a bound.
 _RELATIVE = {"ptr": 1e-4, "stopping": 1e-4}
+# Rounding decides which points of a straight boundary belong to its hull, and so how many corners
+# lie below it. Of some bases, exp with and without AVX512 gives bounds that differ by up to 1e-3
+# (`NPY_DISABLE_CPU_FEATURES=X86_V4` repeats the stored ones). Both are bounds.
+_RELATIVE |= {"grid:20,0.5": 2e-3}
 
 
 def tuned_twice(base: Mechanism, protocol: str) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def entries() -> dict[str, Entry]:
         f"cost | {protocol} | {name}": Entry(
             partial(cost, base, protocol),
             is_quick=(protocol, name) in QUICK,
-            relative=_RELATIVE.get(protocol.split(":")[0], 1e-9),
+            relative=_RELATIVE.get(protocol, _RELATIVE.get(protocol.split(":")[0], 1e-9)),
         )
         for protocol in PROTOCOLS
         for name, base in BASES.items()
