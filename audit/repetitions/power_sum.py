@@ -7,7 +7,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike
 
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, matrix_product
 from audit.numerics import FLOAT_ROUNDING, safe_log
 
 # Products of a power and a coefficient per matrix product (16 MB).
@@ -70,7 +70,7 @@ class PowerSum:
                 log_chunk = log_x[start : start + share, None]
                 inner, outer = np.arange(width) * log_chunk, np.arange(rows) * width * log_chunk
                 inner[:, 0] = outer[:, 0] = 0.0  # not 0 times minus infinity
-                sums = np.exp(inner) @ self._blocks.T
+                sums = matrix_product(np.exp(inner), self._blocks.T)
                 log_sums[start : start + share] = np.log(np.einsum("ni,ni->n", sums, np.exp(outer)))
         return log_sums
 
