@@ -65,7 +65,7 @@ _ROUNDS, _DECISIVE, _MAX_OUTPUTS = ((14, 1), (6, 3), (6, 2)), 8, 1024
 _NEARLY_LARGEST = 0.97
 # Outputs with a total probability below this are moved to the others, and the contribution of
 # further runs, relative to Psi, that is left to the simple bound in these rounds.
-_RARE_OUTPUTS, _FEW = 1e-11, 1e-2
+_RARE_OUTPUTS, _FEW = 1e-11, 1e-4
 # Largest number of products of a value and a probability in a round.
 _MOST_PRODUCTS = 2.5e9
 # The part of the lattice of log t that is computed again: this far below 0 and beyond epsilon.
