@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray, dot
+from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numerics import SUMS_TO_ONE, log_complement, safe_log
 
@@ -58,8 +58,8 @@ class PrivacyLossPmf:
     def deviation(self) -> float:
         """Standard deviation of the finite losses; 0 if there are none."""
         total = max(float(self.mass.sum()), 1e-300)
-        mean = float(dot(self.mass, self.loss)) / total
-        return math.sqrt(float(dot(self.mass, np.square(self.loss - mean))) / total)
+        mean = float(self.mass @ self.loss) / total
+        return math.sqrt(float(self.mass @ np.square(self.loss - mean)) / total)
 
 
 class PrivacyLoss(ABC):
