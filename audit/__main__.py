@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from audit import interrupts
 # This module is the script `dp-tuning-audit`, too.
 if __name__ == "__main__" or Path(sys.argv[0]).stem == "dp-tuning-audit":
     interrupts.end_at_once()
+    # Threads of one process stall each other on a busy machine. Set before numpy is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from audit import checks, console
 

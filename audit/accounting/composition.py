@@ -23,7 +23,7 @@ from scipy import fft, special
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, dot
 from audit.numerics import memoize, product_of_powers, safe_log
 
 _TAIL = 1e-40  # mass outside the window, on either side; it counts as delta
@@ -327,7 +327,7 @@ def _sum_of(
                 spectra.append((fft.rfft(masses), grid.count))
                 log_run = top + math.log(total)
                 log_total += grid.count * log_run
-                typical = abs(tilt) * spacing * float(weights @ np.abs(grid.index)) / total
+                typical = abs(tilt) * spacing * float(dot(weights, np.abs(grid.index))) / total
                 magnitude += grid.count * (abs(log_run) + typical)
             spectrum *= product_of_powers(spectra)
         sums = fft.irfft(spectrum, size)
@@ -391,7 +391,7 @@ class _Cumulants:
             np.exp(weights, out=weights)
             total = weights.sum(axis=1)
             self.value += count * (np.log(total) + top[:, 0])
-            self.slope += count * (weights @ atoms.loss) / total
+            self.slope += count * dot(weights, atoms.loss) / total
             self.ends[0] += count * float(atoms.loss.min())
             self.ends[1] += count * float(atoms.loss.max())
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 
 import numpy as np
@@ -166,7 +167,7 @@ def solve_epsilon(
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
     expected = _expected.get()
-    if expected and _is_smallest(expected, [profile], target):
+    if expected and _is_smallest(expected, [_exceeds(profile, None, target)]):
         return expected
     if guess is not None and guess > 0.0:
         high, low = bracket_root(missed, guess, 1e-3 * guess, LARGEST_EPSILON, 0.0)
@@ -191,8 +192,18 @@ def solve_epsilon(
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)
 
 
-def largest_epsilon(profiles: Iterable[Callable[[float], float]], delta: float) -> float:
+def largest_epsilon(
+    profiles: Iterable[Callable[[float], float]],
+    delta: float,
+    larger: Sequence[Callable[[float], float]] = (),
+) -> float:
     """The largest `solve_epsilon` of several profiles; those that cannot exceed it are not solved.
+
+    Args:
+        profiles: decreasing functions of epsilon.
+        delta: in (0, 1).
+        larger: a profile for each that is never smaller and takes less time. Where it is at most
+            delta, the other one is not evaluated.
 
     Example:
         >>> import math
@@ -201,22 +212,34 @@ def largest_epsilon(profiles: Iterable[Callable[[float], float]], delta: float) 
         4.6052
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    epsilon, expected = 0.0, _expected.get()
+    epsilon, expected, target = 0.0, _expected.get(), delta * (1.0 - PROFILE_ACCURACY)
     profiles = list(map(functools.cache, profiles))
-    if expected and _is_smallest(expected, profiles, delta * (1.0 - PROFILE_ACCURACY)):
+    tests = [_exceeds(*pair, target) for pair in itertools.zip_longest(profiles, larger)]
+    if expected and _is_smallest(expected, tests):
         return expected
-    for profile in profiles:
-        if profile(epsilon) > delta * (1.0 - PROFILE_ACCURACY):
+    for profile, exceeds in zip(profiles, tests, strict=True):
+        if exceeds(epsilon):
             epsilon = solve_epsilon(profile, delta)
     return epsilon
 
 
-def _is_smallest(epsilon: float, profiles: list[Callable[[float], float]], target: float) -> bool:
-    """Whether an epsilon is the smallest at which all profiles are at most a target."""
+def _exceeds(
+    profile: Callable[[float], float], larger: Callable[[float], float] | None, target: float
+) -> Callable[[float], bool]:
+    """Whether a profile exceeds a target at an epsilon; a larger profile may answer first."""
+
+    def exceeds(epsilon: float) -> bool:
+        return (larger is None or larger(epsilon) > target) and profile(epsilon) > target
+
+    return exceeds
+
+
+def _is_smallest(epsilon: float, tests: list[Callable[[float], bool]]) -> bool:
+    """Whether an epsilon is the smallest at which no profile exceeds its target."""
     # The last point beyond the root is at most this far below a result of `solve_epsilon`.
     smaller = epsilon - (1.0 + _ROUNDING) * _TOLERANCE * max(epsilon, 1.0)
-    return all(profile(epsilon) <= target for profile in profiles) and any(
-        smaller <= 0.0 or profile(smaller) > target for profile in profiles
+    return not any(exceeds(epsilon) for exceeds in tests) and (
+        smaller <= 0.0 or any(exceeds(smaller) for exceeds in tests)
     )
 
 

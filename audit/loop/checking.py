@@ -31,7 +31,7 @@ from audit.loop.premises.check_premises import PremiseTest, check_premises
 from audit.loop.premises.number_of_records import PublicSize
 from audit.loop.result import ATTACK_ERROR, CheckResult
 from audit.loop.runs.records import TrainingSet, one_record
-from audit.loop.runs.training_runs import AuditTask, Run, Train, exchanges
+from audit.loop.runs.training_runs import AuditTask, Run, Train, exchanges, one_thread
 from audit.loop.runs.work import CPU_SECONDS, CouldNotFinish, CpuLimit
 from audit.loop.sources.records import adapt_records
 from audit.repetitions import Repetitions, parse_repetitions
@@ -101,7 +101,8 @@ def check(
     on every machine. If `cpu_seconds` are used up, the verdict is that the check could not finish.
 
     If the function calls `watch` with its accountant, all trials start from the same weights: the
-    accountant's epsilon holds for every initialization, and fixed weights add no variance.
+    accountant's epsilon holds for every initialization, and fixed weights add no variance. Torch
+    computes with one thread, unless the function sets another number.
 
     Args:
         train: `train(records, candidate, seed, watch)`, see `Train`.
@@ -181,7 +182,8 @@ def check(
         _refuse_too_many(expected, max_runs)
     subject = _Subject.of(train, records, canary, validation, loss)
     try:
-        return _checked(subject, game)
+        with one_thread():
+            return _checked(subject, game)
     except CouldNotFinish as unfinished:
         return CheckResult(game.claim, game.delta, game.confidence, unfinished=str(unfinished))
 

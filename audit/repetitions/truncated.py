@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, matrix_product
 from audit.errors import InvalidInput
 from audit.numerics import FLOAT_ROUNDING, safe_log
 from audit.repetitions.base import Repetitions, checked_generator
@@ -76,7 +76,7 @@ class PowerSum:
                 log_chunk = log_x[start : start + share, None]
                 inner, outer = np.arange(width) * log_chunk, np.arange(rows) * width * log_chunk
                 inner[:, 0] = outer[:, 0] = 0.0  # not 0 times minus infinity
-                sums = np.exp(inner) @ self._blocks.T
+                sums = matrix_product(np.exp(inner), self._blocks.T)
                 log_sums[start : start + share] = np.log(np.einsum("ni,ni->n", sums, np.exp(outer)))
         return log_sums
 

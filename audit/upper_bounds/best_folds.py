@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from audit import numerics
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
-from audit.arrays import FloatArray, IntArray
+from audit.arrays import FloatArray, IntArray, matrix_product
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import Repetitions
@@ -141,7 +141,7 @@ class _Ends:
                 # Row i of this matrix is `low_power`, moved by i places.
                 padded = np.pad(low_power, high_power.shape[1] - 1)
                 shifted = sliding_window_view(padded, size)[::-1]
-                products[start:end] += math.comb(n, k) * (high_power @ shifted)
+                products[start:end] += math.comb(n, k) * matrix_product(high_power, shifted)
         return products
 
 

@@ -22,7 +22,7 @@ from audit.accounting import (
 )
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, dot
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, memoize, shared_delta
 from audit.protocols import (
@@ -173,7 +173,7 @@ class AllRuns:
         """The profile at epsilon >= 0, rounded up."""
         if self._gaussian is not None:
             weights, mu = self._gaussian
-            return self._beyond + float(weights @ gaussian_profile(epsilon, mu))
+            return self._beyond + float(dot(weights, gaussian_profile(epsilon, mu)))
         return self._beyond + sum(c * float(composed.delta(epsilon)) for c, composed in self.parts)
 
     @cached_property

@@ -20,7 +20,7 @@ import numpy as np
 
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.accounting.conversion import LARGEST_EPSILON
-from audit.arrays import BoolArray, FloatArray, IntArray
+from audit.arrays import BoolArray, FloatArray, IntArray, dot
 from audit.errors import NotApplicable
 from audit.numerics import (
     PROFILE_ACCURACY,
@@ -388,7 +388,7 @@ class _Winners:
     def delta(self, epsilon: float, near: "_Best | None" = None) -> float:
         """The contribution at epsilon >= 0, rounded up, for an inclusion probability of 1."""
         heights, _ = self.heights(epsilon, near)
-        return float(np.exp(self._cells[1]) @ heights)
+        return float(dot(np.exp(self._cells[1]), heights))
 
     def attained_delta(self, epsilon: float) -> float:
         """A lower bound on the same, from events with equal f for equal candidates."""
@@ -403,7 +403,7 @@ class _Winners:
                 gains = np.exp(a) - np.exp(np.minimum(epsilon + slopes[:, None] + b, 700.0))
             total += (copies if n < _SINGLE else 1) * np.maximum(gains.max(axis=1), 0.0)
         # G falls with x, so its value at the end of a cell bounds it from below.
-        return float(np.exp(widths[:-1]) @ total[1:])
+        return float(dot(np.exp(widths[:-1]), total[1:]))
 
     def refined(self, epsilon: float, points: int) -> "_Winners":
         """The same on levels that are dense where the contribution at epsilon changes."""

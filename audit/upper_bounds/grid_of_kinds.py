@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from audit.accounting import solve_epsilon
-from audit.arrays import BoolArray, FloatArray
+from audit.arrays import BoolArray, FloatArray, dot
 from audit.numerics import (
     PROFILE_ACCURACY,
     SUM_ROUNDING,
@@ -108,7 +108,7 @@ class WinnersOfKind:
         cells = np.where(fine[:-1] < 0.0, np.diff(e), -np.diff(special.ndtr(-fine)))
         # G is at most 1 before the first point, and at most its last value behind the last one.
         ends = e[0] + float(special.ndtr(-fine[-1]) * heights[-1])
-        return self.count * (float(cells @ heights[:-1]) + ends) * (1.0 + PROFILE_ACCURACY)
+        return self.count * (float(dot(cells, heights[:-1])) + ends) * (1.0 + PROFILE_ACCURACY)
 
     def _left(self, z: FloatArray, width: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """log(1-e-f) and log(1-L-U) [n] of one candidate, and the slope there.

@@ -9,7 +9,7 @@ before and after the best, so ties must be broken at random or by candidate and 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -61,6 +61,8 @@ _NOTHING = 1e-14
 # Numbers of cells that are computed again by proposition 26, and of parts of each, in every round;
 # the power of a cell's share; and the largest number of outputs on the lattice for this.
 _ROUNDS, _DECISIVE, _MAX_OUTPUTS = ((14, 1), (6, 3), (6, 2)), 8, 1024
+# A direction whose epsilon by proposition 11 is below this share of the largest has one round.
+_NEARLY_LARGEST = 0.97
 # Outputs with a total probability below this are moved to the others, and the contribution of
 # further runs, relative to Psi, that is left to the simple bound in these rounds.
 _RARE_OUTPUTS, _FEW = 1e-11, 1e-4
@@ -107,6 +109,7 @@ class HistoryCurve:
         adaptive: the simple adaptive bound of the same direction; this one is never larger.
         run: this direction of one run with any fixed candidate.
         reach: the largest epsilon of interest; the bound also holds for others.
+        rounds: how often the cells that decide the bound are computed by proposition 26.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -120,18 +123,41 @@ class HistoryCurve:
     adaptive: AdaptiveCurve
     run: DominatingPair
     reach: float
+    rounds: int = len(_ROUNDS)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
+        return self._smaller(lambda: self.upper, epsilon)
+
+    def quick_delta(self, epsilon: float) -> float:
+        """The same, or the bound by proposition 11 alone as long as only this is computed."""
+        if "upper" in vars(self):
+            return self.delta(epsilon)
+        return self._smaller(lambda: self._of_any_densities, epsilon)
+
+    def _smaller(self, profiles: Callable[[], ShiftedProfiles], epsilon: float) -> float:
+        """The smaller of the simple bound and another one."""
         simple = self.adaptive.delta(epsilon)
         if self.reach > _LARGEST_EPSILON:
             return simple
-        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), simple)
+        return min(profiles().delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), simple)
+
+    def with_rounds(self, rounds: int) -> "HistoryCurve":
+        """The same curve with another number of rounds, which share what is computed before."""
+        curve = replace(self, rounds=rounds)
+        computed = ("_plan", "_psi", "_of_any_densities")
+        vars(curve).update({name: vars(self)[name] for name in computed if name in vars(self)})
+        return curve
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
         """Shifted profiles of the base, the hinges of chords over points (t, Psi(t))."""
         return self._chords(self._smaller_psi(self._psi))
+
+    @cached_property
+    def _of_any_densities(self) -> ShiftedProfiles:
+        """The same by proposition 11 alone."""
+        return self._chords(self._psi)
 
     def _chords(self, psi: FloatArray) -> ShiftedProfiles:
         """Shifted profiles of the chords over the largest Psi [m, n] of all cells."""
@@ -198,7 +224,7 @@ class HistoryCurve:
         # The first and the last cell have no event at one of their ends.
         starts = np.concatenate([[np.nan], parameters])
         ends = np.concatenate([parameters, [np.nan]])
-        for cells, pieces in _ROUNDS:
+        for cells, pieces in _ROUNDS[: self.rounds]:
             epsilon = self._epsilon_of(psi)
             share, level = self._shares(psi, run, epsilon)
             share[np.isnan(starts + ends)] = 0.0
@@ -417,7 +443,7 @@ def _at_other_delta(
 ) -> BoundValue:
     """The bound by the curves for another delta, which are valid for every delta."""
     curves = _curves(base, protocol, certified)
-    return BoundValue(largest_epsilon((curve.delta for curve in curves), delta))
+    return BoundValue(_largest_epsilon(curves, delta))
 
 
 @bound(
@@ -441,15 +467,36 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         1.47
     """
     curves = _curves(base, protocol, delta)
-    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
+    return BoundValue(_largest_epsilon(curves, delta))
+
+
+def _largest_epsilon(curves: list[HistoryCurve], delta: float) -> float:
+    """The largest epsilon of all directions at delta.
+
+    Usually the quick bound of one direction is below the epsilon of the other one.
+    """
+    return largest_epsilon(
+        (curve.delta for curve in curves), delta, [curve.quick_delta for curve in curves]
+    )
 
 
 @numerics.memoize(4)
 def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> list[HistoryCurve]:
-    """The curves of all directions; calibrations and certificates use them more than once."""
-    return [
+    """The curves of all directions, the one that costs most at delta first.
+
+    Calibrations and certificates use them more than once.
+    """
+    curves = [
         HistoryCurve(plain, run, reach=solve_epsilon(plain.delta, delta))
         for plain, run in _directions(base, protocol)
+    ]
+    if len(curves) == 1:
+        return curves
+    costs = [solve_epsilon(curve.quick_delta, delta) for curve in curves]
+    # A direction that costs less decides only at larger deltas, if at all.
+    return [
+        curve if cost >= _NEARLY_LARGEST * max(costs) else curve.with_rounds(1)
+        for cost, curve in sorted(zip(costs, curves, strict=True), key=lambda pair: -pair[0])
     ]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, largest_epsilon, solve_epsilon
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, dot
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
 
@@ -41,7 +41,7 @@ class ShiftedProfiles:
 
     def delta(self, epsilon: float) -> float:
         """The sum at epsilon."""
-        return float(self.weights @ self.pair.profile(epsilon + self.shifts))
+        return float(dot(self.weights, self.pair.profile(epsilon + self.shifts)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from audit.accounting import (
     largest_epsilon,
     relations,
 )
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, dot
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, memoize, safe_log
 from audit.protocols import Subset
@@ -78,14 +78,14 @@ class SubsetCurve:
             losses = scaled_t * self.final_mirrored.profile(
                 epsilon + log_other - np.log(np.maximum(scaled_t, 1e-300))
             )
-        return q * only + float(gains.sum()), float(np.exp(log_mass) @ losses)
+        return q * only + float(gains.sum()), float(dot(np.exp(log_mass), losses))
 
     def _all(self, epsilon: float) -> tuple[float, float]:
         q, (loss, log_mass, only) = self.sampling_rate, self._outputs
         with np.errstate(divide="ignore"):
             log_w = np.maximum(np.logaddexp(np.log1p(-q), np.log(q) + loss), -1e6)
         with_record = np.exp(log_mass + log_w) * self.final.profile(epsilon - log_w)
-        without = np.exp(log_mass) @ self.final_mirrored.profile(epsilon + log_w)
+        without = dot(np.exp(log_mass), self.final_mirrored.profile(epsilon + log_w))
         return q * only + float(with_record.sum()), float(without)
 
     @property

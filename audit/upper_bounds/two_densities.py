@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from audit import numerics
 from audit.arrays import FloatArray
 
-# Points of t in a block of a matrix product, and values in memory at once.
-_BLOCK, _CHUNK = 64, 1 << 16
+# Points of t in a block of a matrix product, and values in the processor cache at once.
+_BLOCK, _CHUNK = 64, 1 << 13
 # Thresholds are searched anew once the number of runs is smaller by this factor.
 _REFRESH = 0.85
 # Larger logarithms of t are lowered to this one: lines a - b t only become larger.
@@ -177,21 +177,30 @@ class TwoDensities:
 
     def _sums(self, padded: FloatArray, threshold: FloatArray) -> FloatArray:
         """The mean over outputs of the values or thresholds [k, n], of both densities."""
-        share, start, taps = self._share, self._start, len(self._tail)
+        share, start = self._share, self._start
         k, n = threshold.shape
         # Outputs before `start` are above the threshold for both densities, whose mean is 1, at
         # both ends of a cell. Between them the sum with the threshold is used, convex in s.
         blocks = _windows(padded, _BLOCK + start, self._blocks, _BLOCK)
         sums = (blocks @ self._kernel).reshape(k, -1)[:, :n]
-        weights = share, 1.0 - share
-        scaled = [padded[:, start:] * (w * d) for w, d in zip(weights, self._ends, strict=True)]
-        limits = [(w * threshold)[..., None] for w in weights]
-        rows = max(_CHUNK // (n * taps), 1)
+        rows = max(_CHUNK // n, 1)
         for first in range(0, k, rows):
-            block = slice(first, first + rows)
-            f = np.maximum(_windows(scaled[0][block], taps, n), limits[0][block])
-            f += np.maximum(_windows(scaled[1][block], taps, n), limits[1][block])
-            sums[block] += f @ self._tail
+            block = slice(first, min(first + rows, k))
+            by_high, by_low = (
+                padded[block, start:] * (w * d)
+                for w, d in zip((share, 1.0 - share), self._ends, strict=True)
+            )
+            limit, limit_low = share * threshold[block], (1.0 - share) * threshold[block]
+            total, term, term_low = np.zeros_like(limit), np.empty_like(limit), np.empty_like(limit)
+            # Small arrays stay in the cache of the processor, one output after another.
+            for place, mass in enumerate(self._tail.tolist()):
+                window = slice(place, place + n)
+                np.maximum(by_high[:, window], limit, out=term)
+                np.maximum(by_low[:, window], limit_low, out=term_low)
+                term += term_low
+                term *= mass
+                total += term
+            sums[block] += total
         return np.asarray(sums)
 
     def _thresholds(self, padded: FloatArray) -> FloatArray:

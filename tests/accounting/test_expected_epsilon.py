@@ -41,3 +41,21 @@ def test_the_largest_of_several_is_expected() -> None:
 def test_a_delta_that_is_not_reached_is_refused_whatever_is_expected() -> None:
     with expecting(3.0), pytest.raises(DeltaUnreachable, match="no epsilon removes"):
         solve_epsilon(lambda epsilon: 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 1e3])
+@pytest.mark.parametrize("expected", [None, 4.605170186, 1.0])
+def test_larger_profiles_change_no_result(factor: float, expected: float | None) -> None:
+    evaluated: list[float] = []
+
+    def slow(epsilon: float) -> float:
+        evaluated.append(epsilon)
+        return math.exp(-3.0 * epsilon)
+
+    profiles = [lambda epsilon: math.exp(-2.0 * epsilon), slow]
+    larger = [lambda epsilon: factor * math.exp(-2.0 * epsilon)]
+    larger.append(lambda epsilon: factor * math.exp(-3.0 * epsilon))
+    with expecting(expected or 0.0):
+        assert largest_epsilon(profiles, 1e-4, larger) == pytest.approx(math.log(100.0), rel=3e-10)
+    # The other profile is known to be at most delta where its larger one is.
+    assert bool(evaluated) == (factor == 1e3)

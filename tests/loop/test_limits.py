@@ -58,6 +58,23 @@ def test_a_correct_loop_is_checked_within_five_cpu_seconds_without_the_attack() 
     assert used < 5.0
 
 
+def test_runs_have_one_thread_of_torch_unless_the_function_sets_another_number() -> None:
+    threads = []
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return Loop(steps=1)(records, candidate, seed, watch)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        audit.check(train, loops.dense(), attack=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+
+
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InvalidInput, match="trials must be left out where attack is False"):
         audit.check(Loop(), loops.dense(), attack=False, trials=10)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -261,6 +262,25 @@ def many_runs() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Lets torch compute with one thread unless the function chooses another number.
+
+    The steps of a check are small. On a busy machine, the threads of such a step wait for each
+    other.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:  # as the function does not use it, or loads it itself
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
