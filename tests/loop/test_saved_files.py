@@ -46,6 +46,18 @@ def test_objects_are_read_as_they_are_saved(saved: Any, tmp_path: Path) -> None:
     assert 7.0 in [number.item() for number in files[3].numbers.values() if number.ndim == 0]
 
 
+def test_merged_adapters_are_weights(saved: Any, tmp_path: Path) -> None:
+    files, module = saved
+    module.requires_grad_(False)
+    module.adapter = nn.Linear(3, 1, bias=False)
+    torch.save({"merged": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "merged.pt")
+    torch.save({"adapter": torch.ones(1, 3)}, tmp_path / "adapter.pt")
+    torch.save({"losses": torch.ones(2), "rates": torch.ones(3)}, tmp_path / "losses.pt")
+    module.weight.requires_grad_(True)  # the frozen bias alone is no sign of weights
+    torch.save({"losses": torch.ones(2)}, tmp_path / "losses.pt")
+    assert [file.holds_weights for file in files] == [True, True, False, False]
+
+
 def test_a_pickled_module_keeps_gradients_of_records(saved: Any, tmp_path: Path) -> None:
     files, module = saved
     module.weight.grad_sample = torch.ones(5, 2, 3)

@@ -31,7 +31,8 @@ class SavedFile:
     Attributes:
         name: name of the file, and how it was written.
         numbers: all numbers and texts of the object, by name.
-        holds_weights: whether it holds tensors of the shapes of all trained parameters.
+        holds_weights: whether it holds tensors of the shapes of all trained parameters, or of all
+            frozen ones.
 
     Example:
         >>> SavedFile("model.pt (torch.save)", {"bias": np.zeros(3)}, True).numbers["bias"].shape
@@ -136,11 +137,14 @@ class SavedFiles:
         return SavedFile(f"{shown} ({written})", numbers, self._holds_weights(numbers))
 
     def _holds_weights(self, numbers: Mapping[str, Any]) -> bool:
-        needed = Counter(
-            tuple(p.shape) for p in self._module().parameters() if p.requires_grad and p.numel() > 1
-        )
+        parameters = [p for p in self._module().parameters() if p.numel() > 1]
+        trained = Counter(tuple(p.shape) for p in parameters if p.requires_grad)
+        frozen = Counter(tuple(p.shape) for p in parameters if not p.requires_grad)
         there = Counter(a.shape for a in numbers.values() if a.dtype.kind == "f")
-        return bool(needed) and needed <= there
+        if trained and trained <= there:
+            return True
+        # Adapters may be merged into the frozen weights, of which one at least is a matrix.
+        return any(len(shape) > 1 for shape in frozen) and frozen <= there
 
 
 def _object_first(_: Any, obj: Any, f: Any = None, *__: Any, file: Any = None, **___: Any) -> Any:
@@ -152,7 +156,7 @@ def _file_first(_: Any, file: Any, arr: Any, *__: Any, **___: Any) -> Any:
 
 
 def _of_archive(_: Any, file: Any, *args: Any, **arrays: Any) -> Any:
-    return (args, arrays), file
+    return {f"arr_{i}": array for i, array in enumerate(args)} | arrays, file
 
 
 def _held_by_parameters(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
