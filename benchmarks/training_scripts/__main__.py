@@ -5,7 +5,8 @@
 
 The examples of Opacus run unmodified. Small random data and stand-ins for torchvision, datasets and
 transformers are used, because the data sets and the tokenizer must be downloaded. The other scripts
-have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer.
+have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer. Those in the
+folder `whole` (`--only whole`) are written in many styles.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import audit
 from audit.errors import InvalidInput
 
 STAND_INS = Path(__file__).with_name("stand_ins")
+WHOLE = Path(__file__).with_name("whole")
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,19 @@ def shapes() -> dict[str, Script]:
     return scripts
 
 
+def whole_scripts() -> dict[str, Script]:
+    """Scripts in many styles, most of whose mistakes are in what they save; not only replacements.
+
+    They were written before the test was run on any of them, by an author who had read its page
+    alone.
+    """
+    return {
+        f"whole, {path.stem.replace('_', ' ')}": Script(path.read_text(), mistake=mistake)
+        for folder, mistake in (("mistakes", True), ("correct", False))
+        for path in sorted((WHOLE / folder).glob("*.txt"))
+    }
+
+
 def examples(opacus: Path) -> dict[str, Script]:
     """The examples of Opacus, and copies with one mistake each."""
     texts = {name: (opacus / "examples" / f"{name}.py").read_text() for name in ARGUMENTS}
@@ -253,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD")
     parser.add_argument("--out", type=Path, help="one line of JSON per script; these are not rerun")
     options = parser.parse_args(argv)
-    scripts = (examples(options.opacus) if options.opacus else {}) | shapes()
+    scripts = (examples(options.opacus) if options.opacus else {}) | shapes() | whole_scripts()
     known = {}
     if options.out is not None and options.out.exists():
         known = {row["name"]: row for row in map(json.loads, options.out.open())}

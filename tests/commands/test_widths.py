@@ -157,7 +157,15 @@ def test_a_finding_that_is_shown_completely_has_no_hint() -> None:
 def test_the_verdict_on_a_script_has_a_dozen_lines_beside_its_conditions() -> None:
     facts = {
         **{"n": 200, "batch_size": 32, "noise_multiplier": 1.0, "target_epsilon": None},
-        **{"overridden": (), "lowest_noise": 1.0, "seeds": (), "failure": None, "loaders": ()},
+        **{
+            "overridden": (),
+            "lowest_noise": 1.0,
+            "seeds": (),
+            "failure": None,
+            "loaders": (),
+            "files": (),
+            "end": "",
+        },
         **{"unchanged": (), "more_engines": False},
     }
     kind = KINDS["fixed batches"]

@@ -13,10 +13,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 args = parser.parse_args()
 torch.manual_seed(0)
-features = torch.randn(200, 6)
-labels = torch.arange(200) % 3
+features = torch.randn(250, 6)
+labels = torch.arange(250) % 3
 features[:, :3] += 2 * torch.eye(3)[labels]
-loader = DataLoader(TensorDataset(features, labels), batch_size=32, shuffle=True)
+loader = DataLoader(TensorDataset(features[50:], labels[50:]), batch_size=32, shuffle=True)
 test_loader = DataLoader(TensorDataset(features[:50], labels[:50]), batch_size=10)
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -106,6 +106,23 @@ MISTAKES |= {
         f"{_LOSS}    if epoch == 0 or total < best:\n"
         "        best = total\n"
         '        torch.save(model.state_dict(), f"{epoch}.pt")',
+    ),
+    "a mean of the script's own array saved with the weights": (
+        _SAVED,
+        'torch.save({"model": model.state_dict(), "mean": features[50:].mean(0)}, "model.pt")',
+    ),
+    # The eight tested steps end before these epochs.
+    "weights of the best later epoch by the loss of its last batch": (
+        _SAVED,
+        "for epoch in range(6):\n"
+        "    for x, y in private_loader:\n"
+        "        optimizer.zero_grad()\n"
+        "        loss = criterion(model(x), y)\n"
+        "        loss.backward()\n"
+        "        optimizer.step()\n"
+        "    if epoch == 0 or loss.item() < best:\n"
+        "        best, state = loss.item(), {k: v.clone() for k, v in model.state_dict().items()}\n"
+        'torch.save(state, "model.pt")',
     ),
     "a module pickled with its gradients": (_SAVED, 'torch.save(model._module, "model.pt")'),
     "the state of the generator in the checkpoint": (

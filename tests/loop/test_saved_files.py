@@ -16,7 +16,7 @@ from audit.loop.premises.check_premises import check_premises
 from audit.loop.premises.saved_files import RunToEnd, compare_saved
 from audit.loop.premises.verdicts import Verdicts
 from audit.loop.runs.coupled_runs import Trace
-from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, shapes_of
+from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes
 from benchmarks.training_loops.loops import Loop, dense
 
 
@@ -25,7 +25,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SavedFile], nn.Module]:
     """The files that are saved within a test, and the trained module."""
     files: list[SavedFile] = []
     module = nn.Linear(3, 2)
-    recorder = SavedFiles(files.append, lambda: shapes_of(module), CreatedFiles())
+    recorder = SavedFiles(files.append, lambda: Shapes.of(module), CreatedFiles())
     for place, name, function in recorder.patches():
         monkeypatch.setattr(place, name, function)
     return files, module
@@ -48,6 +48,18 @@ def test_objects_are_read_as_they_are_saved(saved: Any, tmp_path: Path) -> None:
     assert (float(files[0].numbers["loss[0]"]), float(files[1].numbers["[0]"])) == (0.5, 1.5)
     assert "(torch.save, test_saved_files.py:" in files[0].name
     assert 7.0 in [number.item() for number in files[3].numbers.values() if number.ndim == 0]
+
+
+def test_merged_adapters_are_weights(saved: Any, tmp_path: Path) -> None:
+    files, module = saved
+    module.requires_grad_(False)
+    module.adapter = nn.Linear(3, 1, bias=False)
+    torch.save({"merged": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "merged.pt")
+    torch.save({"adapter": torch.ones(1, 3)}, tmp_path / "adapter.pt")
+    torch.save({"losses": torch.ones(2), "rates": torch.ones(3)}, tmp_path / "losses.pt")
+    module.weight.requires_grad_(True)  # the frozen bias alone is no sign of weights
+    torch.save({"losses": torch.ones(2)}, tmp_path / "losses.pt")
+    assert [file.holds_weights for file in files] == [True, True, False, False]
 
 
 def test_a_pickled_module_keeps_gradients_of_records(saved: Any, tmp_path: Path) -> None:

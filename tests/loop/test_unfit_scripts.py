@@ -11,7 +11,9 @@ from audit.loop.sources import script as script_module
 from audit.loop.sources.script import script
 
 _CALL = PLAIN[PLAIN.index("model, optimizer, private_loader") : PLAIN.index("# after make_private")]
-_LOADER = "loader = DataLoader(TensorDataset(features, labels), batch_size=32, shuffle=True)"
+_LOADER = (
+    "loader = DataLoader(TensorDataset(features[50:], labels[50:]), batch_size=32, shuffle=True)"
+)
 _STEP = """        loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()

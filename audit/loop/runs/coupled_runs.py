@@ -357,6 +357,7 @@ class RecordingWatch(Watch):
         self._states: dict[str, bytes] = {}
         self._threshold: Any = None
         self._described: list[int] = []
+        self._later_steps = 0
         self.recorded = Trace()
 
     def _attach(self) -> None:
@@ -460,10 +461,7 @@ class RecordingWatch(Watch):
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
         if self.is_frozen:
-            # Later steps must not change what is saved: they release nothing.
-            for p in parameters:
-                if p.grad is not None:
-                    p.grad.zero_()
+            self._repeat_forced_step(parameters)
             return
         number = len(trace.steps)
         if self._stop_after is not None and number >= self._stop_after:
@@ -491,20 +489,46 @@ class RecordingWatch(Watch):
                 )
             )
             if self._like is not None and number < len(self._like.steps):
-                forced = self._like.steps[number].gradient
-                for p, columns in zip(parameters, self._like.slices, strict=True):
-                    values = torch.from_numpy(forced[columns]).view(p.shape)
-                    if p.grad is not None:
-                        p.grad.copy_(values)
-                    elif np.any(forced[columns]):
-                        p.grad = values.to(p.device, p.dtype, copy=True)
-                # Adaptive clipping releases its next threshold too.
-                if number < len(self._like.clips) and self._like.clips[number] is not None:
-                    optimizer.max_grad_norm = _copied(self._like.clips[number])
+                self._force(self._like, number, parameters, are_new_allowed=True)
             trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
             self._threshold.start_step()
         if self._stop_after is not None and len(trace.steps) >= self._stop_after and self._can_stop:
             raise _EnoughSteps
+
+    def _force(
+        self, like: Trace, number: int, parameters: list[Any], are_new_allowed: bool
+    ) -> None:
+        """Puts what another run released in a step in the place of this run's gradient."""
+        import torch
+
+        forced = like.steps[number].gradient
+        for p, columns in zip(parameters, like.slices, strict=True):
+            values = torch.from_numpy(forced[columns]).view(p.shape)
+            if p.grad is not None:
+                p.grad.copy_(values)
+            elif are_new_allowed and np.any(forced[columns]):
+                p.grad = values.to(p.device, p.dtype, copy=True)
+        # Adaptive clipping releases its next threshold too.
+        if number < len(like.clips) and like.clips[number] is not None:
+            self._optimizer.max_grad_norm = _copied(like.clips[number])
+
+    def _repeat_forced_step(self, parameters: list[Any]) -> None:
+        """Takes a step after the tested ones with a gradient that is the same in all runs.
+
+        The forced gradients are repeated, so that the weights of later epochs differ: a choice
+        among them is then seen in the saved weights. Gradients are zero if that is impossible.
+        """
+        import torch
+
+        like = self._like
+        with torch.no_grad():
+            if like is None or not like.steps or [id(p) for p in parameters] != self._described:
+                for p in parameters:
+                    if p.grad is not None:
+                        p.grad.zero_()
+                return
+            number, self._later_steps = self._later_steps % len(like.steps), self._later_steps + 1
+            self._force(like, number, parameters, are_new_allowed=False)
 
     def _state_digests(self) -> tuple[bytes, bytes, str] | tuple[()]:
         if not self._digests:

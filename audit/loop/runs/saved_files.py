@@ -7,7 +7,6 @@ private records.
 
 import contextlib
 import importlib.util
-import math
 import os
 import pickle
 import shutil
@@ -16,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +33,8 @@ class SavedFile:
     Attributes:
         name: name of the file, and how it was written.
         numbers: all numbers and texts of the object, by name.
-        holds_weights: whether it holds tensors of the shapes of all trained parameters.
+        holds_weights: whether it holds tensors of the shapes of all trained parameters, or of all
+            frozen ones.
 
     Example:
         >>> SavedFile("model.pt (torch.save)", {"bias": np.zeros(3)}, True).numbers["bias"].shape
@@ -51,7 +51,7 @@ class SavedFiles:
 
     Args:
         keep: gets each saved object.
-        shapes: returns the shapes of all trained parameters, by which a file with the weights is
+        shapes: returns the shapes of the parameters, by which a file with the weights is
             recognised; None where nothing is kept.
         created: notes new files, which compiled code opens.
     """
@@ -59,7 +59,7 @@ class SavedFiles:
     def __init__(
         self,
         keep: Callable[[SavedFile], None],
-        shapes: Callable[[], list[tuple[int, ...]] | None],
+        shapes: Callable[[], "Shapes | None"],
         created: "CreatedFiles",
     ) -> None:
         self._keep, self._shapes, self._created = keep, shapes, created
@@ -128,15 +128,42 @@ class SavedFiles:
         return module, name, recording
 
 
-def shapes_of(module: Any) -> list[tuple[int, ...]]:
-    """Shapes of the trained parameters of a module."""
-    return [tuple(p.shape) for p in module.parameters() if p.requires_grad]
+class Shapes(NamedTuple):
+    """Shapes of the parameters of a module. Those of one number, such as a bias, show nothing.
+
+    Attributes:
+        trained: of parameters that require a gradient.
+        frozen: of all others.
+    """
+
+    trained: Counter[tuple[int, ...]]
+    frozen: Counter[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, module: Any) -> "Shapes":
+        """The shapes of a module."""
+        parameters = [p for p in module.parameters() if p.numel() > 1]
+        trained = Counter(tuple(p.shape) for p in parameters if p.requires_grad)
+        return cls(trained, Counter(tuple(p.shape) for p in parameters if not p.requires_grad))
+
+    def are_in(self, numbers: Mapping[str, Any]) -> bool:
+        """Whether numbers hold the weights: all trained ones, or frozen ones with adapters merged.
+
+        Of the frozen ones, at least one must be a matrix.
+        """
+        there = Counter(a.shape for a in numbers.values() if a.dtype.kind == "f")
+        if self.trained and self.trained <= there:
+            return True
+        return any(len(shape) > 1 for shape in self.frozen) and self.frozen <= there
+
+
+_NO_SHAPES = Shapes(Counter(), Counter())
 
 
 @contextlib.contextmanager
 def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
     """Records what is saved within, by modules that are loaded; no file counts as released."""
-    patches = SavedFiles(keep, lambda: [], CreatedFiles()).patches()
+    patches = SavedFiles(keep, lambda: _NO_SHAPES, CreatedFiles()).patches()
     old = [(place, name, getattr(place, name)) for place, name, _ in patches]
     for place, name, new in patches:
         setattr(place, name, new)
@@ -147,7 +174,7 @@ def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
             setattr(place, name, function)
 
 
-def _saved(value: Any, file: Any, call: str, shapes: list[tuple[int, ...]]) -> SavedFile:
+def _saved(value: Any, file: Any, call: str, shapes: Shapes) -> SavedFile:
     numbers = dict(numbers_of(value))
     for parameter, attributes in _held_by_parameters(value):
         numbers |= {f"{parameter}.{key}": v for key, v in numbers_of(attributes).items()}
@@ -162,11 +189,7 @@ def _saved(value: Any, file: Any, call: str, shapes: list[tuple[int, ...]]) -> S
         shown = Path(file).name
     else:
         shown = Path(str(getattr(file, "name", ""))).name or "an object"
-    # A number alone, such as a bias, may be any number.
-    needed = Counter(shape for shape in shapes if math.prod(shape) > 1)
-    there = Counter(number.shape for number in numbers.values() if number.dtype.kind == "f")
-    holds_weights = bool(needed) and needed <= there
-    return SavedFile(f"{shown} ({written})", numbers, holds_weights)
+    return SavedFile(f"{shown} ({written})", numbers, shapes.are_in(numbers))
 
 
 def _object_first(_: Any, obj: Any, f: Any = None, *__: Any, file: Any = None, **___: Any) -> Any:
@@ -178,7 +201,7 @@ def _file_first(_: Any, file: Any, arr: Any, *__: Any, **___: Any) -> Any:
 
 
 def _of_archive(_: Any, file: Any, *args: Any, **arrays: Any) -> Any:
-    return (args, arrays), file
+    return {f"arr_{i}": array for i, array in enumerate(args)} | arrays, file
 
 
 def _held_by_parameters(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -34,10 +34,11 @@ from audit.errors import InvalidInput
 from audit.loop.runs.coupled_runs import EndOfRun
 from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, shapes_of
+from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes
 from audit.loop.runs.training_runs import seed_everything
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import IDLE_SECONDS
+from audit.loop.sources.script_arrays import StoredRecords
 from audit.loop.sources.script_items import ItemForm
 from threat_models.user_code import format_error
 
@@ -142,6 +143,7 @@ class ScriptTrain:
         self.count, self.steps = count, steps
         self.facts: ScriptFacts | None = None
         self.form: ItemForm | None = None
+        self.places: list[int] = []
         self.on_hook: Callable[[], None] = lambda: None
         self.give_up: Callable[[str], None] = _raise_refusal
         self.idle_seconds = IDLE_SECONDS
@@ -255,6 +257,7 @@ class _Run:
         self.hooked = self.by_hand = self.with_epsilon = False
         self.dataset: Any = None
         self.substitute: _Records | None = None
+        self.stored: StoredRecords | None = None
         self.size = 0
         self._hooks: list[Any] = []
         self._seeding = False
@@ -267,7 +270,7 @@ class _Run:
         self.created = CreatedFiles()
         self._saved = SavedFiles(
             self._keep_file,
-            lambda: None if self.module is None else shapes_of(self.module),
+            lambda: None if self.module is None else Shapes.of(self.module),
             self.created,
         )
         self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
@@ -309,6 +312,8 @@ class _Run:
                         self.error = _with_advice(error)
         finally:
             self.clean()
+            if self.stored is not None:
+                self.stored.restore()
             sys.argv, sys.path[:] = before[0], before[1]
             os.chdir(before[2])
             for hook in self._hooks:
@@ -530,6 +535,7 @@ class _Run:
             count = min(self.train.count, facts.n)
             places = np.unique(np.linspace(0, facts.n - 1, count).round().astype(int))
             self.train.form = ItemForm.of([dataset[int(i)] for i in places])
+            self.train.places = [int(i) for i in places]
         facts.unchanged = self.train.form.unchanged_parts
 
     def _substitute(self, loader: Any) -> None:
@@ -543,6 +549,12 @@ class _Run:
         # The size is a constant: it does not follow the number of records of the run.
         count = len(form.items)
         self.size = 2 * count if full else max(count // _BATCHES_PER_EPOCH, 1)
+        is_to_end = self.watch is not None and self.watch.to_end
+        # An array may be a file in memory, which a process that is killed would leave changed.
+        if self.records is not None and is_to_end and self.train.are_files_covered:
+            # With forced gradients, whatever depends on these rows is released without noise.
+            self.stored = StoredRecords(form, loader.dataset, self.train.places)
+            self.stored.exchange(self.records)
         self._rebuild(loader)
 
     def _rebuild(self, loader: Any) -> None:

@@ -1,0 +1,77 @@
+"""The rows of a script's own arrays that are exchanged with the records of its loader."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from audit.loop.runs.records import TrainingSet
+from audit.loop.sources.script_arrays import StoredRecords
+from audit.loop.sources.script_items import ItemForm
+
+PLACES = [1, 3, 4]
+
+
+class Table(Dataset[Any]):
+    """A data set that keeps its records in two arrays of numpy."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.x = np.arange(12, dtype=np.float32).reshape(6, 2)
+        self.y = np.array([[0], [1], [0], [1], [0], [1]])
+        self.names = ["a"] * 6
+        self.public = np.arange(6.0)
+        self.scale = scale
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"x": torch.from_numpy(self.scale * self.x[row]), "y": self.y[row]}
+
+
+def rows_of(data: Any, count: int = 3) -> StoredRecords:
+    rows = StoredRecords(ItemForm.of([data[place] for place in PLACES]), data, PLACES)
+    rows.exchange(TrainingSet(np.full((count, 2), 9.0), np.full(count, 5)))
+    return rows
+
+
+def test_rows_of_a_table_are_exchanged_and_restored() -> None:
+    data = Table()
+    tensor = torch.from_numpy(data.x)  # of the same memory, as a script may hold it
+    rows = rows_of(data)
+    assert np.flatnonzero((data.x == 9).all(1)).tolist() == PLACES
+    assert tensor[PLACES].unique().tolist() == [9.0]
+    assert data.y.ravel().tolist() == [0, 5, 0, 5, 5, 1]
+    assert data.public.tolist() == list(range(6))
+    rows.restore()
+    assert np.array_equal(data.x, Table().x)
+    assert np.array_equal(data.y, Table().y)
+
+
+def test_fewer_records_leave_the_later_rows() -> None:
+    data = Table()
+    rows_of(data, count=2)
+    assert np.flatnonzero((data.x == 9).all(1)).tolist() == PLACES[:2]
+
+
+def test_rows_of_a_subset_are_those_of_its_indices() -> None:
+    tensors = torch.arange(16.0).reshape(8, 2), torch.arange(8) % 2
+    data = Subset(TensorDataset(*tensors), [7, 6, 5, 4, 3])
+    rows = rows_of(data)
+    assert torch.nonzero((tensors[0] == 9).all(1)).ravel().tolist() == [3, 4, 6]
+    rows.restore()
+    assert torch.equal(tensors[0], torch.arange(16.0).reshape(8, 2))
+
+
+@pytest.mark.parametrize("form", ["transformed", "expanded", "not writable"])
+def test_other_arrays_stay(form: str) -> None:
+    data: Any = Table(2.0 if form == "transformed" else 1.0)
+    if form == "expanded":  # all rows share their memory
+        data = TensorDataset(torch.ones(1, 2).expand(6, 2), torch.arange(6))
+    if form == "not writable":
+        data.x.flags.writeable = False
+    before = data.tensors[0].clone() if form == "expanded" else data.x.copy()
+    rows_of(data)
+    assert np.array_equal(np.asarray(data.tensors[0] if form == "expanded" else data.x), before)
