@@ -102,7 +102,7 @@ class ScriptResult:
         facts = self.facts
         items = [
             "everything before make_private (scaling, subsets, first weights)",
-            "prints, logs, and files not written by torch.save, safetensors, pickle or numpy",
+            "prints, logs, files not saved by torch, safetensors, pickle, numpy",
             f"steps after the first {self.report.steps}, and the number of epochs"
             + (f" (the script then fails: {facts['failure']})" if facts["failure"] else ""),
             "epsilon by an attack (audit.check runs one on a function)",
