@@ -21,6 +21,7 @@ from scripts_to_check import (
 
 from audit.commands import check_script
 from audit.errors import InvalidInput
+from audit.loop import TrainingSet
 from audit.loop.findings import PremiseReport
 from audit.loop.sources.script import ScriptResult, script
 from audit.loop.sources.script_items import ItemForm
@@ -216,10 +217,28 @@ def test_items_come_back() -> None:
     assert all(torch.equal(a["ids"], b["ids"]) for a, b in zip(items, back, strict=True))
     assert [item["label"] for item in back] == [0, 1] * 3
     assert back[0]["text"] == "words"
-    assert form.unchanged_parts == ["mask"]
+    assert form.unchanged_parts == ["mask", "text"]
 
 
 def test_items_of_unequal_length_are_padded() -> None:
     items = [(torch.arange(1, 3 + i), i % 2) for i in range(4)]
     records = ItemForm.of(items).records()
     assert np.array_equal(records.features[0], [1, 2, 0, 0, 0])
+
+
+def test_texts_are_exchanged_by_their_words() -> None:
+    texts = ["a  good film", "no", "a bad film, not good"]
+    items = [{"text": text, "id": f"row {i}", "label": i % 2} for i, text in enumerate(texts)]
+    form = ItemForm.of(items)
+    assert (form.features, form.label) == (("text",), ("label",))
+    records = form.records()
+    assert records.features.shape == (3, 5)
+    assert [item["text"] for item in form.items_of(records)] == texts  # blanks are as they were
+    words = np.array([[1, 1, 2, 0, 0]] * 3)
+    (changed, *_) = form.items_of(TrainingSet(words, np.array([1, 0, 1])))
+    assert changed == {"text": "a a bad", "id": "row 0", "label": 1}
+    assert form.unchanged_parts == ["id"]
+    pairs = ItemForm.of([("one two", 1.0), ("three", 0.0)])
+    assert pairs.items_of(pairs.records()) == [("one two", 1.0), ("three", 0.0)]
+    with pytest.raises(InvalidInput, match="an array of numbers or a text"):
+        ItemForm.of([("a", 1), ("b", 0)])

@@ -24,12 +24,15 @@ class ItemForm:
         features: path of the part that is exchanged as features.
         label: path of the part that is exchanged as label, or None.
         length: number of entries to which features are padded, or None.
+        words: all words of items that hold texts in place of arrays, whose features are places in
+            this list, from 1; empty for arrays.
     """
 
     items: Sequence[Any]
     features: Path
     label: Path | None
     length: int | None
+    words: Sequence[str] = ()
 
     @classmethod
     def of(cls, items: Sequence[Any]) -> "ItemForm":
@@ -37,20 +40,18 @@ class ItemForm:
 
         The features are the part with the most numbers; among whole numbers, the one with the most
         different values, so that a mask is not taken for tokens. The label is a part with one
-        number that is not the same for all items.
+        number that is not the same for all items. Of items without arrays, the features are the
+        words of the longest text.
 
         Raises:
-            InvalidInput: the items hold no arrays of numbers.
+            InvalidInput: the items hold neither arrays of numbers nor texts.
         """
         leaves = [dict(_leaves(item, ())) for item in items]
         paths = [path for path in leaves[0] if all(path in item_leaves for item_leaves in leaves)]
         arrays = {path: [item_leaves[path] for item_leaves in leaves] for path in paths}
         wide = {path: column for path, column in arrays.items() if max(a.size for a in column) > 1}
         if not wide:
-            raise InvalidInput(
-                "the data set must have items with an array of numbers, got "
-                f"{type(items[0]).__name__} without any: apply the transforms in the data set"
-            )
+            return cls._of_texts(items, arrays)
 
         def rank(path: Path) -> tuple[bool, int, int]:
             column = wide[path]
@@ -59,9 +60,7 @@ class ItemForm:
             return real, max(a.size for a in column) if real else 0, values
 
         features = max(wide, key=rank)
-        single = [p for p, column in arrays.items() if p != features and column[0].size == 1]
-        varied = [p for p in single if len({a.item() for a in arrays[p]}) > 1]
-        label = next(iter([*varied, *single]), None)
+        label = _label_of(arrays, features)
         shapes = {a.shape for a in wide[features]}
         length = None
         if len(shapes) > 1:
@@ -73,15 +72,48 @@ class ItemForm:
             length = max(shape[0] for shape in shapes)
         return cls(items, features, label, length)
 
+    @classmethod
+    def _of_texts(cls, items: Sequence[Any], arrays: Mapping[Path, list[Any]]) -> "ItemForm":
+        """The form of items that hold texts, which the script turns into numbers later."""
+        by_item = [dict(_texts(item, ())) for item in items]
+        paths = [path for path in by_item[0] if all(path in texts for texts in by_item)]
+        lengths = {path: sum(len(texts[path].split()) for texts in by_item) for path in paths}
+        features = max(lengths, key=lambda path: lengths[path], default=None)
+        if features is None or lengths[features] <= len(items):
+            raise InvalidInput(
+                "the data set must have items with an array of numbers or a text, got "
+                f"{type(items[0]).__name__} without any: apply the transforms in the data set"
+            )
+        columns = [texts[features].split() for texts in by_item]
+        words = sorted({word for column in columns for word in column})
+        length = max(map(len, columns))
+        return cls(items, features, _label_of(arrays, features), length, words)
+
+    def _places(self, text: str) -> Any:
+        """The places of the words of a text in `words`, from 1."""
+        return np.array([self.words.index(word) + 1 for word in text.split()], dtype=np.int64)
+
+    def _text_of(self, places: Any) -> str:
+        """The text of an item with these words, or else the words with blanks between them."""
+        for item in self.items:
+            text: str = dict(_texts(item, ()))[self.features]
+            if np.array_equal(self._padded(self._places(text)), places):
+                return text
+        return " ".join(self.words[int(place) - 1] for place in places if place > 0)
+
+    def _padded(self, values: Any) -> Any:
+        return values if self.length is None else np.pad(values, (0, self.length - len(values)))
+
     def records(self) -> TrainingSet:
         """The records; labels are 0 where there are none."""
         features, labels = [], []
         for item in self.items:
             leaves = dict(_leaves(item, ()))
-            values = leaves[self.features]
-            if self.length is not None:
-                values = np.pad(values, (0, self.length - len(values)))
-            features.append(values)
+            if self.words:
+                values = self._places(dict(_texts(item, ()))[self.features])
+            else:
+                values = leaves[self.features]
+            features.append(self._padded(values))
             labels.append(0 if self.label is None else leaves[self.label].item())
         return TrainingSet(np.stack(features), np.asarray(labels))
 
@@ -90,7 +122,8 @@ class ItemForm:
         items = []
         for i, (features, label) in enumerate(zip(records.features, records.labels, strict=True)):
             item = self.items[i % len(self.items)]
-            item = _with(item, self.features, features)
+            value = self._text_of(features) if self.words else features
+            item = _with(item, self.features, value)
             if self.label is not None:
                 item = _with(item, self.label, label)
             items.append(item)
@@ -99,7 +132,8 @@ class ItemForm:
     @property
     def unchanged_parts(self) -> list[str]:
         """Names of the parts of an item that are never exchanged."""
-        paths = [path for path, _ in _leaves(self.items[0], ())]
+        item = self.items[0]
+        paths = [path for path, _ in [*_leaves(item, ()), *_texts(item, ())]]
         return [_name(path) for path in paths if path not in (self.features, self.label)]
 
 
@@ -124,6 +158,25 @@ def _leaves(item: Any, path: Path) -> list[tuple[Path, Any]]:
     return []
 
 
+def _texts(item: Any, path: Path) -> list[tuple[Path, str]]:
+    if len(path) > _MAX_DEPTH:
+        return []
+    if isinstance(item, str):
+        return [(path, item)]
+    if isinstance(item, Mapping):
+        return [leaf for key, member in item.items() for leaf in _texts(member, (*path, key))]
+    if isinstance(item, list | tuple):
+        return [leaf for key, member in enumerate(item) for leaf in _texts(member, (*path, key))]
+    return []
+
+
+def _label_of(arrays: Mapping[Path, list[Any]], features: Path) -> Path | None:
+    """The first part with one number, if possible one that is not the same for all items."""
+    single = [p for p, column in arrays.items() if p != features and column[0].size == 1]
+    varied = [p for p in single if len({a.item() for a in arrays[p]}) > 1]
+    return next(iter([*varied, *single]), None)
+
+
 def _with(item: Any, path: Path, values: Any) -> Any:
     """A copy of an item with another value at a path."""
     if not path:
@@ -142,6 +195,8 @@ def _with(item: Any, path: Path, values: Any) -> Any:
 
 def _like(old: Any, values: Any) -> Any:
     """The values in the type of an old part."""
+    if isinstance(old, str):
+        return str(values)
     if isinstance(old, bool | int | float):
         return type(old)(np.asarray(values).item())
     if isinstance(old, list):
