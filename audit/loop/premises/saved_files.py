@@ -48,6 +48,10 @@ def compare_saved(
     """
     usual = reference.trace
     _report_states(verdicts, usual)
+    unread = [f"{file.name}: {file.error}" for file in usual.saved if file.error]
+    verdicts.notes += [
+        f"not compared, because it could not be read: {file}" for file in unread[:_MAX_NOTES]
+    ]
     random = _gaps(usual, other_seed)
     differing: _Gaps = {}
     unstable: set[tuple[int, str]] = set()
