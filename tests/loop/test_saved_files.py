@@ -97,6 +97,15 @@ def test_created_files_are_removed_and_others_stay(saved: Any, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["later.txt", "mine.pt", "mine.txt"]
 
 
+def test_nothing_is_removed_without_an_observation(tmp_path: Path) -> None:
+    created = CreatedFiles()  # as for files that no overlay covers
+    recorder = SavedFiles(lambda _: None, lambda: None, created)
+    save = next(new for place, name, new in recorder.patches() if (place, name) == (torch, "save"))
+    save({}, tmp_path / "mine.pt")
+    created.remove()
+    assert (tmp_path / "mine.pt").exists()
+
+
 def trace(*files: tuple[bool, dict[str, Any]]) -> Trace:
     return Trace(
         saved=[
