@@ -57,7 +57,7 @@ from audit.loop.premises.noise import (
     scale_p_value,
     shape_of_noise,
 )
-from audit.loop.premises.size_of_noise import noise_of_all_steps
+from audit.loop.premises.size_of_noise import groups_of_steps, noise_of_all_steps
 from audit.loop.premises.verdicts import SHORTFALL, Verdicts, detectable_scale, significant
 from audit.loop.runs.coupled_runs import CoupledRuns
 from audit.loop.runs.optimizer_hooks import hooks_of_steps
@@ -1141,6 +1141,18 @@ def test_the_claim_of_a_schedule_of_noise_is_not_that_of_its_smallest_noise() ->
     # Six steps of the smallest noise would cost more, and the claim would be accused.
     assert audit.accounting.DpSgd(0.9, 6, 0.4).epsilon(1e-5) > 1.2 * exact
     assert report(claiming(loop, 0.6 * exact)).findings[0].premise == "accountant"
+
+
+def test_a_step_that_rarely_draws_the_record_costs_nothing_at_a_larger_delta() -> None:
+    # The step with little noise draws the record with probability delta, so that it costs nothing.
+    multipliers, rate, delta = np.array([0.2, 5.0, 5.0, 5.0]), 1e-3, 1e-3
+    of_all = noise_of_all_steps(multipliers, np.full(4, 1e12))
+    assert audit.accounting.DpSgd(of_all, 4, rate).epsilon(delta) > 0.04
+    groups = groups_of_steps(multipliers, of_all)
+    np.testing.assert_allclose(groups, [(0.2, 1), (5.0, 3)], rtol=1e-4)
+    parts = tuple(audit.accounting.DpSgd(noise, count, rate) for noise, count in groups)
+    assert audit.accounting.Composition(parts).epsilon(delta) < 1e-3
+    np.testing.assert_allclose(groups_of_steps(np.ones(9), 1.25), [(1.25, 9)])
 
 
 def test_the_noise_of_all_steps_is_rarely_below_the_truth() -> None:

@@ -62,6 +62,22 @@ def test_merged_adapters_are_weights(saved: Any, tmp_path: Path) -> None:
     assert [file.holds_weights for file in files] == [True, True, False, False]
 
 
+def test_an_object_that_cannot_be_read_is_saved_all_the_same(saved: Any, tmp_path: Path) -> None:
+    files, module = saved
+    torch.save([torch.zeros(3, device="meta")], tmp_path / "meta.pt")
+    assert torch.load(tmp_path / "meta.pt")[0].is_meta
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    unread, weights = files
+    assert (bool(unread.error), dict(unread.numbers), weights.error) == (True, {}, "")
+    verdicts = Verdicts()
+    run = RunToEnd(Trace(saved=files), lambda: Trace(saved=files))
+    compare_saved(verdicts, run, run.trace, [run])
+    assert not verdicts.findings
+    assert [note.split(": ")[0] for note in verdicts.notes] == [
+        "not compared, because it could not be read"
+    ]
+
+
 def test_a_pickled_module_keeps_gradients_of_records(saved: Any, tmp_path: Path) -> None:
     files, module = saved
     module.weight.grad_sample = torch.ones(5, 2, 3)
@@ -79,7 +95,7 @@ def test_created_files_are_removed_and_others_stay(saved: Any, tmp_path: Path) -
     torch.save({}, tmp_path / "mine.pt")
     created = CreatedFiles()
     recorder = SavedFiles(lambda _: None, lambda: None, created)
-    save = next(function for _, name, function in recorder.patches() if name == "save")
+    save = next(new for place, name, new in recorder.patches() if (place, name) == (torch, "save"))
     created.observe()
     save({}, tmp_path / "new.pt")  # compiled code opens it
     save({}, tmp_path / "mine.pt")
@@ -91,6 +107,15 @@ def test_created_files_are_removed_and_others_stay(saved: Any, tmp_path: Path) -
     created.remove()
     (tmp_path / "later.txt").write_text("later")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["later.txt", "mine.pt", "mine.txt"]
+
+
+def test_nothing_is_removed_without_an_observation(tmp_path: Path) -> None:
+    created = CreatedFiles()  # as for files that no overlay covers
+    recorder = SavedFiles(lambda _: None, lambda: None, created)
+    save = next(new for place, name, new in recorder.patches() if (place, name) == (torch, "save"))
+    save({}, tmp_path / "mine.pt")
+    created.remove()
+    assert (tmp_path / "mine.pt").exists()
 
 
 def trace(*files: tuple[bool, dict[str, Any]]) -> Trace:

@@ -16,7 +16,7 @@ from audit.loop.runs.released_numbers import differences
 
 _MAX_NOTES = 4
 # Further runs of each of two neighbours, all of which must agree with the first.
-_REPETITIONS = 2
+_REPETITIONS = 4
 
 _Gaps = dict[tuple[int, str], float]
 
@@ -48,6 +48,10 @@ def compare_saved(
     """
     usual = reference.trace
     _report_states(verdicts, usual)
+    unread = [f"{file.name}: {file.error}" for file in usual.saved if file.error]
+    verdicts.notes += [
+        f"not compared, because it could not be read: {file}" for file in unread[:_MAX_NOTES]
+    ]
     random = _gaps(usual, other_seed)
     differing: _Gaps = {}
     unstable: set[tuple[int, str]] = set()

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit.accounting import DpSgd, GaussianMechanism, Mechanism, RandomAllocation
+from audit.accounting import (
+    Composition,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    RandomAllocation,
+    Unresolved,
+)
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.explanations import explain, listed
@@ -37,6 +44,8 @@ _FULL = 0.999
 _NO_RATE = 1e-12
 # A claim below the implied epsilon by this factor is not reported.
 _CLAIM_MARGIN = 1.03
+# Steps whose noise multipliers differ by less than this factor are one group.
+_NEARLY_EQUAL = 1.2
 # A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
 _GROWTH = 3.0
 _MAX_WORKERS = 64
@@ -83,9 +92,11 @@ def compare_size(
     accounted = experiment.accounted
     if accounted is None:
         degrees = noise.degrees[:steps][usable_distance] * noise.sizes.sum()
-        effective = noise_of_all_steps(ratios[usable_distance], degrees)
+        multipliers = ratios[usable_distance]
+        effective = noise_of_all_steps(multipliers, degrees)
         experiment.verdicts.measured["effective noise multiplier"] = effective
-        _compare_claim(experiment, canaries, equal, usable, claim, delta)
+        schedule = groups_of_steps(multipliers, effective)
+        _compare_claim(experiment, canaries, equal, usable, schedule, claim, delta)
         return False
     experiment.verdicts.measured["effective noise multiplier"] = float(ratios[worst])
     case = _Case(experiment, canaries, equal, accounted, usable)
@@ -110,8 +121,10 @@ def noise_of_all_steps(multipliers: FloatArray, degrees: FloatArray) -> float:
 
     It is sqrt(T / sum 1 / m_t^2). The costs of Gaussian steps add up in 1 / m^2. Those of sampled
     steps add up, to leading order, in exp(1 / m^2) - 1, which is convex, so that steps with this
-    multiplier cost no more (Jensen's inequality). The smallest estimate of many steps would be
-    too small, and the noise of a schedule is not the smallest in every step.
+    multiplier cost no more (Jensen's inequality). They may cost more where delta exceeds the
+    probability that a step with little noise draws the record: see `groups_of_steps`. The smallest
+    estimate of many steps would be too small, and the noise of a schedule is not the smallest in
+    every step.
 
     Args:
         multipliers: [T], estimates of the noise multiplier of each step.
@@ -126,6 +139,21 @@ def noise_of_all_steps(multipliers: FloatArray, degrees: FloatArray) -> float:
     of_sum = float(inverse.sum() ** 2 / np.sum(inverse**2 / degrees))
     limit = math.sqrt(of_sum / stats.chi2.ppf(FAMILY_ERROR, of_sum))
     return limit * float(inverse.mean()) ** -0.5
+
+
+def groups_of_steps(multipliers: FloatArray, of_all: float) -> list[tuple[float, int]]:
+    """The noise multipliers of groups of nearly equal steps, with the numbers of their steps.
+
+    Args:
+        multipliers: [T], estimates of the noise multiplier of each step.
+        of_all: `noise_of_all_steps`; the estimates are raised by the same factor.
+    """
+    factor = of_all * math.sqrt(float(np.mean(multipliers**-2.0)))
+    levels = np.floor(np.log(multipliers / multipliers.min()) / math.log(_NEARLY_EQUAL))
+    return [
+        (factor * float(np.mean(multipliers[levels == level] ** -2.0)) ** -0.5, int(count))
+        for level, count in zip(*np.unique(levels, return_counts=True), strict=True)
+    ]
 
 
 def _reach(experiment: Experiment, canaries: CanaryRuns) -> tuple[FloatArray, NDArray[np.bool_]]:
@@ -410,6 +438,7 @@ def _compare_claim(
     canaries: CanaryRuns,
     equal: EqualRecords,
     usable: NDArray[np.bool_],
+    schedule: list[tuple[float, int]],
     claim: float | None,
     delta: float,
 ) -> None:
@@ -439,12 +468,16 @@ def _compare_claim(
         effective = experiment.verdicts.measured["effective noise multiplier"]
         total = len(experiment.base.steps)
         rates = _possible_rates(counts, included, len(experiment.records))
-        runs.append(DpSgd(effective, total, min(rates[0], 1.0)))
+        rate = min(rates[0], 1.0)
+        runs.append(DpSgd(effective, total, rate))
         runs.extend(_random_allocations(effective, counts, included, total, rates))
+        if len(schedule) > 1 and sum(count for _, count in schedule) == total:
+            runs.append(Composition(tuple(DpSgd(m, count, rate) for m, count in schedule)))
     # The cheapest accounting that fits the batches: more could not be proved of the function.
     implied = math.inf
     for run in runs:
-        implied = min(implied, float(run.epsilon(delta)))
+        with contextlib.suppress(*((Unresolved,) if isinstance(run, Composition) else ())):
+            implied = min(implied, float(run.epsilon(delta)))
         if implied <= _CLAIM_MARGIN * claim + 0.01:
             break  # a larger claim needs no further accounting
     experiment.verdicts.measured["implied epsilon"] = implied

@@ -21,6 +21,7 @@ import numpy as np
 
 from audit.loop.runs.callers import line_of_user
 from audit.loop.runs.released_numbers import numbers_of
+from threat_models.user_code import format_error
 
 _Patch = tuple[Any, str, Any]
 _MODULES_BELOW = 4
@@ -35,6 +36,7 @@ class SavedFile:
         numbers: all numbers and texts of the object, by name.
         holds_weights: whether it holds tensors of the shapes of all trained parameters, or of all
             frozen ones.
+        error: why the object could not be read; empty if it was.
 
     Example:
         >>> SavedFile("model.pt (torch.save)", {"bias": np.zeros(3)}, True).numbers["bias"].shape
@@ -44,6 +46,7 @@ class SavedFile:
     name: str
     numbers: Mapping[str, Any]
     holds_weights: bool
+    error: str = ""
 
 
 class SavedFiles:
@@ -68,11 +71,7 @@ class SavedFiles:
     def patches(self) -> list[_Patch]:
         """Replacements of the functions that save objects, as (module, name, function)."""
         torch: Any = sys.modules.get("torch")
-        of_torch = (
-            [] if torch is None else [self._patch(torch, "save", "torch.save", _object_first)]
-        )
         patches = [
-            *of_torch,
             self._patch(pickle, "dump", "pickle.dump", _object_first),
             self._patch(np, "save", "numpy.save", _file_first),
             self._patch(np, "savez", "numpy.savez", _of_archive),
@@ -119,8 +118,7 @@ class SavedFiles:
                 result = original(*args, **kwargs)
                 shapes = self._shapes()
                 if shapes is not None:
-                    value, file = read(result, *args, **kwargs)
-                    self._keep(_saved(value, file, call, shapes))
+                    self._keep(_read(lambda: read(result, *args, **kwargs), call, shapes))
             finally:
                 self._is_saving = False
             return result
@@ -174,6 +172,14 @@ def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
             setattr(place, name, function)
 
 
+def _read(saved: Callable[[], tuple[Any, Any]], call: str, shapes: Shapes) -> SavedFile:
+    """The saved object; without numbers if it cannot be read, such as a quantized tensor."""
+    try:
+        return _saved(*saved(), call, shapes)
+    except Exception as error:  # of any object; saving it went well
+        return SavedFile(f"an object ({_with_place(call)})", {}, False, format_error(error))
+
+
 def _saved(value: Any, file: Any, call: str, shapes: Shapes) -> SavedFile:
     numbers = dict(numbers_of(value))
     for parameter, attributes in _held_by_parameters(value):
@@ -183,13 +189,16 @@ def _saved(value: Any, file: Any, call: str, shapes: Shapes) -> SavedFile:
         "value" if name == "returned" else name: np.array(number)
         for name, number in numbers.items()
     }
-    place = line_of_user()
-    written = f"{call}, {place}" if place else call
     if isinstance(file, str | os.PathLike):
         shown = Path(file).name
     else:
         shown = Path(str(getattr(file, "name", ""))).name or "an object"
-    return SavedFile(f"{shown} ({written})", numbers, shapes.are_in(numbers))
+    return SavedFile(f"{shown} ({_with_place(call)})", numbers, shapes.are_in(numbers))
+
+
+def _with_place(call: str) -> str:
+    place = line_of_user()
+    return f"{call}, {place}" if place else call
 
 
 def _object_first(_: Any, obj: Any, f: Any = None, *__: Any, file: Any = None, **___: Any) -> Any:

@@ -652,7 +652,8 @@ class _Run:
         self._seeding = False
 
     def _keep_file(self, file: SavedFile) -> None:
-        self.facts.files.add(file.name)
+        if not file.error:
+            self.facts.files.add(file.name)
         if self.watch is not None:
             self.watch.recorded.saved.append(file)
 
