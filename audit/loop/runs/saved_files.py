@@ -12,7 +12,7 @@ import pickle
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,9 +159,12 @@ _NO_SHAPES = Shapes(Counter(), Counter())
 
 
 @contextlib.contextmanager
-def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
-    """Records what is saved within, by modules that are loaded; no file counts as released."""
-    patches = SavedFiles(keep, lambda: _NO_SHAPES, CreatedFiles()).patches()
+def replaced(patches: Sequence[_Patch]) -> Iterator[None]:
+    """Replaces functions of modules or classes, and puts the old ones back.
+
+    Args:
+        patches: (module or class, name, new function) each.
+    """
     old = [(place, name, getattr(place, name)) for place, name, _ in patches]
     for place, name, new in patches:
         setattr(place, name, new)
@@ -170,6 +173,13 @@ def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
     finally:
         for place, name, function in old:
             setattr(place, name, function)
+
+
+@contextlib.contextmanager
+def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
+    """Records what is saved within, by modules that are loaded; no file counts as released."""
+    with replaced(SavedFiles(keep, lambda: _NO_SHAPES, CreatedFiles()).patches()):
+        yield
 
 
 def _read(saved: Callable[[], tuple[Any, Any]], call: str, shapes: Shapes) -> SavedFile:

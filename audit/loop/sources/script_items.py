@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -89,16 +90,30 @@ class ItemForm:
         length = max(map(len, columns))
         return cls(items, features, _label_of(arrays, features), length, words)
 
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The place of each word in `words`, from 1."""
+        return {word: place for place, word in enumerate(self.words, 1)}
+
+    @cached_property
+    def _own_texts(self) -> dict[tuple[int, ...], str]:
+        """The texts of the items by the places of their words; the first one of several."""
+        texts: dict[tuple[int, ...], str] = {}
+        for item in self.items:
+            text = dict(_texts(item, ()))[self.features]
+            texts.setdefault(tuple(self._places(text)), text)
+        return texts
+
     def _places(self, text: str) -> Any:
-        """The places of the words of a text in `words`, from 1."""
-        return np.array([self.words.index(word) + 1 for word in text.split()], dtype=np.int64)
+        """The places of the words of a text in `words`, padded."""
+        numbers = [self._numbers[word] for word in text.split()]
+        return self._padded(np.array(numbers, dtype=np.int64))
 
     def _text_of(self, places: Any) -> str:
         """The text of an item with these words, or else the words with blanks between them."""
-        for item in self.items:
-            text: str = dict(_texts(item, ()))[self.features]
-            if np.array_equal(self._padded(self._places(text)), places):
-                return text
+        own = self._own_texts.get(tuple(places))
+        if own is not None:
+            return own
         return " ".join(self.words[int(place) - 1] for place in places if place > 0)
 
     def _padded(self, values: Any) -> Any:
@@ -110,10 +125,9 @@ class ItemForm:
         for item in self.items:
             leaves = dict(_leaves(item, ()))
             if self.words:
-                values = self._places(dict(_texts(item, ()))[self.features])
+                features.append(self._places(dict(_texts(item, ()))[self.features]))
             else:
-                values = leaves[self.features]
-            features.append(self._padded(values))
+                features.append(self._padded(leaves[self.features]))
             labels.append(0 if self.label is None else leaves[self.label].item())
         return TrainingSet(np.stack(features), np.asarray(labels))
 

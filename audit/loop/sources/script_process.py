@@ -65,7 +65,7 @@ def test_script(options: dict[str, Any], give_up: Callable[[str], NoReturn]) -> 
     train.on_hook = preamble.end
     train.give_up = give_up
     train.idle_seconds = options["idle_seconds"]
-    train.are_files_covered = options["are_files_covered"]
+    train.are_files_covered = options["protection"] == "protect"
     learning = train
 
     def must_go_on() -> contextlib.AbstractContextManager[None]:
@@ -180,7 +180,6 @@ def report_of(values: dict[str, Any]) -> PremiseReport:
 def main() -> None:
     """Reads the options, tests the script, and writes the answer."""
     descriptor, options = int(sys.argv[1]), json.loads(sys.argv[2])
-    is_covered = options.pop("protection") == "protect"
     end_with_parent(options["parent"])
     warnings.simplefilter("ignore")
     unprotected = os.environ.pop("AUDIT_SCRIPT_UNPROTECTED", "")
@@ -196,7 +195,7 @@ def main() -> None:
                 f"allow_writes must be True (--allow-writes) where files cannot be protected "
                 f"({unprotected}): the script then writes to its files in every run"
             )
-        answer = test_script({**options, "are_files_covered": is_covered}, give_up)
+        answer = test_script(options, give_up)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BaseException as error:  # of the script or ours

@@ -34,7 +34,7 @@ from audit.errors import InvalidInput
 from audit.loop.runs.coupled_runs import EndOfRun
 from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes
+from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes, replaced
 from audit.loop.runs.training_runs import seed_everything
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import IDLE_SECONDS
@@ -359,18 +359,9 @@ class _Run:
         self.refusal = f"{self.train.path.name} must {message}"
         raise InvalidInput(self.refusal)
 
-    @contextlib.contextmanager
-    def _patched(self) -> Iterator[None]:
-        """Replaces the functions by which a script makes loaders, engines and seeds."""
-        patches = [*self._patches(), *self._seed_patches(), *self._saved.patches()]
-        old = [(place, name, getattr(place, name)) for place, name, _ in patches]
-        for place, name, new in patches:
-            setattr(place, name, new)
-        try:
-            yield
-        finally:
-            for place, name, value in old:
-                setattr(place, name, value)
+    def _patched(self) -> contextlib.AbstractContextManager[None]:
+        """Replaces the functions by which a script makes loaders, engines, seeds and files."""
+        return replaced([*self._patches(), *self._seed_patches(), *self._saved.patches()])
 
     def _patches(self) -> list[tuple[Any, str, Any]]:
         """The replacements of functions of Opacus and of torch."""
