@@ -479,6 +479,18 @@ _ALL = (
         test="check_premises.check_premises",
     ),
     FindingKind(
+        "use of others",
+        "contribution",
+        "Whether a record is used at all depends on another record: in {runs} runs an exchange of "
+        "its label changes no step, and after another record was exchanged it does. So one record "
+        "changes what two records contribute.",
+        "Records are left out by a rule on all of them: a distance from the mean, a quantile, or a "
+        "search for duplicates.",
+        "Leave records out by a rule on each of them alone, with public limits, or before the data "
+        "set is defined, and say so.",
+        test="numbers_of_steps.compare_use_of_others",
+    ),
+    FindingKind(
         "size of the batch",
         "contribution",
         "The contribution of one record depends on how many records are in its batch (rank "
@@ -778,7 +790,7 @@ _ALL = (
         "Training stops, or a step is skipped, by a criterion on the records: the training loss, "
         "an empty batch, or an overflow of scaled gradients.",
         "Fix the number of steps beforehand, or decide by released numbers only.",
-        test="canary_runs.run_canaries",
+        test="numbers_of_steps.compare_numbers_of_steps",
     ),
     FindingKind(
         "random number of steps",
@@ -788,7 +800,7 @@ _ALL = (
         "Empty batches, or batches below a size, are skipped, so that the number of steps reveals "
         "their number.",
         "Release noise in every step, also for an empty batch.",
-        test="canary_runs.compare_random_numbers_of_steps",
+        test="numbers_of_steps.compare_random_numbers_of_steps",
     ),
     FindingKind(
         "released",

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from audit.loop.premises.canary_pool import PoolRecord, gradient_of, longest_gradient
+from audit.loop.premises.canary_pool import PoolRecord, extreme_gradient, gradient_of
 
 
 class Saturating(nn.Module):
@@ -31,7 +31,7 @@ def test_a_long_gradient_is_found_where_large_records_saturate(seed: int) -> Non
     features = np.random.default_rng(seed).normal(size=4).astype(np.float32)
     model, start = Saturating(), PoolRecord(features, 0, 1.0, "own")
     reachable = 1000 * max(np.linalg.norm(features), 1.0)
-    found = longest_gradient(model, output, start, list(model.parameters()))
+    found = extreme_gradient(model, output, start, list(model.parameters()))
     assert found is not None
     length = float(gradient_of(model, output, found, list(model.parameters())).norm())
     assert 100 < length <= np.linalg.norm(found.features) * (1 + 1e-6) <= reachable * (1 + 1e-5)
@@ -40,4 +40,4 @@ def test_a_long_gradient_is_found_where_large_records_saturate(seed: int) -> Non
 def test_a_model_that_raises_an_error_has_no_long_gradient() -> None:
     start = PoolRecord(np.ones(5, np.float32), 0, 1.0, "own")
     model = Saturating()
-    assert longest_gradient(model, output, start, list(model.parameters())) is None
+    assert extreme_gradient(model, output, start, list(model.parameters())) is None
