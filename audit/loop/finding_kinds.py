@@ -473,9 +473,10 @@ _ALL = (
         "One record changes what other records contribute to a step, with equal random numbers; "
         "the noise is for the gradient of one record.",
         "A number that is computed from the batch enters the gradients of its records, or their "
-        "threshold: a mean, a weight of a class, a loss, a norm.",
-        "Compute the loss of each record from this record and released numbers alone, and keep the "
-        "clipping threshold constant.",
+        "threshold: a mean, a weight of a class, a loss, a norm, the length of the longest text. "
+        "(Opacus' gradients of nn.Embedding ignore padding_idx, so that padding contributes.)",
+        "Compute the loss of each record from this record and released numbers alone, multiply "
+        "embeddings by the mask of the padding, and keep the clipping threshold constant.",
         test="check_premises.check_premises",
     ),
     FindingKind(

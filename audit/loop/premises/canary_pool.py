@@ -2,7 +2,8 @@
 
 The pool holds records of sizes 1 to 1,000 in several directions, with both signs and up to ten
 labels, records of zeros, and records of the data. If the features are whole numbers (tokens,
-categories), it holds constant and random sequences of values between the smallest and the largest.
+categories), it holds constant and random sequences of values between the smallest and the largest;
+a value that only fills up short sequences stays at their end, or at their beginning.
 """
 
 import itertools
@@ -187,7 +188,9 @@ def _tokens(records: TrainingSet) -> list[PoolRecord]:
     low, high = int(records.features.min()), int(records.features.max())
     labels = labels_to_try(records)
     random = np.random.default_rng(0)
+    filler, is_first = _filler(records.features)
     constants = list(dict.fromkeys([high, low, (low + high) // 2, min(low + 1, high)]))
+    words = [value for value in constants if value != filler] or constants
     tokens = []
     for value in constants:
         for label in labels[:4]:
@@ -195,14 +198,36 @@ def _tokens(records: TrainingSet) -> list[PoolRecord]:
             tokens.append(PoolRecord(features, label, float("nan"), f"constant {value}"))
     for i in range(6):
         features = random.integers(low, high + 1, size=shape).astype(kind)
+        if filler is not None:
+            features[features == filler] = words[-1]
+            length = shape[0] - i * shape[0] // 6  # of the text, in 1 to L
+            features[slice(0, shape[0] - length) if is_first else slice(length, None)] = filler
         for label in (labels[i % len(labels)], labels[(i + 1) % len(labels)]):
             tokens.append(PoolRecord(features, label, float("nan"), "random"))
     if len(shape) == 1 and shape[0] > 1:  # one token among others
-        for value in constants[:2]:
-            features = np.full(shape, constants[-1], kind)
+        for value in words[:2]:
+            features = np.full(shape, words[-1], kind)
             features[0] = value
             tokens.append(PoolRecord(features, labels[0], float("nan"), "mixed"))
     return tokens + _own(records, labels)
+
+
+def _filler(features: NDArray[Any]) -> tuple[int | None, bool]:
+    """The token that fills short sequences up, and whether it comes first; None if there is none.
+
+    A function may cut sequences where it begins, so that a filler between other tokens is no text.
+    """
+    if features.ndim != 2 or features.shape[1] < 2:
+        return None, False
+    for value in (int(features.min()), int(features.max())):
+        is_value = features == value
+        if not is_value.any() or is_value.all():
+            continue
+        later, earlier = is_value[:, 1:], is_value[:, :-1]
+        for is_first, follows in ((False, later >= earlier), (True, earlier >= later)):
+            if follows.all() and (later != earlier).any():
+                return value, is_first
+    return None, False
 
 
 def _as_tensors(record: PoolRecord, like: Any) -> tuple[Any, Any]:
