@@ -14,8 +14,7 @@ from small_audits import play_trials
 from audit import lower_bounds, upper_bounds
 from audit.claims import Assumption, facts_of_tuning
 from audit.dpsgd.base import RunBatch
-from audit.dpsgd.batched import BatchedEngine
-from audit.dpsgd.proxies import Proxies
+from audit.dpsgd.batched import BatchedEngine, Proxies
 from audit.game import play as game
 from audit.game import workers
 from audit.game.audit_loop import play_audit
