@@ -4,15 +4,15 @@ Settings come in groups, so that a function takes the group that it needs and no
 Fields without a description have the names and meanings of the fields of `AuditConfig`.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-from audit.protocols import Protocol
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
 from audit import lower_bounds
 from audit.errors import InvalidInput
 from audit.numerics import format_places
-
+from audit.protocols import Protocol
 
 # The reduced engine plays a block with one draw.
 _TRIALS_OF_A_DRAW = 1 << 14
@@ -33,7 +33,6 @@ _LONG_SECONDS = 60.0
 # Smaller batches of runs are slower, and larger ones would make a block too long.
 _MIN_RUNS, _MIN_RUNS_OF_ONE_RECORD, _MIN_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
 _MAX_RUNS = 1 << 11
-
 
 
 @dataclass(frozen=True)

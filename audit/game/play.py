@@ -3,22 +3,20 @@
 An audit plays all its trials, or only until the bound to report is sufficient.
 """
 
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
+
 import numpy as np
+
+from audit import lower_bounds
 from audit.arrays import BoolArray, FloatArray, IntArray
-from audit.game.blocks import Block
+from audit.game.blocks import Block, Evaluation
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.simulation import Winners
 from audit.simulation.tune import tune
-import itertools
-from collections.abc import Callable, Sequence
-from audit import lower_bounds
-from audit.game.blocks import Block, Evaluation
-
-
-
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,6 @@ def play(config: AuditConfig, block: Block, device: str = "cpu") -> tuple[Trials
 
 
 TrialsOfViews = list[dict[tuple[int, int], Trials]]
-
-
 """For every view, the trials of every (budget, repeat) in order."""
 
 

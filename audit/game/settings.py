@@ -3,20 +3,17 @@
 Presets are TOML files with settings, installed with the package.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from audit import checks, protocols
-from audit.errors import InvalidInput
-from audit.protocols import Protocol
-from audit.repetitions import parse_repetitions
-from threat_models import CANARIES, check_names
 import itertools
 import json
-from collections.abc import Callable, Mapping
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
 from audit import checks, plug_ins, protocols
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
@@ -24,15 +21,12 @@ from audit.dpsgd.settings import MAX_SCALE, several_numbers
 from audit.errors import InvalidInput, NotApplicable
 from audit.game.blocks import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling_sizes
-from audit.repetitions import Fixed, Repetitions
-from audit.simulation.batch_samplers import SAMPLERS
-from threat_models import THREATS
-from threat_models.datasets import RECORD_SHAPES
-import os
-import tomllib
-from audit import checks
 from audit.numbers_from_text import is_ambiguous
-
+from audit.protocols import Protocol
+from audit.repetitions import Fixed, Repetitions, parse_repetitions
+from audit.simulation.batch_samplers import SAMPLERS
+from threat_models import CANARIES, THREATS, check_names
+from threat_models.datasets import RECORD_SHAPES
 
 _DEVICE = re.compile(r"cpu(:0)?|cuda(:[0-9]+)?")
 Check = Callable[..., Any]
@@ -48,7 +42,6 @@ _TRIALS = partial(checks.integer, low=2, high=10**12)
 _RATE = partial(checks.interval, low=0.0, high=1.0)
 _POSITIVE = partial(checks.interval, low=0.0)
 _PACKAGE = Path(__file__).parents[1]
-
 
 
 def check_texts(texts: Mapping[str, object]) -> None:

@@ -6,13 +6,11 @@ Of a definition, this module gives the syntax without its texts, and the names t
 import ast
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from collections.abc import Callable
 from typing import Any
-
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPOUND = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While, ast.Match)
@@ -28,7 +26,6 @@ _USUAL_DECORATORS = {
     *("cache", "lru_cache", "functools", "wraps", "memoize", "numerics"),
     *("contextmanager", "contextlib", "overload", "override", "final", "torch"),
 }
-
 
 
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
