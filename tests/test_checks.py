@@ -28,8 +28,7 @@ from audit import (
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.errors import InvalidInput
-from audit.game.presets import read_preset
-from audit.game.settings import AuditConfig
+from audit.game.settings import AuditConfig, read_preset
 from audit.repetitions import parse_repetitions
 from threat_models.datasets.idx import read_idx_pair
 

@@ -54,8 +54,7 @@ from audit.certificate import verification
 from audit.certificate.content import hash_of
 from audit.errors import AuditError
 from audit.game import workers
-from audit.game.presets import read_preset
-from audit.game.settings import AuditConfig
+from audit.game.settings import AuditConfig, read_preset
 from audit.report import __main__ as report
 from audit.tuning import devices
 from audit.upper_bounds.registry import find, row

@@ -8,8 +8,7 @@ import pytest
 import audit
 from audit import accounting, bounds, checks, protocols, repetitions
 from audit.dpsgd.settings import several_numbers
-from audit.game.presets import read_preset
-from audit.game.settings import AuditConfig
+from audit.game.settings import AuditConfig, read_preset
 from audit.numbers_from_text import is_ambiguous, read_integer, read_number
 
 AMBIGUOUS = ["1.000", "20.000", "1.024", "0.000", "+2.500", " 1.000 "]

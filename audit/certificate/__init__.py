@@ -5,12 +5,17 @@ every number of the json again, and every condition that it must state.
 """
 
 from audit.certificate.certificate import Certificate
-from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
-from audit.certificate.content import FORMAT, Evidence
-from audit.certificate.declaration import Declaration, Spending
+from audit.certificate.conditions import (
+    Condition,
+    Declaration,
+    Ground,
+    Setting,
+    Spending,
+    StudyFacts,
+)
+from audit.certificate.content import FORMAT, Evidence, schema
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
 from audit.certificate.released import model_hash
-from audit.certificate.schema import schema
 from audit.certificate.signature import check_signature, sign
 from audit.certificate.verification import Status, Verdict, verify
 

@@ -14,9 +14,8 @@ from audit import checks
 from audit.accounting import Mechanism, mechanism_from_dict
 from audit.certificate import conditions as derived
 from audit.certificate import deployment, page, text
-from audit.certificate.conditions import Private, StudyFacts
+from audit.certificate.conditions import Declaration, Private, StudyFacts
 from audit.certificate.content import FORMAT, NAMESPACE, Content, Evidence, Made
-from audit.certificate.declaration import Declaration
 from audit.certificate.numbers import compute
 from audit.errors import InvalidInput
 from audit.protocols import Protocol, parse_protocol

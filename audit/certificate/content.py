@@ -1,6 +1,7 @@
-"""The content of a certificate: its fields, and everything that follows from them.
+"""The content of a certificate: its fields, everything that follows from them, and their schema.
 
-`text`, `page` and `deployment` present a content; `certificate` issues and saves one.
+`text`, `page` and `deployment` present a content; `certificate` issues and saves one. The JSON
+Schema is computed from the classes whose fields a certificate holds.
 """
 
 import hashlib
@@ -13,23 +14,41 @@ from typing import Annotated, Any
 
 from audit import checks
 from audit.accounting import Mechanism, group_size, mechanism_to_dict, relations
+from audit.accounting.serialization import MECHANISMS
 from audit.certificate import conditions as derived
-from audit.certificate.conditions import Condition, Ground, Private, Setting, StudyFacts
-from audit.certificate.declaration import PRIVATE, Declaration
+from audit.certificate.conditions import (
+    PRIVATE,
+    Condition,
+    Declaration,
+    Ground,
+    Private,
+    Setting,
+    StudyFacts,
+)
 from audit.certificate.numbers import GROUPS, Numbers, TradeOff, rounded_up
 from audit.errors import InvalidInput
 from audit.lower_bounds.rates import upper_limit
 from audit.numerics import format_exact
 from audit.protocols import Protocol
-from audit.typed_json import Chance, Keywords, NonNegative, Text
+from audit.typed_json import (
+    Chance,
+    Keywords,
+    NonNegative,
+    Schema,
+    Sha256,
+    Share,
+    Text,
+    closed_object,
+    schema_of,
+)
 
 NAMESPACE = "private-tuning-certificate"
 """Name of the format, without its version."""
-
 FORMAT = f"{NAMESPACE}/2"
 """Name and version of the json; docs/certificate_format.md describes its fields."""
-
 _N_IS_PUBLIC = ("zero-out", "replace-one")
+_Names = Annotated[tuple[Text, ...], Keywords(uniqueItems=True)]
+_MECHANISM = {"$ref": "#/$defs/mechanism"}
 
 
 @dataclass(frozen=True)
@@ -232,3 +251,95 @@ def hash_of(values: Mapping[str, Any]) -> str:
     """SHA-256 of the canonical json of all fields except the hash."""
     hashed = {name: value for name, value in values.items() if name != "hash"}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+
+
+_FIELDS: dict[str, tuple[Any, str]] = {
+    "format": (Annotated[str, Keywords(const=FORMAT)], "Name and version of this schema."),
+    "statement": (Text, "The claim in one line; begins with VOID if a condition is broken."),
+    "base": (_MECHANISM, "One run, its score included."),
+    "training": (_MECHANISM, "One run without its score."),
+    "score": (Private | None, "Noise of the score; null if it reads public records only."),
+    "protocol": (Text, "How the best run is chosen, and the distribution of the number of runs."),
+    "protocol_in_words": (Text, "The protocol as sentences."),
+    "delta": (Chance, "Of the whole tuning."),
+    "numbers": (Numbers, "Computed from base, protocol and delta."),
+    "groups": (
+        {
+            "type": "array",
+            "items": closed_object(
+                {
+                    "records": schema_of(Annotated[int, Keywords(minimum=2)]),
+                    "epsilon": schema_of(NonNegative | None),
+                }
+            ),
+        },
+        "Epsilon at delta of a group of records; null if none follows from the profile.",
+    ),
+    "setting": (Setting, "What the claim is about."),
+    "study": (StudyFacts, "What the study states about itself."),
+    "conditions": (
+        Annotated[tuple[Condition, ...], Keywords(minItems=1)],
+        "All conditions that base, protocol and score require.",
+    ),
+    "void_if": (
+        Annotated[tuple[Text, ...], Keywords(minItems=1)],
+        "Events that make the certificate void.",
+    ),
+    "model_hash": (Sha256 | None, "SHA-256 of the values of the released model."),
+    "declaration": (Declaration, "Statements of the author; null means not stated."),
+    "not_stated": (_Names, "Names of what a sign-off needs and the file lacks."),
+    "total": (
+        {
+            **closed_object(
+                {
+                    "epsilon": schema_of(NonNegative),
+                    "delta": schema_of(Share),
+                }
+            ),
+            "type": ["object", "null"],
+        },
+        "Cost of this and all earlier releases by basic composition; null if earlier spending is "
+        "not stated.",
+    ),
+    "made": (Made, "When and with what."),
+    "evidence": (Evidence | None, "Result of an audit of this tuning."),
+    "hash": (
+        Sha256,
+        "SHA-256 of all other fields as json with sorted names and Python's default separators.",
+    ),
+}
+"""The type, or the schema, and the meaning of each field of the file."""
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the format.
+
+    Example:
+        >>> schema()["properties"]["format"]["const"]
+        'private-tuning-certificate/2'
+    """
+    properties = {
+        name: {"description": words} | (kind if isinstance(kind, dict) else schema_of(kind))
+        for name, (kind, words) in _FIELDS.items()
+    }
+    # The largest epsilon that the trials could show follows from the evidence and delta.
+    evidence = properties["evidence"]
+    evidence["properties"]["ceiling"] = schema_of(NonNegative)
+    evidence["required"].append("ceiling")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Certificate of a private tuning, format {FORMAT}",
+        "description": "A file of this shape can still state wrong numbers or lack a condition: "
+        "python -m audit.verify recomputes both.",
+        **closed_object(properties),
+        "$defs": {"mechanism": _mechanism()},
+    }
+
+
+def _mechanism() -> Schema:
+    return {
+        "type": "object",
+        "required": ["mechanism"],
+        "properties": {"mechanism": {"enum": sorted(MECHANISMS)}},
+        "description": "A class of audit.accounting and its parameters.",
+    }

@@ -3,9 +3,8 @@
 import textwrap
 
 from audit import checks
-from audit.certificate.conditions import Ground, how_tested
+from audit.certificate.conditions import CLIPPING_NORM, NOT_STATED, Ground, how_tested
 from audit.certificate.content import Content
-from audit.certificate.declaration import CLIPPING_NORM, NOT_STATED
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.numerics import format_exact
 

@@ -21,8 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from audit import console, interrupts
 from audit.errors import MODULES_OF_AUDITS, AuditError, InvalidInput, require_modules
-from audit.game.presets import preset_names, read_preset
-from audit.game.settings import AuditConfig
+from audit.game.settings import AuditConfig, preset_names, read_preset
 
 if TYPE_CHECKING:
     from audit.report.results import Report
@@ -149,7 +148,7 @@ def run(config: AuditConfig) -> "list[Report]":
     _require_packages(config.place.backend)
     # Importing torch takes seconds, which --help need not wait for.
     with interrupts.loading():
-        from audit.game import audit_loop, binding, blocks, play, setup, store, workers
+        from audit.game import binding, blocks, play, setup, store, workers
 
     workload, place, evaluation = config.workload, config.place, config.evaluation
     one_audit = setup.set_up(config, 0)
@@ -167,9 +166,9 @@ def run(config: AuditConfig) -> "list[Report]":
             for line in blocks.outlook(workload, evaluation, max(config.epsilon), seconds):
                 console.note(line)
         play_blocks = partial(workers.play_all, place, partial(play.play, config), folder)
-        trials = audit_loop.play_audit(all_blocks, play_blocks, evaluation)
+        trials = play.play_audit(all_blocks, play_blocks, evaluation)
         # Importing tables and figures takes another second, so it waits for the trials.
-        from audit.report.write import write_reports
+        from audit.report.assemble import write_reports
 
         return write_reports(config.views, set_ups, folder, trials)
 
@@ -234,9 +233,9 @@ def _run_all(options: dict[str, Any]) -> int:
             out = Path(folders[0]).with_name("comparison")
             code = compare.main([*folders, "--out", str(out)])
     if as_json:
-        from audit.report import summary
+        from audit.report import results
 
-        texts = [summary.to_json(report).rstrip() for report in reports]
+        texts = [results.to_json(report).rstrip() for report in reports]
         print(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
     return code
 

@@ -15,10 +15,9 @@ from audit.dpsgd.extensions import load_extension
 from audit.dpsgd.layers import Layer, Network
 from audit.dpsgd.layers.convolution import Convolution
 from audit.dpsgd.layers.linear import Linear
-from audit.dpsgd.parameters import Parameters, flat, shaped
+from audit.dpsgd.parameters import ClippedRecord, ExplicitGradients, Parameters, flat, shaped
 from audit.dpsgd.products import affine
 from audit.dpsgd.program import Program
-from audit.dpsgd.record_gradients import ClippedRecord, ExplicitGradients
 
 # Records of a ConvNet that go through the layers together: few enough to stay in the cache.
 _RECORDS_TOGETHER = 4

@@ -11,16 +11,16 @@ from torch.nn import functional
 from audit.dpsgd import compiled
 from audit.dpsgd.compiled import CompiledSums, CompiledTail
 from audit.dpsgd.layers import Layer, Network, parse_network
-from audit.dpsgd.parameters import Parameters
-from audit.dpsgd.precision import FLOAT32, Precision
-from audit.dpsgd.products import rounded_operands
-from audit.dpsgd.record_gradients import (
+from audit.dpsgd.parameters import (
     ClippedRecord,
     ExplicitGradients,
+    Parameters,
     RecordGradients,
     clip_factors,
     squared_norms,
 )
+from audit.dpsgd.precision import FLOAT32, Precision
+from audit.dpsgd.products import rounded_operands
 from audit.errors import InvalidInput
 
 # Two float32 computations of the same logits differ by less than this.

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from audit.dpsgd import streams
 from audit.dpsgd.extensions import load_extension
-from audit.dpsgd.parameters import Parameters
-from audit.dpsgd.record_gradients import OuterProduct
+from audit.dpsgd.parameters import OuterProduct, Parameters
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]

@@ -1,8 +1,8 @@
 """The cost of a finished tuning, from its runs and the way in which candidates were chosen.
 
-A source is read by one of the `readers`, each column gets a role in `columns`, the values of each
-run become a mechanism in `runs`, `evidence` shows how candidates were chosen, and `cost` finds the
-smallest valid bound.
+A source is read by one of the `readers`, whose `material` also shows how candidates were chosen.
+Each column gets a role in `columns`, the values of each run become a mechanism in `runs`, and
+`cost` finds the smallest valid bound.
 """
 
 from audit.finished.tuning_cost import TuningCost, cost_of_trials

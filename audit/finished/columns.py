@@ -3,6 +3,10 @@
 A column is used if its name is one of a few words that mean the same everywhere, or if it is
 mapped to one. A column whose name only resembles such a word is never used: it is refused, with the
 mapping to type, unless everything that it could mean is known from other columns.
+
+A mapping is the user's statement, so a name that says nothing is accepted. A name that states
+another quantity is not, such as epochs mapped to steps: read as the role, its values would give a
+wrong cost.
 """
 
 import re
@@ -26,19 +30,14 @@ ROLES = {
     "zcdp_rho": "rho of zero-concentrated differential privacy",
 }
 """The words that are read wherever they stand, with their meanings."""
-
 IGNORE = "ignore"
 """The role to map a column to that is not about privacy."""
-
 RUN = "run"
 """The role of a column that identifies runs, if a table has several rows for each."""
-
 _SAME_MEANING = {"target_delta": "delta"}
 """Names of options of this package that state the same as a role."""
-
 STATE_COLUMNS = ("state", "status")
 """Names of columns with the state of a run."""
-
 PREFIXES = (
     "params.",
     "params_",
@@ -52,7 +51,6 @@ PREFIXES = (
     "hparams.",
 )
 """What trackers write before the name of a hyperparameter."""
-
 PLAIN = {
     "mu": "gdp_mu",
     "rho": "zcdp_rho",
@@ -61,8 +59,21 @@ PLAIN = {
     "sigma": "noise_multiplier",
 }
 """Names that are often those of other hyperparameters; they are read only where they are mapped."""
-
 _NOISE, _RATE, _BATCH, _LENGTH, _EPSILON = "noise", "rate", "batch", "length", "epsilon"
+_GREEK = {"\u03c3": "sigma", "\u03b5": "epsilon", "\u03f5": "epsilon", "\u03c4": "tau"}
+_MISSING = frozenset({"", "nan", "none", "null", "na", "n/a", "<na>", "-"})
+_MAX_LISTED = 160
+"""Characters of a list of columns in a message."""
+LENGTHS = ("steps", "epochs")
+"""The roles that state the length of a run."""
+IN_CLIPPING_NORMS = (
+    "do so for {column} only if it is in units of the clipping norm (a noise multiplier is the "
+    "standard deviation divided by the clipping norm)"
+)
+_LOSSES = ("target_epsilon", "gdp_mu", "zcdp_rho")
+_EPSILONS = frozenset({"epsilon", "epsilons", "eps"})
+_NOISES = frozenset({"noise", "sigma", "nm"})
+
 
 _LIKELY_ROLE = {
     _NOISE: "noise_multiplier",
@@ -71,6 +82,8 @@ _LIKELY_ROLE = {
     _LENGTH: "steps",
     _EPSILON: "target_epsilon",
 }
+
+
 _MEANINGS = {
     _NOISE: "a noise",
     _RATE: "a sampling rate",
@@ -79,22 +92,15 @@ _MEANINGS = {
     _EPSILON: "an epsilon",
 }
 
-_GREEK = {"\u03c3": "sigma", "\u03b5": "epsilon", "\u03f5": "epsilon", "\u03c4": "tau"}
-
-_MISSING = frozenset({"", "nan", "none", "null", "na", "n/a", "<na>", "-"})
-_MAX_LISTED = 160
-"""Characters of a list of columns in a message."""
-
 
 def name_set(text: str) -> frozenset[str]:
     """Names that are separated by spaces, as a set."""
     return frozenset(text.split())
 
 
-LENGTHS = ("steps", "epochs")
-"""The roles that state the length of a run."""
-
 OTHER_NOISES = name_set("label labels input image pixel aug augmentation exploration")
+
+
 """Words in names of noises that are not those of gradients."""
 
 
@@ -337,15 +343,22 @@ _WORDS_OF_KINDS = {
     _LENGTH: "step steps iter iters iteration iterations epoch epochs round rounds updates t "
     "nsteps nepochs niter numsteps numepochs ep",
 }
+
+
 _UNLESS = {
     _BATCH: "norm",
     _RATE: "seed sampler id learning lr dropout drop decay error warmup momentum noise label "
     "mutation success pass hit frame bit compression pruning growth norm clip clipping",
     _LENGTH: "lr learning warmup decay scheduler schedule patience size norm",
 }
+
+
 """Words in names of columns that may be of a kind, and words with which they are not."""
 
+
 _RESEMBLES = {kind: frozenset(words.split()) for kind, words in _WORDS_OF_KINDS.items()}
+
+
 _EXCLUDES = {kind: frozenset(_UNLESS.get(kind, "").split()) for kind in _WORDS_OF_KINDS}
 
 
@@ -424,6 +437,8 @@ FUNCTIONS = name_set(
     "log log2 log10 ln inv inverse reciprocal squared sq sqrt square percent percentage pct k "
     "thousand thousands neg"
 )
+
+
 """Words in names of columns whose values are not the quantity itself."""
 
 
@@ -466,12 +481,6 @@ def doubt(refused: Mapping[str, str], where: str) -> str:
     )
 
 
-IN_CLIPPING_NORMS = (
-    "do so for {column} only if it is in units of the clipping norm (a noise multiplier is the "
-    "standard deviation divided by the clipping norm)"
-)
-
-
 def not_in_norms(name: str) -> bool:
     """Whether a noise may be a standard deviation in absolute units, by its name.
 
@@ -483,3 +492,74 @@ def not_in_norms(name: str) -> bool:
     return (
         bool(words & {"std", "stddev", "scale", "deviation", "sd"}) and "mult" not in name.lower()
     )
+
+
+_NO_LENGTHS = name_set(
+    "warmup eval save log logging val validation print checkpoint patience lr decay accumulation "
+    "accum per"
+)
+
+
+_OF_LEARNING = name_set(
+    "lr learning momentum dropout decay seed accuracy acc loss score norm clip clipping"
+)
+
+
+_OF_PRIVACY = _EPSILONS | {"noise", "privacy", "dp"}
+
+
+def check_mapped_names(mapping: Mapping[str, str]) -> None:
+    """Refuses a role that a column's name contradicts.
+
+    Raises:
+        InvalidInput: a name states another quantity than its role.
+
+    Example:
+        >>> check_mapped_names({"sigma": "noise_multiplier", "max_steps": "steps"})
+        >>> check_mapped_names({"num_train_epochs": "steps"})
+        Traceback (most recent call last):
+        ...
+        audit.errors.InvalidInput: columns must map 'num_train_epochs', by its name a number of \
+epochs, to the role with this meaning, got steps: map it to epochs, or rename the column
+    """
+    for column, role in mapping.items():
+        if role == IGNORE or role not in ROLES:
+            continue
+        stated, right_role = _quantity_named(without_prefix(column), role)
+        if stated:
+            raise InvalidInput(
+                f"columns must map {checks.one_line(column)}, by its name {stated}, to the role "
+                f"with this meaning, got {role}: map it to {right_role or IGNORE}, or rename the "
+                "column"
+            )
+
+
+def _quantity_named(name: str, role: str) -> tuple[str, str]:
+    """The quantity that a name states if it is not the role's, and the right role; else empty."""
+    last_words = words_of(name.replace("/", ".").rpartition(".")[2])
+    words, joined = set(last_words), "".join(last_words)
+    if (
+        words & FUNCTIONS - {"log"}
+        or (last_words[:1] == ["log"] and role != "steps")
+        or "%" in name
+    ):
+        return ("a function of another quantity", "")
+    if role in LENGTHS:
+        if words & _NO_LENGTHS and not {"per", "run"} <= words:
+            return ("something else than the length of a run", "")
+        if role == "steps" and "epoch" in joined and not {"step", "steps"} & words:
+            return ("a number of epochs", "epochs")
+        if role == "epochs" and "epoch" not in joined and words & {"step", "steps", "iterations"}:
+            return ("a number of steps", "steps")
+    if role == "noise_multiplier":
+        if words & _EPSILONS and not words & _NOISES:
+            return ("an epsilon", "target_epsilon")
+        if words & {"var", "variance"}:
+            return ("a variance, whose square root is the standard deviation", "")
+        if words & OTHER_NOISES:
+            return ("the noise of something else than gradients", "")
+    if role in _LOSSES and (words & _NOISES) and not words & (_EPSILONS | {"mu", "rho"}):
+        return ("a noise", "noise_multiplier")
+    if role != "delta" and words & _OF_LEARNING and not words & _OF_PRIVACY:
+        return ("a setting or a result of learning", "")
+    return ("", "")

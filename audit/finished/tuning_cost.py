@@ -15,6 +15,7 @@ from audit.finished import readers
 from audit.finished.columns import (
     IGNORE,
     ColumnRoles,
+    check_mapped_names,
     listed,
     parse_columns,
     without_prefix,
@@ -30,21 +31,20 @@ from audit.finished.cost import (
     cost_of_sequential,
     dominating_few,
 )
-from audit.finished.evidence import (
+from audit.finished.interpretation import interpret, read_prior, rounding_remark, units_remark
+from audit.finished.material import (
     GRID,
     RANDOM,
     SEQUENTIAL,
     Evidence,
+    Material,
+    RecordedRun,
     candidates_of_table,
     combined,
     evidence_of_columns,
+    runs_of_log,
 )
-from audit.finished.evidence import evidence_of_repetitions as of_repetitions
-from audit.finished.interpretation import interpret, rounding_remark, units_remark
-from audit.finished.long_tables import runs_of_log
-from audit.finished.mapped_names import check_mapped_names
-from audit.finished.material import Material, RecordedRun
-from audit.finished.prior import read_prior
+from audit.finished.material import evidence_of_repetitions as of_repetitions
 from audit.finished.runs import RunSettings
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import ProtocolLike

@@ -41,8 +41,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from audit.game.sources import DEFINITIONS, FUNCTIONS, Import, Module, Sources
-from audit.game.syntax import Syntax, dotted_name, root_of
+from audit.game.sources import (
+    DEFINITIONS,
+    FUNCTIONS,
+    Import,
+    Module,
+    Sources,
+    Syntax,
+    dotted_name,
+    root_of,
+)
 
 # Bases from these modules call no other methods of a subclass than special ones.
 _PASSIVE_MODULES = ("typing", "typing_extensions", "abc", "collections.abc")

@@ -1,8 +1,14 @@
-"""The settings of an audit: the only module that knows all of them."""
+"""The settings of an audit: the only module that knows all of them.
+
+Presets are TOML files with settings, installed with the package.
+"""
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,30 +19,117 @@ from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
 from audit.dpsgd.settings import MAX_SCALE, several_numbers
 from audit.errors import InvalidInput, NotApplicable
-from audit.game import validation
-from audit.game.groups import Evaluation, Place, Workload
+from audit.game.blocks import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling_sizes
+from audit.numbers_from_text import is_ambiguous
 from audit.protocols import Protocol
-from audit.repetitions import Fixed, Repetitions
+from audit.repetitions import Fixed, Repetitions, parse_repetitions
 from audit.simulation.batch_samplers import SAMPLERS
-from threat_models import THREATS
+from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
+_DEVICE = re.compile(r"cpu(:0)?|cuda(:[0-9]+)?")
 Check = Callable[..., Any]
 """A function from the name and the value of a setting to the value to store."""
-
 SHARED_THREATS = "NTNV+NTCV"
 """Two threat models on the same runs: they share the training set, and only the score differs."""
-
 # An audit stores all its runs up to this number, each in 24 bytes.
 _MAX_STORED_RUNS = 1e7
 # The first analysis is at 100 trials or more, because fewer prove almost nothing.
 _FIRST_LOOK = 100
-
 _SIZE = partial(checks.integer, low=1, high=10**9)
 _TRIALS = partial(checks.integer, low=2, high=10**12)
 _RATE = partial(checks.interval, low=0.0, high=1.0)
 _POSITIVE = partial(checks.interval, low=0.0)
+_PACKAGE = Path(__file__).parents[1]
+
+
+def check_texts(texts: Mapping[str, object]) -> None:
+    """Refuses settings that are not text, or contain a null character."""
+    for name, value in texts.items():
+        for text in value if name == "devices" and isinstance(value, tuple) else (value,):
+            if not isinstance(text, str):
+                raise InvalidInput(f"{name} must be text, got {text!r}")
+            if "\0" in text:
+                raise InvalidInput(f"{name} must be text without null characters, got {text!r}")
+
+
+def several_canaries(name: str, value: str) -> str:
+    """Different canaries, separated by plus signs, in their canonical spelling."""
+    canaries = [checks.one_of(name, canary, CANARIES, dotted=True) for canary in value.split("+")]
+    if len(set(canaries)) < len(canaries):
+        raise InvalidInput(f"{name} must name each canary once, got {'+'.join(canaries)!r}")
+    return "+".join(canaries)
+
+
+def checked_score(score: str, pairs: Sequence[tuple[str, str]], sampling_rate: float) -> str:
+    """The score; with several views and no score given, each view has the paper's."""
+    scores = [check_names(*pair, score or None) for pair in pairs]
+    chosen = scores[0] if score or len(scores) == 1 else score
+    if chosen == "worst-order" and sampling_rate != 1.0:
+        raise InvalidInput(
+            "sampling_rate must be 1 for the score worst-order, got "
+            f"{checks.one_line(sampling_rate)}"
+        )
+    return chosen
+
+
+def checked_protocol(
+    protocol: str, repetitions: str, views: int, grid_points: int
+) -> tuple[str, str]:
+    """Protocol and distribution of K as texts; the distribution is empty if there is none."""
+    parsed = protocols.parse_protocol(protocol)
+    is_search = protocol.strip().lower().startswith("search")
+    names_own = "/" in protocol or (parsed.search_repetitions is not None and not is_search)
+    if repetitions not in ("", protocols.DEFAULT_REPETITIONS):
+        if not names_own:
+            parsed = protocols.parse_protocol(protocol, repetitions)
+        elif parse_repetitions(repetitions) != getattr(parsed, "repetitions", None):
+            raise InvalidInput(f"repetitions must be given once, got {repetitions} and {protocol}")
+    _check_playable(parsed, views, grid_points)
+    distribution = getattr(parsed, "repetitions", None)
+    return (
+        "search" if parsed.search_repetitions is not None else parsed.spec,
+        "" if distribution is None else distribution.spec,
+    )
+
+
+def _check_playable(protocol: Protocol, views: int, grid_points: int) -> None:
+    if not protocol.can_be_simulated():
+        names = ", ".join(
+            kind.name for kind in protocols.all_protocols() if kind.can_be_simulated()
+        )
+        raise InvalidInput(
+            f"protocol must be one that an audit can play: {names}, got {protocol.spec}"
+        )
+    if views > 1 and not protocol.can_share_runs():
+        raise InvalidInput(
+            "protocol must be search or grid if one set of runs serves several threat models or "
+            f"canaries, got {protocol.spec}"
+        )
+    if protocol.list_length is not None and grid_points not in (1, protocol.list_length):
+        raise InvalidInput(
+            f"learning_rates, max_grad_norm and momentum must make {protocol.list_length} "
+            f"candidates for {protocol.spec}, or a single one, got {grid_points}"
+        )
+
+
+def check_place(devices: Iterable[str], jobs: int, backend: str, scheduler: str) -> None:
+    """Raises InvalidInput if devices, jobs, backend and scheduler do not fit each other."""
+    devices = tuple(devices)
+    named = ", ".join(devices)
+    for device in devices:
+        if not _DEVICE.fullmatch(device):
+            raise InvalidInput(f"devices must be cpu, cuda or cuda:N, got {device!r}")
+    if not devices or len({device.split(":")[0] for device in devices}) > 1:
+        raise InvalidInput(f"devices must be of one kind, got {named or 'none'}")
+    if devices[0] != "cpu" and jobs > len(devices):
+        raise InvalidInput(f"jobs must be at most one per GPU, got {jobs} for {named}")
+    if scheduler and backend == "loky":
+        raise InvalidInput(
+            "scheduler must come with the backend dask or ray, got backend loky and scheduler "
+            f"{scheduler!r}"
+        )
 
 
 def _name(*allowed: str, dotted: bool = False) -> Check:
@@ -62,7 +155,7 @@ class AuditConfig:
         "ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on shared runs", _name(*THREATS, SHARED_THREATS)
     )
     canary: str = _setting(
-        "dirac", "dirac, input, a dotted name, or several: input+dirac", validation.several_canaries
+        "dirac", "dirac, input, a dotted name, or several: input+dirac", several_canaries
     )
     score: str = _setting("", "score of a run, or a dotted name (default: the paper's)")
     dataset: str = _setting("DIGITS", ", ".join(RECORD_SHAPES), _name(*RECORD_SHAPES))
@@ -158,7 +251,7 @@ class AuditConfig:
                 device.lower() if isinstance(device, str) else device for device in devices
             )
         )
-        validation.check_texts(
+        check_texts(
             {
                 field.name: getattr(self, field.name)
                 for field in fields(self)
@@ -171,13 +264,13 @@ class AuditConfig:
         if self.stop_at and self.repeats != 1:
             raise InvalidInput(f"repeats must be 1 with stop_at, got {self.repeats}")
         self._set(imports=plug_ins.import_modules(self.imports))
-        self._set(score=validation.checked_score(self.score, self.pairs, self.sampling_rate))
+        self._set(score=checked_score(self.score, self.pairs, self.sampling_rate))
         grid_points = len(self.learning_rates) * len(self.max_grad_norm) * len(self.momentum)
-        protocol, repetitions = validation.checked_protocol(
+        protocol, repetitions = checked_protocol(
             self.protocol, self.repetitions, len(self.pairs), grid_points
         )
         self._set(protocol=protocol, repetitions=repetitions)
-        validation.check_place(self.devices, self.jobs, self.backend, self.scheduler)
+        check_place(self.devices, self.jobs, self.backend, self.scheduler)
         if not self.out:
             names = [self.threat, self.canary, self.score]
             self._set(out="runs/" + "-".join(filter(None, names)).lower().replace("+", "-"))
@@ -328,3 +421,52 @@ class AuditConfig:
             model=self.model,
             model_seed=self.seed,
         )
+
+
+def preset_folder() -> Path:
+    """The folder of the presets: `runs/` in a checkout, `audit/presets/` in a wheel."""
+    installed = _PACKAGE / "presets"
+    return installed if installed.is_dir() else _PACKAGE.parent / "runs"
+
+
+def preset_names() -> dict[str, str]:
+    """The installed presets for `audit.run`: names, and the first comment of each file."""
+    titles = {}
+    for file in sorted(preset_folder().glob("*.toml")):
+        if not file.stem.startswith("reproduce-"):
+            first_line = file.read_text(encoding="utf-8").partition("\n")[0]
+            titles[file.stem] = first_line.lstrip("# ")
+    return titles
+
+
+def find_preset(name: str) -> Path:
+    """The file of a preset: a path, or the name of an installed one such as `small-etcv`."""
+    # Path.exists would raise an error for a name that is too long.
+    if os.path.exists(name) or Path(name).suffix or len(Path(name).parts) != 1:
+        return Path(name)
+    names = sorted(file.stem for file in preset_folder().glob("*.toml"))
+    return preset_folder() / f"{checks.one_of('preset', name, names)}.toml"
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset: a TOML file with the keys of `AuditConfig`, or an installed name.
+
+    The default folder of results is next to a file, and in `runs/` for an installed preset.
+    """
+    file = find_preset(name)
+    try:
+        values = tomllib.loads(checks.read_text(file, 10**6), parse_float=_float_of_toml)
+    except OSError as error:
+        raise InvalidInput(
+            f"preset must be a readable TOML file, got {name!r}: {checks.reason_of(error)}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"preset must be TOML, got {name!r}: {error}") from error
+    by_name = str(file) != name
+    out = Path("runs", file.stem) if by_name else file.with_suffix("")
+    return {"out": str(out), **values}
+
+
+def _float_of_toml(text: str) -> float | str:
+    """A number of a TOML file, as text if a setting of whole numbers must refuse it (20.000)."""
+    return text if is_ambiguous(text) else float(text)

@@ -1,21 +1,30 @@
-"""Computes the report of an audit: every lower and upper bound, and whether it is valid."""
+"""Computes the report of an audit and writes it, with its provenance, into the audit's folders.
 
+A report holds every lower and upper bound, and whether it is valid.
+"""
+
+import datetime
+import os
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from audit import lower_bounds, upper_bounds
+from audit import console, lower_bounds, upper_bounds
 from audit.dpsgd import PRECISIONS
 from audit.errors import InvalidInput
-from audit.game.groups import Evaluation
-from audit.game.play import Trials
-from audit.game.settings import AuditConfig
+from audit.game import store
+from audit.game.play import Trials, TrialsOfViews
+from audit.game.settings import AuditConfig, Evaluation
 from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound, SequentialPlan
 from audit.lower_bounds.scores import Scores
+from audit.report import pictures, results
 from audit.report.results import (
     PROXIES,
     BudgetResult,
@@ -30,16 +39,16 @@ from audit.report.results import (
     UpperResult,
 )
 from audit.upper_bounds import UpperBound
+from audit.version import __version__
 
 # No number of trials can show a larger epsilon.
 _MAX_EPSILON = 500.0
 # This estimator assumes only independent trials.
 _RECOMMENDED = "scan:scan"
-
 _Result = TypeVar("_Result", LowerResult, LowerValue)
-
 LowerBounds = Mapping[str, Mapping[str, LowerResult]]
 """Lower bounds by proxy, then by key."""
+_LIBRARIES = ("numpy", "scipy", "torch", "opacus", "joblib", "pandas")
 
 
 def find_contradictions(
@@ -277,3 +286,55 @@ def _upper(bound: UpperBound, view: View) -> UpperResult:
         source=bound.source,
         error=bound.error,
     )
+
+
+def provenance() -> dict[str, Any]:
+    """Version, date, libraries and hardware, as values for json."""
+    return {
+        "version": __version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "libraries": {name: _version_of(name) for name in _LIBRARIES},
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _version_of(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor()
+
+
+def write_reports(
+    views: Sequence[AuditConfig],
+    set_ups: Sequence[SetUp],
+    folder: store.RunFolder,
+    trials: TrialsOfViews,
+) -> list[Report]:
+    """Computes and writes the report of every view of the runs."""
+    made, progress = provenance(), partial(console.with_bar, unit="budget")
+    reports = []
+    for view, (of_view, of_trials) in enumerate(zip(views, trials, strict=True)):
+        report = assemble(of_view, set_ups, of_trials, view, made, progress)
+        folder.check_same()  # The folder may have changed if its file system has no locks.
+        out = Path(of_view.out)
+        store.write_text(out / "results.csv", results.to_csv(results.to_table(report)))
+        store.write_text(out / "summary.json", results.to_json(report))
+        pictures.draw(report, out / "figure.png")
+        pictures.draw_scores(report, of_trials, out / "scores.png")
+        reports.append(report)
+    return reports

@@ -24,7 +24,7 @@ from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.game.store import is_started, read_settings, write_text
 from audit.numerics import format_exact
-from audit.report import pictures, results, summary, tables
+from audit.report import pictures, results
 from audit.report.results import BudgetResult, Report, UpperResult
 from audit.report.text import rounded_down, rounded_up, wrapped
 from threat_models import THREATS
@@ -132,7 +132,7 @@ def _audits(path: Path) -> Iterator[Audit]:
             ) from error
         folders = [Path(view.out) for view in views]
     for folder in folders:
-        report = summary.read(folder / _SUMMARY)
+        report = results.read(folder / _SUMMARY)
         _check_settings(folder, report)
         runs = (at for at in (folder, folder.parent) if is_started(at))
         yield Audit(folder, next(runs, folder), report)
@@ -416,6 +416,6 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
     folder = Path(out)
     if is_started(folder) or (folder / _SUMMARY).exists():
         raise InvalidInput(f"out must not be the folder of an audit, got {one_line(str(out))}")
-    write_text(folder / "table.csv", tables.to_csv(_inert(table_of_bounds(audits))))
+    write_text(folder / "table.csv", results.to_csv(_inert(table_of_bounds(audits))))
     write_text(folder / "table.md", to_markdown(audits))
     pictures.save(draw(audits), folder / "figure.png")

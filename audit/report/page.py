@@ -9,7 +9,7 @@ from audit.errors import InvalidInput
 from audit.game.store import write_text
 from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
-from audit.report import summary
+from audit.report import results
 from audit.report.results import BudgetResult, Report, row_of_table
 from audit.report.text import answer_cells, format_epsilon, rounded_down, rounded_up
 
@@ -23,7 +23,7 @@ PAGE = "report.html"
 def write(folder: str | Path) -> Path:
     """Writes the page of a finished audit into its folder, and returns its path."""
     folder = Path(folder)
-    report = summary.read(folder / "summary.json")
+    report = results.read(folder / "summary.json")
     path = folder / PAGE
     try:
         write_text(path, html(report, folder))

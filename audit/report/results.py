@@ -1,14 +1,27 @@
-"""The results of an audit as dataclasses; text, tables, pages and figures are made from them."""
+"""The results of an audit as dataclasses; text, tables, pages and figures are made from them.
+
+They are stored in summary.json (docs/audit_a_tuning.md describes it), and their bounds in
+results.csv, one row per bound.
+"""
 
 import itertools
+import json
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from audit import checks
+from audit.errors import InvalidInput
 from audit.game.binding import SCHEMA
 from audit.game.settings import AuditConfig
+from audit.typed_json import read_typed
 from audit.upper_bounds import BaseReport
 from threat_models.datasets import FOREIGN
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PROXIES = ("lambda_a", "lambda_b")
 """The paper's proxies. Sampled batches also have lambda_c, the likelihood ratio of a run."""
@@ -24,6 +37,7 @@ _OWN_CURVES = {
     "lifted-curve:rank-sum": "valid if monotone",
     "worst-order-curve:fixed": "valid for this order",
 }
+_FIRST = ("epsilon_base", "score", "side", "proxy", "repeat", "name", "rule", "epsilon", "valid")
 
 
 @dataclass(frozen=True)
@@ -236,3 +250,114 @@ def row_of_table(config: AuditConfig) -> tuple[str, str, str]:
     if canary == "input":
         canary = f"{dataset if empty else FOREIGN[dataset]}[{config.canary_index}]"
     return config.threat, "empty" if empty else dataset, canary
+
+
+def to_json(report: Report) -> str:
+    """The report as json; infinity and NaN become null."""
+    return json.dumps(_plain(_with_derived(report)), indent=2, allow_nan=False) + "\n"
+
+
+def _with_derived(report: Report) -> dict[str, Any]:
+    """All fields, the schema first, and the derived values of lower bounds."""
+    values = asdict(report) | {"config": report.config.identity}
+    for written, result in zip(values["results"], report.results, strict=True):
+        for proxy, bounds in result.lower_bounds.items():
+            for key, bound in bounds.items():
+                written["lower_bounds"][proxy][key] = {
+                    **{name: getattr(bound, name) for name in ("epsilon", "min", "mean", "max")},
+                    **written["lower_bounds"][proxy][key],
+                }
+    return {"schema": values.pop("schema"), "made": values.pop("made"), **values}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read(path: Path) -> Report:
+    """The report in a summary.json; one that is incomplete or has another schema is refused."""
+    try:
+        values = json.loads(checks.read_text(path))
+        if not isinstance(values, dict):
+            raise InvalidInput(f"{path.name} must be a mapping, got {str(values)[:40]}")
+        if values.get("schema") != SCHEMA:
+            raise InvalidInput(
+                f"schema of {path.name} must be {SCHEMA}, got {values.get('schema')!r}: "
+                "run the audit's command again to rewrite it"
+            )
+        report: Report = read_typed(Report, values, path.name, {AuditConfig: _settings})
+        _check(report)
+    except (OSError, ValueError, RecursionError, OverflowError) as error:
+        reason = checks.reason_of(error)
+        if isinstance(error, FileNotFoundError):
+            reason = f"it has no {path.name}" if path.parent.is_dir() else "no such folder"
+        raise InvalidInput(
+            f"folders must hold finished audits, got {str(path.parent)!r}: {reason}"
+        ) from error
+    return report
+
+
+def _settings(values: Any) -> AuditConfig:
+    """The settings of a summary, all of which must be stated."""
+    config = AuditConfig.from_mapping(read_typed(Mapping[str, Any], values, "config"))
+    for name in config.identity.keys() - values.keys():
+        raise InvalidInput(f"config must have the setting {name}, got none")
+    return config
+
+
+def _check(report: Report) -> None:
+    """Raises InvalidInput if a required part is empty."""
+    if len(report.results) != len(report.config.epsilon):
+        raise InvalidInput(f"summary.json must have every budget, got {len(report.results)}")
+    for result in report.results:
+        for name in result.lower_bounds:
+            checks.one_of("proxy of summary.json", name, ALL_PROXIES)
+        # The bounds that the text, the page and the figures show.
+        needed = [(proxy, key) for key, _, proxies in report.highlights for proxy in proxies]
+        for proxy, key in [*needed, (report.recommended.proxy, report.recommended.key)]:
+            bound = result.lower_bounds.get(proxy, {}).get(key)
+            if bound is None or not bound.repeats:
+                raise InvalidInput(f"summary.json must have the bound {key} from {proxy}")
+
+
+def to_table(report: Report) -> "pd.DataFrame":
+    """One row per bound, budget, repeat and proxy; `side` is `lower`, `pooled` or `upper`."""
+    import pandas as pd  # only an audit that writes its results needs it
+
+    rows = [
+        {"epsilon_base": result.epsilon_base, "mu": result.mu, "score": result.score, **row}
+        for result in report.results
+        for row in (*_lower(result), *_upper(result))
+    ]
+    table = pd.DataFrame(rows)
+    return table[[*_FIRST, *table.columns.drop(list(_FIRST))]]
+
+
+def to_csv(table: "pd.DataFrame") -> str:
+    """A table as csv; the same numbers give the same bytes."""
+    return table.to_csv(index=False, float_format="%.12g", lineterminator="\n")
+
+
+def _lower(result: BudgetResult) -> Iterator[dict[str, Any]]:
+    for proxy, bounds in result.lower_bounds.items():
+        for key, bound in bounds.items():
+            of_bound = {"proxy": proxy, **_claim(bound), "key": key}
+            yield {"side": "pooled", **of_bound, **asdict(bound.pooled)}
+            for repeat, value in enumerate(bound.repeats):
+                yield {"side": "lower", "repeat": repeat, **of_bound, **asdict(value)}
+
+
+def _claim(bound: LowerResult) -> dict[str, Any]:
+    names = ("name", "rule", "confidence", "valid", "assumes", "label", "source")
+    return {name: getattr(bound, name) for name in names}
+
+
+def _upper(result: BudgetResult) -> Iterator[dict[str, Any]]:
+    for bound in result.upper_bounds.values():
+        yield {"side": "upper", **asdict(bound), "key": bound.name}

@@ -1,12 +1,19 @@
-"""One run of a study: training, checks and the score, with every error hidden."""
+"""One run of a study: training, checks and the score, with every error hidden.
+
+Job schedulers announce the end of a job by a signal. A handler such as that of submitit then raises
+an exception in the middle of a run. A run that such a signal cuts has not failed: the signal ends
+the study, and the run is resumed.
+"""
 
 import contextlib
 import hashlib
 import math
 import pickle
+import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,16 +23,61 @@ from audit import checks
 from audit.errors import InvalidInput, ProtocolViolation
 from audit.protocols.base import Point
 from audit.tuning.devices import Devices
-from audit.tuning.interruptions import is_pending
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial
 
+_pending: list[BaseException] = []
 Train = Callable[[Trial], Outcome]
 Accept = Callable[[Outcome], bool]
-
 # Random generators and output streams are global to a process, so runs take turns.
 _one_at_a_time = threading.RLock()
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal handler raised an exception, which ends the study after the present run."""
+
+
+def is_pending() -> bool:
+    """Whether a signal handler has raised an exception, which a trainer may have caught."""
+    return bool(_pending)
+
+
+@contextlib.contextmanager
+def interruptions() -> Iterator[None]:
+    """Ends the study by the exception of a signal handler, whatever the running trainer does.
+
+    It concerns the handlers that are installed when the study begins. Does nothing outside of the
+    main thread, where Python calls no handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number, handler in replaced.items():
+            signal.signal(number, _noting(handler))
+        yield
+    except KeyboardInterrupt:
+        if _pending:
+            raise _pending[0] from None
+        raise
+    finally:
+        _pending.clear()
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def _noting(handler: Callable[[int, FrameType | None], Any]) -> Callable[..., None]:
+    def noting(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            _pending.append(error)
+            raise Interrupted from error
+
+    return noting
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """The complete state of a training loop: its objects, and every generator of random numbers.
 
 A run that is resumed from such a state takes the same steps with the same noise as a run that was
-not interrupted.
+not interrupted. If it cannot do so, it draws new noise. A step that is repeated with the same noise
+and another rounding reveals more than one step, and so does one that is repeated with new noise and
+the same batch. The proof for repeated steps needs new noise and new batches (docs/theory.md,
+"Interrupted runs"). So a run that is resumed in such a case draws from new states of all generators
+that `load_state` restores.
 """
 
 import hashlib
 import os
 import platform
 import random
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +23,10 @@ import numpy as np
 from audit import checks
 from audit.errors import InvalidInput
 from audit.opacus_objects import accountant_of
-from audit.tuning import new_noise
 from audit.tuning.isolation import tensors_of
 
+_SEED_BITS = 256
+_TORCH_SEED_BITS = 63
 _SECURE_MODE = "the generator of Opacus' secure_mode has no state that can be saved"
 _NOT_DETERMINISTIC = (
     "steps on a device other than the processor are not reproducible without "
@@ -32,6 +38,67 @@ _JAX_ON_GPU = (
 )
 # Numbers of Opacus' optimizers that some of its schedulers and subclasses change.
 _OPTIMIZER_NUMBERS = ("noise_multiplier", "max_grad_norm")
+
+
+def seed_global_generators() -> None:
+    """Seeds the generators of Python, numpy and torch (on all devices) from secret entropy."""
+    random.seed(secrets.randbits(_SEED_BITS))
+    seed_numpy_state(np.random)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(secrets.randbits(_TORCH_SEED_BITS))
+
+
+def seed_torch_generator(generator: Any) -> None:
+    """Seeds a torch generator."""
+    generator.manual_seed(secrets.randbits(_TORCH_SEED_BITS))
+
+
+def seed_numpy_generator(generator: np.random.Generator) -> None:
+    """Gives a numpy generator a new state of the same kind."""
+    bits: Any = generator.bit_generator
+    bits.state = type(bits)(np.random.SeedSequence(secrets.randbits(_SEED_BITS))).state
+
+
+def seed_numpy_state(state: Any) -> None:
+    """Seeds numpy's global state, or a `RandomState`."""
+    state.seed([secrets.randbits(32) for _ in range(_SEED_BITS // 32)])
+
+
+def seed_python_generator(generator: random.Random) -> None:
+    """Seeds a generator of Python."""
+    generator.seed(secrets.randbits(_SEED_BITS))
+
+
+def with_new_keys(value: Any) -> Any:
+    """The value with a new key of JAX in place of each key, at any depth.
+
+    Raises:
+        InvalidInput: it may hold a key of the old form, which looks like an array of integers.
+    """
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return value
+    if isinstance(value, jax.Array):
+        return _new_key(jax, value)
+    if isinstance(value, Mapping | list | tuple) or not jax.tree_util.all_leaves([value]):
+        change: Callable[[Any], Any] = with_new_keys
+        return jax.tree_util.tree_map(
+            lambda leaf: change(leaf) if isinstance(leaf, jax.Array) else leaf, value
+        )
+    return value
+
+
+def _new_key(jax: Any, array: Any) -> Any:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = secrets.randbits(32)
+        fold = jax.random.fold_in
+        return fold(array, data) if array.ndim == 0 else jax.vmap(fold, (0, None))(array, data)
+    if array.dtype == jax.numpy.uint32 and array.ndim and array.shape[-1] in (2, 4):
+        raise InvalidInput(
+            "keys of JAX must be made by jax.random.key, so that a run that repeats steps can draw "
+            "new noise, got an array that may be a key of jax.random.PRNGKey"
+        )
+    return array
 
 
 def take(objects: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -101,12 +168,12 @@ def renew(objects: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     Raises:
         InvalidInput: a value may hold a key of JAX that is not recognised.
     """
-    new_noise.seed_global_generators()
+    seed_global_generators()
     for value in objects.values():
         kind = _kind_of(value)
         if kind is not None and kind.renew is not None:
             kind.renew(value)
-    return {name: new_noise.with_new_keys(value) for name, value in values.items()}
+    return {name: with_new_keys(value) for name, value in values.items()}
 
 
 def reason_to_redraw(objects: Mapping[str, Any]) -> str:
@@ -258,7 +325,7 @@ def _seed_all(generators: Sequence[Any]) -> None:
     """Seeds torch generators; that of `secure_mode` has no seed, and its noise is always new."""
     for generator in generators:
         if hasattr(generator, "get_state") and hasattr(generator, "manual_seed"):
-            new_noise.seed_torch_generator(generator)
+            seed_torch_generator(generator)
 
 
 def _set_bit_generator(generator: np.random.Generator, state: Any) -> None:
@@ -285,7 +352,7 @@ _KINDS = (
         _is_torch("Generator"),
         lambda generator: generator.get_state(),
         lambda generator, state: generator.set_state(state),
-        new_noise.seed_torch_generator,
+        seed_torch_generator,
     ),
     _Kind(
         "loader",
@@ -299,21 +366,21 @@ _KINDS = (
         lambda value: isinstance(value, np.random.Generator),
         lambda generator: generator.bit_generator.state,
         _set_bit_generator,
-        new_noise.seed_numpy_generator,
+        seed_numpy_generator,
     ),
     _Kind(
         "numpy state",
         lambda value: isinstance(value, np.random.RandomState),
         lambda generator: generator.get_state(legacy=False),
         lambda generator, state: generator.set_state(state),
-        new_noise.seed_numpy_state,
+        seed_numpy_state,
     ),
     _Kind(
         "python generator",
         lambda value: isinstance(value, random.Random),
         lambda generator: generator.getstate(),
         lambda generator, state: generator.setstate(state),
-        new_noise.seed_python_generator,
+        seed_python_generator,
     ),
     _Kind(
         "optimizer",  # of Opacus

@@ -28,22 +28,23 @@ from audit.protocols import (
 from audit.tuning.checkpoints import ResumeRules
 from audit.tuning.devices import device_names, shared_devices
 from audit.tuning.elapsed_time import CHANCE, elapsed_time, worst_seconds
-from audit.tuning.interruptions import interruptions
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
-from audit.tuning.loop_test import (
+from audit.tuning.one_run import interruptions
+from audit.tuning.outcome import Best, Outcome, Trial
+from audit.tuning.plan import Plan, Training
+from audit.tuning.play import Played, best_so_far, play
+from audit.tuning.rehearsal import (
+    Rehearsal,
+    WithRecords,
     can_test,
     check_loop,
     conditions_tested,
     fingerprint,
+    synthetic,
 )
-from audit.tuning.outcome import Best, Outcome, Trial
-from audit.tuning.plan import Plan
-from audit.tuning.play import Played, best_so_far, play
-from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Choice, Space
 from audit.tuning.stopping import Stopped, stopped_cost
-from audit.tuning.training import Training
 from audit.upper_bounds import ProtocolLike, UpperBound, costs_of, least_noise, schedule_ex_post
 from audit.version import __version__
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks, console
-from audit.game.presets import find_preset
+from audit.game.settings import find_preset
 from studies.papers import REPRODUCTIONS
 from studies.papers.result import Result
 

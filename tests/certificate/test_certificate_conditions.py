@@ -15,12 +15,7 @@ from html_page import Page
 from audit import accounting, protocols, tuning, verify
 from audit.accounting import GaussianMechanism, PureDp
 from audit.accounting.combinations import Candidates, WorstOf
-from audit.certificate import (
-    Certificate,
-    Ground,
-    StudyFacts,
-    schema,
-)
+from audit.certificate import Certificate, Ground, StudyFacts, schema
 from audit.certificate.conditions import Private, bases_of, conditions
 from audit.certificate.numbers import rounded_up
 from audit.tuning.outcome import Outcome, Trial

@@ -13,8 +13,8 @@ from audit.accounting import (
     Mechanism,
     PureDp,
 )
-from audit.certificate.larger_numbers import _proof, with_stated_costs
 from audit.certificate.numbers import DELTAS, PrivacyPoint, compute, derived
+from audit.certificate.verification import _proof, with_stated_costs
 from audit.claims import Kind
 from audit.protocols import parse_protocol
 from audit.upper_bounds import TuningCosts, costs_of, tight, worst_order

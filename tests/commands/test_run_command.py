@@ -22,7 +22,7 @@ from audit.game import binding, store, workers
 from audit.game.blocks import Block
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
-from audit.report import summary
+from audit.report import results
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -118,7 +118,7 @@ def test_a_killed_audit_resumes_to_the_same_bytes(
     assert audit(capsys, *options, "--out", killed)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in done} == old_files
     assert (killed / "results.csv").read_bytes() == (complete / "results.csv").read_bytes()
-    reports = [summary.read(each / "summary.json") for each in (killed, complete)]
+    reports = [results.read(each / "summary.json") for each in (killed, complete)]
     assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
@@ -133,7 +133,7 @@ def test_shared_runs_have_a_report_for_each_threat_model(
     assert code == 0
     assert "shared runs, so results are correlated" in text
     for threat, score in (("ntnv", "validation-loss"), ("ntcv", "first-coordinate")):
-        assert summary.read(out / threat / "summary.json").config.score == score
+        assert results.read(out / threat / "summary.json").config.score == score
         assert (out / threat / "figure.png").exists()
     before = (out / "ntcv" / "results.csv").read_bytes()
     next(iter(out.glob("shards/*NTCV.npz"))).unlink()
@@ -155,7 +155,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     views = {"ntcv-input", "ntcv-dirac"}
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == views | {"shards"}
     for view in views:
-        report = summary.read(tmp_path / view / "summary.json")
+        report = results.read(tmp_path / view / "summary.json")
         assert report.config.canary == view.split("-")[1]
         assert "one set of runs serves NTCV, canary input+dirac" in report.engine.reason
     old_files = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
@@ -356,7 +356,7 @@ def test_two_simultaneous_audits_are_never_mixed(tmp_path: Path) -> None:
     assert "out must be" in errors[codes.index(2)]
     winner = codes.index(0) + 1
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == winner
-    assert summary.read(tmp_path / "summary.json").config.seed == winner
+    assert results.read(tmp_path / "summary.json").config.seed == winner
 
 
 @pytest.mark.parametrize(

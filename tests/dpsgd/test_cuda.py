@@ -18,7 +18,7 @@ from toy import ALARM, SILENT, assert_uncorrelated, records, run_batch
 
 from audit.dpsgd import DpSgdSettings, make_engine, streams
 from audit.dpsgd.batched import BatchedEngine
-from audit.dpsgd.memory import MemoryPolicy
+from audit.dpsgd.devices import MemoryPolicy
 from canaries import DiracCanary
 from threat_models import CanaryLoss, FirstCoordinate, Records, UserScore, etcv, ntcv, ntnv
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from toy import records, run_batch
 
-from audit.dpsgd import DpSgdSettings, linear_steps, make_engine, models, noise
+from audit.dpsgd import DpSgdSettings, batched, make_engine, models, noise
+from audit.dpsgd.batched import LinearSteps
 from audit.dpsgd.extensions import load_extension
 from audit.dpsgd.layers import parse_network
-from audit.dpsgd.linear_steps import LinearSteps
 from threat_models import CanaryLoss, etcv
 
 CAPABILITIES = ["DEFAULT", "AVX2", "AVX512"]
@@ -161,7 +161,7 @@ def test_a_run_does_not_depend_on_other_runs_or_on_calls(
     model = NETWORKS[name]
     s = setting(model, runs=5, steps=7)
     state, outcomes = trained(model, s)
-    monkeypatch.setattr(linear_steps, "_NUMBERS_AT_ONCE", 3 * sum(w.shape[1] for w in s.state))
+    monkeypatch.setattr(batched, "_NUMBERS_AT_ONCE", 3 * sum(w.shape[1] for w in s.state))
     rows = slice(2, 3)
     alone = Setting(
         [w[rows] for w in s.state], s.taken[:, rows], s.clip[rows], s.descent[rows],

@@ -27,7 +27,7 @@ from audit.accounting import (
     combinations,
 )
 from audit.finished.cost import all_of
-from audit.finished.prior import read_prior as prior_of_table
+from audit.finished.interpretation import read_prior as prior_of_table
 from audit.finished.runs import RunSettings
 from audit.protocols import Grid, RandomSearch
 from audit.upper_bounds import TuningCosts

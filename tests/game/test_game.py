@@ -14,21 +14,18 @@ from small_audits import play_trials
 from audit import lower_bounds, upper_bounds
 from audit.claims import Assumption, facts_of_tuning
 from audit.dpsgd.base import RunBatch
-from audit.dpsgd.batched import BatchedEngine
-from audit.dpsgd.proxies import Proxies
+from audit.dpsgd.batched import BatchedEngine, Proxies
 from audit.game import play as game
 from audit.game import workers
-from audit.game.audit_loop import play_audit
 from audit.game.binding import binding
 from audit.game.blocks import all_blocks, expected_seconds
-from audit.game.play import Trials
+from audit.game.play import Trials, play_audit
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, set_up
 from audit.game.store import RunFolder
 from audit.report import assemble as assembling
 from audit.report.assemble import assemble
-from audit.report.results import PAPER_PROTOCOL, PROXIES, Report
-from audit.report.tables import to_table
+from audit.report.results import PAPER_PROTOCOL, PROXIES, Report, to_table
 from audit.report.text import to_text
 
 pytestmark = pytest.mark.usefixtures("quick_reports")

@@ -68,9 +68,9 @@ def results_without_bounds() -> Iterator[None]:
         patch.setattr(
             "audit.report.assemble.assemble", lambda config, set_ups, all_trials, *_: all_trials
         )
-        patch.setattr("audit.report.tables.to_table", lambda all_trials: all_trials)
-        patch.setattr("audit.report.tables.to_csv", digest)
-        patch.setattr("audit.report.summary.to_json", digest)
+        patch.setattr("audit.report.results.to_table", lambda all_trials: all_trials)
+        patch.setattr("audit.report.results.to_csv", digest)
+        patch.setattr("audit.report.results.to_json", digest)
         patch.setattr("audit.game.blocks.outlook", lambda *settings: ())
         patch.setattr("audit.report.pictures.draw", lambda report, path: None)
         patch.setattr("audit.report.pictures.draw_scores", lambda report, all_trials, path: None)

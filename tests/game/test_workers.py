@@ -31,8 +31,7 @@ from joblib.parallel import SequentialBackend
 from audit import run
 from audit.errors import InvalidInput, WorkerDied
 from audit.game import setup, workers
-from audit.game.blocks import Block
-from audit.game.groups import Place
+from audit.game.blocks import Block, Place
 from audit.game.settings import AuditConfig
 from audit.tuning.devices import Devices
 

@@ -17,7 +17,7 @@ from audit import run
 from audit.accounting import GaussianMechanism
 from audit.lower_bounds import ClopperPearson, FixedThreshold
 from audit.lower_bounds.scores import Scores
-from audit.report import pictures, summary
+from audit.report import pictures, results
 from audit.report.assemble import find_contradictions
 from audit.report.results import Contradiction, LowerResult, LowerValue, Report, UpperResult
 from audit.report.text import WIDTH, to_text
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, quick_reports: Any) -> Path
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> Report:
-    return summary.read(folder / "summary.json")
+    return results.read(folder / "summary.json")
 
 
 def lower_result(epsilon: float) -> LowerResult:

@@ -10,7 +10,7 @@ from html_page import Page
 from audit import html_page, lower_bounds, run
 from audit.report import __main__ as command
 from audit.report import page as page_of_report
-from audit.report import summary
+from audit.report import results
 from audit.report.results import BudgetResult, Contradiction
 
 
@@ -40,7 +40,7 @@ def test_the_page_is_self_contained_and_begins_with_the_answer(
     one_run, lower, upper_bound, stated, _, papers = map(
         float, re.findall(r'<td class="n">([\d.,]+)</td>', answer)
     )
-    report = summary.read(tmp_path / "audit" / "summary.json")
+    report = results.read(tmp_path / "audit" / "summary.json")
     assert one_run == pytest.approx(report.results[0].upper_bounds["base"].epsilon, abs=1e-3)
     assert one_run < 2.0 == papers  # the exact epsilon first, eps_B of the papers last
     assert lower <= report.reported(0).epsilon

@@ -14,8 +14,7 @@ from audit import attacks, protocols
 from audit.arrays import FloatArray
 from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
-from audit.game.presets import read_preset
-from audit.game.settings import AuditConfig
+from audit.game.settings import AuditConfig, read_preset
 from audit.game.setup import set_up
 from audit.protocols import adaptive_density
 from audit.report.assemble import assemble

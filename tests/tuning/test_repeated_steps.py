@@ -14,7 +14,7 @@ from study_helpers import DP_SGD, STEPS, Secure, study, trial_in
 from audit import accounting, tuning
 from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning import snapshots
-from audit.tuning.attempts import PastAttempt, steps_taken
+from audit.tuning.checkpoints import PastAttempt, steps_taken
 from audit.tuning.one_run import Task
 from audit.tuning.play import attempts
 

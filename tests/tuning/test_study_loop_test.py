@@ -14,7 +14,7 @@ from audit import tuning, verify
 from audit.certificate import Certificate
 from audit.certificate.content import hash_of
 from audit.errors import PrivacyLeak
-from audit.tuning.loop_test import can_test, fingerprint
+from audit.tuning.rehearsal import can_test, fingerprint
 
 # The bounds of a certificate are tested elsewhere.
 pytestmark = pytest.mark.usefixtures("region_alone", "little_work")

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.parameters import Parameters, RecordGradients
 from audit.dpsgd.program import Program
-from audit.dpsgd.record_gradients import RecordGradients
 
 Description = Callable[[Any], "list[Layer]"]
 _Describe = TypeVar("_Describe", bound=Description)

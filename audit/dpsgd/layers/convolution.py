@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audit.dpsgd.layers.base import FirstLayer, Layer, describes
-from audit.dpsgd.parameters import Parameters, flat
+from audit.dpsgd.parameters import KernelGradients, Parameters, RecordGradients, flat
 from audit.dpsgd.products import affines, shared_affine
 from audit.dpsgd.program import Program
-from audit.dpsgd.record_gradients import KernelGradients, RecordGradients
 
 
 @dataclass(frozen=True)

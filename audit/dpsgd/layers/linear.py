@@ -6,10 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from audit.dpsgd.layers.base import FirstLayer, Layer, describes
-from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.parameters import OuterProducts, Parameters, RecordGradients
 from audit.dpsgd.products import affines, shared_affine
 from audit.dpsgd.program import Program
-from audit.dpsgd.record_gradients import OuterProducts, RecordGradients
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.layers.functions import Function
-from audit.dpsgd.parameters import Parameters
-from audit.dpsgd.record_gradients import ExplicitGradients, RecordGradients
+from audit.dpsgd.parameters import ExplicitGradients, Parameters, RecordGradients
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.layers.functions import Function
-from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.parameters import Parameters, RecordGradients
 from audit.dpsgd.program import Program
-from audit.dpsgd.record_gradients import RecordGradients
 
 
 @dataclass(frozen=True)

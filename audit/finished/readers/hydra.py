@@ -5,10 +5,16 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.evidence import GRID, RANDOM, SEQUENTIAL, Evidence
-from audit.finished.material import Material, RecordedRun, flattened
-from audit.finished.readers.files import is_folder_with, read_yaml, shown
-from audit.finished.readers.registry import ReadOptions, reader
+from audit.finished.material import (
+    GRID,
+    RANDOM,
+    SEQUENTIAL,
+    Evidence,
+    Material,
+    RecordedRun,
+    flattened,
+)
+from audit.finished.readers.registry import ReadOptions, is_folder_with, read_yaml, reader, shown
 
 _CONFIG = Path(".hydra", "config.yaml")
 _SAMPLERS = {"RandomSampler": RANDOM, "GridSampler": GRID}

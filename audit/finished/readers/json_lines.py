@@ -8,8 +8,13 @@ from typing import Any
 from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.material import Material, flattened
-from audit.finished.readers.files import is_file_with_suffix, read_text, shown
-from audit.finished.readers.registry import ReadOptions, reader
+from audit.finished.readers.registry import (
+    ReadOptions,
+    is_file_with_suffix,
+    read_text,
+    reader,
+    shown,
+)
 from audit.finished.readers.scikit_learn import is_search_table, material_of_search
 from audit.finished.readers.tables import material_of_rows
 

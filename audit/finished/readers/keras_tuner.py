@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from audit.errors import InvalidInput
-from audit.finished.evidence import COMPLETE, SEQUENTIAL, Evidence, state_of
-from audit.finished.material import Material, RecordedRun
-from audit.finished.readers.files import is_folder_with, read_text, shown
-from audit.finished.readers.registry import ReadOptions, reader
+from audit.finished.material import COMPLETE, SEQUENTIAL, Evidence, Material, RecordedRun, state_of
+from audit.finished.readers.registry import ReadOptions, is_folder_with, read_text, reader, shown
 
 _MARKS = (
     ({"hyperband_iterations", "brackets"}, "Hyperband, which drops candidates by their results"),

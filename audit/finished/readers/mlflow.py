@@ -11,10 +11,17 @@ from typing import Any
 from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.columns import is_missing
-from audit.finished.evidence import COMPLETE, FAILED, RUNNING, Evidence
-from audit.finished.material import Material, RecordedRun
-from audit.finished.readers.files import is_folder_with, read_text, read_yaml, shown
-from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
+from audit.finished.material import COMPLETE, FAILED, RUNNING, Evidence, Material, RecordedRun
+from audit.finished.readers.registry import (
+    ReadOptions,
+    TableFormat,
+    is_folder_with,
+    read_text,
+    read_yaml,
+    reader,
+    shown,
+    table_format,
+)
 
 _STATES = {1: RUNNING, 2: RUNNING, 3: COMPLETE, 4: FAILED, 5: FAILED}
 """States of runs by the numbers in `meta.yaml`: running, scheduled, finished, failed, killed."""

@@ -14,10 +14,17 @@ from typing import Any
 from audit import checks
 from audit.errors import InvalidInput, require_modules
 from audit.finished.columns import is_missing, listed
-from audit.finished.evidence import COMPLETE, GRID, RANDOM, SEQUENTIAL, Evidence, state_of
-from audit.finished.material import Material, RecordedRun
-from audit.finished.readers.files import as_path
-from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
+from audit.finished.material import (
+    COMPLETE,
+    GRID,
+    RANDOM,
+    SEQUENTIAL,
+    Evidence,
+    Material,
+    RecordedRun,
+    state_of,
+)
+from audit.finished.readers.registry import ReadOptions, TableFormat, as_path, reader, table_format
 
 _SAMPLERS = {"RandomSampler": RANDOM, "GridSampler": GRID, "QMCSampler": GRID}
 """Samplers that do not depend on earlier results; a quasi-random sequence is a fixed list."""

@@ -6,8 +6,7 @@ from typing import Any
 from audit.errors import InvalidInput, require_modules
 from audit.finished.material import Material
 from audit.finished.readers.data_frames import material_of_frame
-from audit.finished.readers.files import is_file_with_suffix, shown
-from audit.finished.readers.registry import ReadOptions, reader
+from audit.finished.readers.registry import ReadOptions, is_file_with_suffix, reader, shown
 
 
 @reader("parquet", is_file_with_suffix(".parquet", ".pq"), place=200)

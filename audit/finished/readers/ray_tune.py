@@ -10,10 +10,24 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.evidence import COMPLETE, SEQUENTIAL, Evidence, state_of
-from audit.finished.material import Material, RecordedRun, flattened
-from audit.finished.readers.files import is_folder_with, read_text, shown
-from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
+from audit.finished.material import (
+    COMPLETE,
+    SEQUENTIAL,
+    Evidence,
+    Material,
+    RecordedRun,
+    flattened,
+    state_of,
+)
+from audit.finished.readers.registry import (
+    ReadOptions,
+    TableFormat,
+    is_folder_with,
+    read_text,
+    reader,
+    shown,
+    table_format,
+)
 
 _OWN = frozenset(
     {

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from audit.errors import InvalidInput
-from audit.finished.evidence import GRID, RANDOM, SEQUENTIAL, Evidence
-from audit.finished.material import Material, RecordedRun
+from audit.finished.material import GRID, RANDOM, SEQUENTIAL, Evidence, Material, RecordedRun
 from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
 
 _SCORE = re.compile(

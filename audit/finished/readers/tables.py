@@ -12,8 +12,15 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.finished.columns import listed, looks_like_a_number
 from audit.finished.material import Material, runs_of_rows
-from audit.finished.readers.files import as_path, is_file_with_suffix, read_text, shown
-from audit.finished.readers.registry import ReadOptions, format_of_table, reader
+from audit.finished.readers.registry import (
+    ReadOptions,
+    as_path,
+    format_of_table,
+    is_file_with_suffix,
+    read_text,
+    reader,
+    shown,
+)
 
 _SUFFIXES = (".csv", ".tsv", ".txt", ".tab")
 _DELIMITERS = ",;\t|"

@@ -13,10 +13,25 @@ from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.finished.evidence import COMPLETE, FAILED, RUNNING, Evidence
-from audit.finished.material import Material, RecordedRun, flattened
-from audit.finished.readers.files import as_path, is_folder_with, read_yaml, shown
-from audit.finished.readers.registry import ReadOptions, TableFormat, reader, table_format
+from audit.finished.material import (
+    COMPLETE,
+    FAILED,
+    RUNNING,
+    Evidence,
+    Material,
+    RecordedRun,
+    flattened,
+)
+from audit.finished.readers.registry import (
+    ReadOptions,
+    TableFormat,
+    as_path,
+    is_folder_with,
+    read_yaml,
+    reader,
+    shown,
+    table_format,
+)
 
 _BLOCK, _HEADER, _IDENTITY = 32768, 7, b":W&B"
 _CONFIG, _RUN, _EXIT = 5, 17, 18  # fields of a record
