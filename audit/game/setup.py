@@ -30,7 +30,7 @@ from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RepeatedRuns
 from audit.simulation import Winners
-from audit.simulation.winners import GameContext
+from audit.simulation.tune import GameContext
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, WorstOrder
 from threat_models.scores import TwoTails
