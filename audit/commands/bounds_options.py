@@ -1,23 +1,21 @@
-"""The options of `audit.bounds`, the tasks that each applies to, and the mechanism that they describe."""
+"""The options of `audit.bounds`, the tasks that each applies to, and the run that they describe."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Set
-from typing import Any
-from audit import accounting, checks, console, protocols
-from audit.errors import InvalidInput
-from audit.upper_bounds import inverse
 import contextlib
 import itertools
 import math
 import re
+from collections.abc import Iterable, Mapping, Set
 from fractions import Fraction
-from audit import accounting, checks, repetitions, upper_bounds
+from typing import Any
+
+from audit import accounting, checks, console, protocols, repetitions, upper_bounds
 from audit.accounting import ApproximateDp, DpSgd, GaussianMechanism, Mechanism
+from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Protocol
 from audit.repetitions import Repetitions
-from audit.upper_bounds import Bound
-
+from audit.upper_bounds import Bound, inverse
 
 SOLVES = ("noise", "runs", "distribution")
 """What can be solved for."""
@@ -157,7 +155,6 @@ _RATE_NEEDS = {
     "replace-one": " (public with replace-one neighbours)",
 }
 """What a sampling rate of batch / records requires, by neighbouring relation."""
-
 
 
 def make_parser() -> console.Parser:
