@@ -51,6 +51,8 @@ code { font-size: .85em; overflow-wrap: anywhere; }
   main { padding: .9rem; }
   .key th, .key td { display: block; width: auto; border: 0; padding: 0; }
   .key td { padding-bottom: .5rem; border-bottom: 1px solid var(--line); }
+  .wide table { font-size: .8rem; line-height: 1.3; }
+  .wide th, .wide td { padding-right: .35rem; }
 }
 @media print {
   body { background: #fff; font-size: 10.5pt; }

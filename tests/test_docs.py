@@ -395,6 +395,7 @@ def test_every_page_is_in_the_menu() -> None:
         "table3": "reproductions",
     }
     details |= {"coverage_tables": "attacks", "certificate_format": "certificate"}
+    details |= {"audit_files": "audit_a_tuning", "public_loops": "controls"}
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} - included
     assert pages - set(details) == pages & set(index.split())
     for name, result in details.items():  # reached from the page that states the result
@@ -483,7 +484,7 @@ def test_the_pages_of_the_menu_are_short() -> None:
     reference = {path.stem: len(path.read_text().split()) for path in DOCS.glob("reference/*.md")}
     included = (DOCS / "coverage.md").read_text().split("The tables show")[0]
     total = sum(words.values()) + sum(reference.values()) - reference["index"]
-    assert total + len(included.split()) <= 45_000
+    assert total + len(included.split()) <= 42_000
     assert words["theory"] <= 6_000
 
 

@@ -36,6 +36,15 @@ def test_the_example_of_cost_of_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.count("only the best is released") == 4
 
 
+def test_federated_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "study_with_federated_rounds.py"), run_name="__main__")
+    assert "is (3, 1e-05)-differentially private for zero-out" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_the_guide_quotes_the_first_finding_of_its_example() -> None:

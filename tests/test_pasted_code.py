@@ -23,7 +23,7 @@ _BLOCKS = {
     "README.md": 2,
     "what_did_my_tuning_cost.md": 4,
     "check_your_script.md": 1,
-    "long_studies.md": 3,
+    "long_studies.md": 2,
     "tune_privately.md": 3,
     "audit_your_training.md": 4,
 }

@@ -84,6 +84,7 @@ class _Figure:
             ticks=[digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
         )
         self.plot.yaxis.formatter = NumeralTickFormatter(format="0.[000000]")
+        self.plot.axis.major_tick_in = 0  # inside, a tick looks like a point of a curve
         self.colours = dict(
             zip(calculator.cases(calculator.RUNS[0]), itertools.cycle(_COLOURS), strict=False)
         )

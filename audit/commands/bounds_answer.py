@@ -12,6 +12,7 @@ from audit.upper_bounds import AffordableRepetitions, BaseReport, ComparedProtoc
 from audit.upper_bounds.statement import CostStatement
 
 _LISTED_BOUNDS = 3  # without --all
+_LISTED_DISTRIBUTIONS = 5  # without --all
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class Answer:
 
         Args:
             width: number of columns.
-            show_all: whether to list the bounds that do not apply or need a special score, and the
-                sources of all bounds.
+            show_all: whether to list the bounds that do not apply or need a special score, the
+                sources of all bounds, and all distributions of K within a budget.
         """
         if self.solution:
-            yield self.solution
+            yield from textwrap.wrap(self.solution, width, subsequent_indent="  ")
         yield from self._cost(width)
         for note in self.notes:
             yield from textwrap.wrap(f"note: {note}", width, subsequent_indent="  ")
@@ -74,7 +75,7 @@ class Answer:
             yield from comparison_lines(self.compared)
         if self.affordable:
             yield ""
-            yield from _affordable_lines(self.affordable)
+            yield from _affordable_lines(self.affordable, show_all)
         yield ""
         yield from self._every_bound(width) if show_all else self._bounds_for_any_score(width)
 
@@ -157,10 +158,13 @@ def comparison_lines(compared: Sequence[ComparedProtocol]) -> Iterator[str]:
         yield f"{row.title:{width}}  {epsilon:>7}  {digits:6}  {row.bound}".rstrip()
 
 
-def _affordable_lines(affordable: Sequence[AffordableRepetitions]) -> Iterator[str]:
-    """The distributions of K within a budget."""
-    width = max(len(option.repetitions.spec) for option in affordable)
-    yield f"{'distribution of K':{width}}  mean K  expected quantile of the best run"
-    for option in affordable:
+def _affordable_lines(affordable: Sequence[AffordableRepetitions], show_all: bool) -> Iterator[str]:
+    """The distributions of K within a budget: the best ones, or all of them."""
+    listed = affordable if show_all else affordable[:_LISTED_DISTRIBUTIONS]
+    width = max(len("distribution of K"), *(len(option.repetitions.spec) for option in listed))
+    yield f"{'distribution of K':{width}}  mean K  quantile of the best run"
+    for option in listed:
         mean = f"{option.repetitions.mean:.4g}"
         yield f"{option.repetitions.spec:{width}}  {mean:>6}  {option.expected_quantile:.5f}"
+    if len(listed) < len(affordable):
+        yield f"(--all: {len(affordable) - len(listed)} further distributions)"

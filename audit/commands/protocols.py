@@ -64,7 +64,8 @@ def _print_comparison(arguments: argparse.Namespace, runs: float) -> int:
     alone = format_rounded(base.epsilon(delta), up=True)
     about = f"{runs:g} runs on average, delta = {format_exact(delta)}; one run alone: {alone}"
     print(console.wrap(about, "  "))
-    print("\n".join([base.description, "", *comparison_lines(compared)]))
+    print(console.wrap(base.description, "  "))
+    print("\n".join(["", *comparison_lines(compared)]))
     for note in notes:
         print(console.wrap(f"note: {note}", "  "))
     return console.OK

@@ -473,10 +473,23 @@ _ALL = (
         "One record changes what other records contribute to a step, with equal random numbers; "
         "the noise is for the gradient of one record.",
         "A number that is computed from the batch enters the gradients of its records, or their "
-        "threshold: a mean, a weight of a class, a loss, a norm.",
-        "Compute the loss of each record from this record and released numbers alone, and keep the "
-        "clipping threshold constant.",
+        "threshold: a mean, a weight of a class, a loss, a norm, the length of the longest text. "
+        "(Opacus' gradients of nn.Embedding ignore padding_idx, so that padding contributes.)",
+        "Compute the loss of each record from this record and released numbers alone, multiply "
+        "embeddings by the mask of the padding, and keep the clipping threshold constant.",
         test="check_premises.check_premises",
+    ),
+    FindingKind(
+        "use of others",
+        "contribution",
+        "Whether a record is used at all depends on another record: in {runs} runs an exchange of "
+        "its label changes no step, and after another record was exchanged it does. So one record "
+        "changes what two records contribute.",
+        "Records are left out by a rule on all of them: a distance from the mean, a quantile, or a "
+        "search for duplicates.",
+        "Leave records out by a rule on each of them alone, with public limits, or before the data "
+        "set is defined, and say so.",
+        test="numbers_of_steps.compare_use_of_others",
     ),
     FindingKind(
         "size of the batch",
@@ -778,7 +791,7 @@ _ALL = (
         "Training stops, or a step is skipped, by a criterion on the records: the training loss, "
         "an empty batch, or an overflow of scaled gradients.",
         "Fix the number of steps beforehand, or decide by released numbers only.",
-        test="canary_runs.run_canaries",
+        test="numbers_of_steps.compare_numbers_of_steps",
     ),
     FindingKind(
         "random number of steps",
@@ -788,7 +801,7 @@ _ALL = (
         "Empty batches, or batches below a size, are skipped, so that the number of steps reveals "
         "their number.",
         "Release noise in every step, also for an empty batch.",
-        test="canary_runs.compare_random_numbers_of_steps",
+        test="numbers_of_steps.compare_random_numbers_of_steps",
     ),
     FindingKind(
         "released",

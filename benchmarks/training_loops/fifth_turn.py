@@ -264,26 +264,33 @@ def broadcast_labels(scores: Tensor, y: Tensor) -> Tensor:
 
 
 class MeanEmbedding(nn.Module):
-    """Mean of the embeddings of all positions, or of the positions that hold a token."""
+    """Mean of the embeddings of all positions, or of the positions that hold a token.
 
-    def __init__(self, masked: bool) -> None:
+    Attributes:
+        counts: "positions", "tokens", or "tokens by a mask". Without the mask padding has no
+            embedding, but a gradient: Opacus' gradients of embeddings ignore `padding_idx`.
+    """
+
+    def __init__(self, counts: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 4, padding_idx=0)
         self.head = nn.Linear(4, CLASSES)
-        self.masked = masked
+        self.counts = counts
 
     def forward(self, x: Tensor) -> Tensor:
-        total = self.embedding(x).sum(1)
-        if self.masked:
-            return self.head(total / (x != 0).sum(1, keepdim=True).clamp(min=1))
-        return self.head(total / x.shape[1])
+        embedded, is_token = self.embedding(x), x != 0
+        if self.counts == "positions":
+            return self.head(embedded.sum(1) / x.shape[1])
+        if self.counts == "tokens by a mask":
+            embedded = embedded * is_token[:, :, None]
+        return self.head(embedded.sum(1) / is_token.sum(1, keepdim=True).clamp(min=1))
 
 
 def to_longest(x: Tensor) -> Tensor:
     """Cuts a batch to its longest text.
 
-    The model divides by this length, so the longest text scales the gradients of all others. It
-    is correct if the model counts tokens only.
+    If the model divides by this length, the longest text scales the gradients of all others. If
+    only Opacus computes a gradient for padding, it counts the padding of the longest text.
     """
     return x[:, : max(int((x != 0).sum(1).max()), 1)] if len(x) else x
 
@@ -661,7 +668,13 @@ FIFTH_TURN: dict[str, Control] = {
         partial(opacus_loop, module=lambda: nn.Linear(8, 1), loss=broadcast_labels, clip=2.0)
     ),
     "Opacus, mean over the padding of the longest text": Control(
-        partial(opacus_loop, module=lambda: MeanEmbedding(False), prepare=to_longest, clip=2.0),
+        partial(
+            opacus_loop, module=lambda: MeanEmbedding("positions"), prepare=to_longest, clip=2.0
+        ),
+        texts,
+    ),
+    "Opacus, padding_idx of an embedding, cut to the longest text": Control(
+        partial(opacus_loop, module=lambda: MeanEmbedding("tokens"), prepare=to_longest, clip=2.0),
         texts,
     ),
     "Opacus, gradient sampler that repeats the mean": Control(
@@ -710,7 +723,12 @@ FIFTH_TURN_CORRECT: dict[str, Control] = {
         partial(opacus_loop, loss=mean_by_records, clip=2.0)
     ),
     "Opacus, mean over tokens, cut to the longest text": Control(
-        partial(opacus_loop, module=lambda: MeanEmbedding(True), prepare=to_longest, clip=2.0),
+        partial(
+            opacus_loop,
+            module=lambda: MeanEmbedding("tokens by a mask"),
+            prepare=to_longest,
+            clip=2.0,
+        ),
         texts,
     ),
     "Opacus, frozen BatchNorm in eval mode": Control(

@@ -559,7 +559,7 @@ FURTHER: dict[str, Control] = {
     ),
     "Opacus, mean gradients without noise on the model": Control(OpacusLoop(after=raw_average)),
     "Opacus, ghost clipping under add-remove": Control(
-        Private(options={"grad_sample_mode": "ghost"})
+        Private(options={"grad_sample_mode": "ghost"}), relation="add-remove"
     ),
     "Opacus, functorch, shuffled batches": Control(
         Private(

@@ -18,5 +18,6 @@ study = audit.Study(
 study.run(train, records=(np.ones(50), np.zeros(50)))
 grounds = Counter(condition.ground.value for condition in study.certificate.conditions)
 plt.bar_label(plt.barh(list(grounds), list(grounds.values())), padding=3)
+plt.xticks(range(0, 15, 3))
 plt.xlabel("conditions, by their ground")
 print(study.certificate.statement)

@@ -55,7 +55,8 @@ def _settings(path: str | None) -> dict[str, Any]:
 def _print_list() -> None:
     width = max(len(name) for name in REPRODUCTIONS)
     for name, reproduction in REPRODUCTIONS.items():
-        print(f"{name:{width}}  {reproduction.title} ({reproduction.source})")
+        line = f"{name:{width}}  {reproduction.title} ({reproduction.source})"
+        print(console.wrap(line, " " * (width + 2)))
 
 
 def _report(result: Result, folder: Path, seconds: float) -> None:
@@ -69,7 +70,7 @@ def _report(result: Result, folder: Path, seconds: float) -> None:
             )
     for line in result.lines:
         print(f"  {line}")
-    print(f"  {folder}/table.csv, {folder}/figure.png ({seconds:.1f} s)")
+    print(console.wrap(f"  {folder}/table.csv, {folder}/figure.png ({seconds:.1f} s)", "  "))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

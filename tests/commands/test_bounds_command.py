@@ -660,10 +660,12 @@ def test_the_recommended_distribution_has_at_most_the_given_runs(
         stopped = means[0] > limit * (1 - 1e-5)
         assert stopped == (limit == 20.0)  # with 100 runs, the quantile is best below the limit
         assert ("the budget allows more (--max-runs)" in str(found["notes"])) == stopped
-    code, out, _ = run(capsys, *argv, "--max-runs", "20")
-    assert code == 0
-    assert "mean K  expected quantile of the best run" in out
-    assert sum(line.startswith(("tnb:", "poisson:")) for line in out.splitlines()) == len(means)
+    for options, listed in ([], 6), (["--all"], len(means)):  # the best five, and a hint
+        code, out, _ = run(capsys, *argv, "--max-runs", "20", *options)
+        assert code == 0
+        _, rows = out.split("mean K  quantile of the best run\n")
+        rows, _ = rows.split("\n\n", 1)
+        assert len(rows.splitlines()) == listed
     code, _, error = run(capsys, *argv, "--max-runs", "1")
     assert code == 2
     assert "max_runs must be in [2, 1e+07], got 1" in error

@@ -1,4 +1,4 @@
-"""Canaries for a loop of arrays: records with long gradients, and pairs with opposite ones.
+"""Canaries for a loop of arrays: gradients that are long, of many norms, and opposite.
 
 Gradients of arrays may come from any library, so that they have no second derivative that the test
 could use. Random search takes its place: a change of the record is kept if it improves the goal.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.loop.premises.canary_pool import PoolRecord
+from audit.loop.premises.canary_pool import PoolRecord, records_of_many_lengths
 
 RecordGradient = Callable[[Any, Any], Sequence[Any]]
 """The gradient of a record by its features and label, one array per tensor."""
@@ -42,8 +42,9 @@ def search_canaries(
         >>> def slope(x, y):
         ...     return [x * (1.0 if y else -1.0)]
         >>> start = PoolRecord(np.ones(2), 1, 1.0, "own")
-        >>> [record.family for record in search_canaries(slope, start, [0, 1], 0)]
-        ['ascent', 'pair', 'pair', 'pair', 'pair', 'pair', 'pair', 'pair', 'pair']
+        >>> records = search_canaries(slope, start, [0, 1], 0)
+        >>> sorted({record.family for record in records})
+        ['ascent', 'length 1', 'pair']
     """
     features = np.asarray(start.features)
     random = np.random.default_rng(seed)
@@ -62,7 +63,11 @@ def search_canaries(
 
     try:
         pairs = list(itertools.combinations(labels[:_MAX_LABELS], 2))
-        searched = [replace(start, features=_climb(length, features, random), family="ascent")]
+        longest, shortest = (
+            replace(start, features=_climb(goal, features, random), family="ascent")
+            for goal in (length, lambda values: -length(values))
+        )
+        searched = [longest, *records_of_many_lengths([shortest, start, longest], length)]
         if pairs:
             pair = max(pairs, key=lambda labels: opposition(features.astype(float), labels))
             best = _climb(lambda values: opposition(values, pair), features, random)

@@ -2,7 +2,8 @@
 
 The pool holds records of sizes 1 to 1,000 in several directions, with both signs and up to ten
 labels, records of zeros, and records of the data. If the features are whole numbers (tokens,
-categories), it holds constant and random sequences of values between the smallest and the largest.
+categories), it holds constant and random sequences of values between the smallest and the largest;
+a value that only fills up short sequences stays at their end, or at their beginning.
 """
 
 import itertools
@@ -15,10 +16,16 @@ from numpy.typing import NDArray
 
 from audit.loop.runs.records import TrainingSet
 
+BY_LENGTH = "length"
+"""First word of the families of records of many gradient norms."""
+
 _MAX_LABELS = 10
 _SIZES = (1000.0, 30.0, 1.0)
 _ASCENT_STEPS = 30
 _SEARCH_STEPS = 40
+# Points on each way between two records, the number of gradient norms that are wanted, and the
+# largest factor between one of them and that of the usual record.
+_POINTS_BETWEEN, _LENGTHS, _LARGEST_FACTOR = 32, 11, 50.0
 # A step of the ascent is this fraction of the record's own norm.
 _ASCENT_RATE = 0.2
 _WEIGHT_OF_LENGTH = 0.1
@@ -35,12 +42,14 @@ class PoolRecord:
         label: its label.
         size: norm of the features in units of the typical record's norm; NaN for tokens.
         family: records of one family differ in size alone.
+        position: place among records of many gradient norms, see `records_of_many_lengths`.
     """
 
     features: NDArray[Any]
     label: Any
     size: float
     family: str
+    position: float = float("nan")
 
 
 def canary_pool(records: TrainingSet, chosen: TrainingSet | None) -> list[PoolRecord]:
@@ -179,7 +188,9 @@ def _tokens(records: TrainingSet) -> list[PoolRecord]:
     low, high = int(records.features.min()), int(records.features.max())
     labels = labels_to_try(records)
     random = np.random.default_rng(0)
+    filler, is_first = _filler(records.features)
     constants = list(dict.fromkeys([high, low, (low + high) // 2, min(low + 1, high)]))
+    words = [value for value in constants if value != filler] or constants
     tokens = []
     for value in constants:
         for label in labels[:4]:
@@ -187,14 +198,36 @@ def _tokens(records: TrainingSet) -> list[PoolRecord]:
             tokens.append(PoolRecord(features, label, float("nan"), f"constant {value}"))
     for i in range(6):
         features = random.integers(low, high + 1, size=shape).astype(kind)
+        if filler is not None:
+            features[features == filler] = words[-1]
+            length = shape[0] - i * shape[0] // 6  # of the text, in 1 to L
+            features[slice(0, shape[0] - length) if is_first else slice(length, None)] = filler
         for label in (labels[i % len(labels)], labels[(i + 1) % len(labels)]):
             tokens.append(PoolRecord(features, label, float("nan"), "random"))
     if len(shape) == 1 and shape[0] > 1:  # one token among others
-        for value in constants[:2]:
-            features = np.full(shape, constants[-1], kind)
+        for value in words[:2]:
+            features = np.full(shape, words[-1], kind)
             features[0] = value
             tokens.append(PoolRecord(features, labels[0], float("nan"), "mixed"))
     return tokens + _own(records, labels)
+
+
+def _filler(features: NDArray[Any]) -> tuple[int | None, bool]:
+    """The token that fills short sequences up, and whether it comes first; None if there is none.
+
+    A function may cut sequences where it begins, so that a filler between other tokens is no text.
+    """
+    if features.ndim != 2 or features.shape[1] < 2:
+        return None, False
+    for value in (int(features.min()), int(features.max())):
+        is_value = features == value
+        if not is_value.any() or is_value.all():
+            continue
+        later, earlier = is_value[:, 1:], is_value[:, :-1]
+        for is_first, follows in ((False, later >= earlier), (True, earlier >= later)):
+            if follows.all() and (later != earlier).any():
+                return value, is_first
+    return None, False
 
 
 def _as_tensors(record: PoolRecord, like: Any) -> tuple[Any, Any]:
@@ -218,10 +251,14 @@ def gradient_of(
     return torch.cat([g.reshape(-1) for g in gradients if g is not None]).detach()
 
 
-def longest_gradient(
-    model: Any, loss: Callable[..., Any], start: PoolRecord, parameters: list[Any]
+def extreme_gradient(
+    model: Any,
+    loss: Callable[..., Any],
+    start: PoolRecord,
+    parameters: list[Any],
+    longest: bool = True,
 ) -> PoolRecord | None:
-    """A record with a long gradient, at most 1,000 times as long as the record to start from.
+    """A record with a long or a short gradient, at most 1,000 times as long as the start.
 
     Large records saturate a tanh or a sigmoid, so that their gradients are short. A long gradient
     then needs a large record in a narrow set, on which a unit is not saturated. The quasi-Newton
@@ -232,6 +269,7 @@ def longest_gradient(
         loss: `loss(model, features, labels)`, summed.
         start: the record to start from; its features are real numbers.
         parameters: tensors by which the gradient is taken.
+        longest: whether the gradient is to be long instead of short.
 
     Returns:
         The record, or None where the model has no second derivative or raises an error.
@@ -242,14 +280,15 @@ def longest_gradient(
     x, y = _as_tensors(start, trained[0])
     limit = _SIZES[0] * max(float(x.norm()), 1.0)
     x = x.clone().requires_grad_(True)
-    best, best_value = None, -float("inf")
+    best, best_value = None, float("inf")
 
-    def negative_log_length() -> Any:
+    def log_length() -> Any:
         nonlocal best, best_value
-        value = -_gradient(loss(model, x, y), trained).norm().clamp(min=1e-20).log()
+        value = _gradient(loss(model, x, y), trained).norm().clamp(min=1e-20).log()
+        value = -value if longest else value
         (x.grad,) = torch.autograd.grad(value, x)
-        reached = -float(value.detach())
-        if reached > best_value and float(x.detach().norm()) <= limit:
+        reached = float(value.detach())
+        if reached < best_value and float(x.detach().norm()) <= limit:
             best, best_value = x.detach().double().cpu().numpy()[0], reached
         return value
 
@@ -257,10 +296,58 @@ def longest_gradient(
         search: Any = torch.optim.LBFGS(
             [x], max_iter=_SEARCH_STEPS, line_search_fn="strong_wolfe", history_size=20
         )
-        search.step(negative_log_length)
+        search.step(log_length)
     except Exception:  # of the user's model, which may not accept the records as they are
         return None
     return _as_record(best, start)
+
+
+def records_of_many_lengths(
+    corners: Sequence[PoolRecord], length: Callable[[NDArray[Any]], float]
+) -> list[PoolRecord]:
+    """Records on the way over some corners whose gradients have norms of many sizes.
+
+    A wrong clipping may be exceeded only by gradients of a certain norm. One that divides by the
+    squared norm, for instance, lets a gradient of norm C^(1/2) contribute C^(1/2), and both shorter
+    and longer ones less.
+
+    Args:
+        corners: a record with a short gradient, a usual one, and further ones of its label, the
+            last with a long gradient.
+        length: the norm of the gradient of a record with these features.
+
+    Returns:
+        Records in the order of the way, of which each is nearest to a wanted norm.
+
+    Example:
+        >>> short, usual, long = (PoolRecord(np.array([v]), 0, 1.0, "own") for v in (0.0, 1.0, 9.0))
+        >>> way = records_of_many_lengths([short, usual, long], lambda x: float(abs(x[0])))
+        >>> [round(float(record.features[0]), 2) for record in way]
+        [0.0, 0.03, 0.06, 0.12, 0.22, 0.44, 0.78, 1.5, 2.75, 5.0, 9.0]
+    """
+    shares = np.linspace(0.0, 1.0, _POINTS_BETWEEN + 1)
+    ways = [
+        np.asarray(before.features) + np.multiply.outer(shares, after.features - before.features)
+        for before, after in itertools.pairwise(corners)
+    ]
+    points = np.concatenate(ways).astype(np.asarray(corners[0].features).dtype)
+    norms = np.array([length(point) for point in points])
+    middle = norms[_POINTS_BETWEEN]
+    if not np.isfinite(norms).all() or middle <= 0:
+        return []
+    logs = np.log(np.clip(norms / middle, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR))
+    wanted = np.linspace(logs.min(), logs.max(), _LENGTHS)
+    nearest = {int(np.argmin(np.abs(logs - log_norm))) for log_norm in wanted}
+    usual = replace(corners[1], size=float("nan"), family=f"{BY_LENGTH} {corners[1].label}")
+    return [replace(usual, features=points[i], position=float(i)) for i in sorted(nearest)]
+
+
+def halfway(record: PoolRecord, neighbour: PoolRecord) -> PoolRecord:
+    """The record in the middle between two of `records_of_many_lengths`."""
+    features = np.asarray(record.features)
+    middle = features + 0.5 * (neighbour.features - features)
+    position = (record.position + neighbour.position) / 2
+    return replace(record, features=middle.astype(features.dtype), position=position)
 
 
 def ascend_against(

@@ -13,12 +13,15 @@ from audit.arrays import FloatArray
 from audit.loop.explanations import explain, influence, weights_outside
 from audit.loop.premises.array_canaries import search_canaries
 from audit.loop.premises.canary_pool import (
+    BY_LENGTH,
     PoolRecord,
     ascend_against,
+    extreme_gradient,
     gradient_of,
+    halfway,
     labels_to_try,
-    longest_gradient,
     opposite_pair,
+    records_of_many_lengths,
     records_that_are_not_finite,
 )
 from audit.loop.premises.contributions import Contributions, contributions
@@ -30,24 +33,23 @@ from audit.loop.premises.experiment import (
     replace_one,
 )
 from audit.loop.premises.noise import TestResult
-from audit.loop.premises.two_samples import two_sample_p_value
+from audit.loop.premises.numbers_of_steps import (
+    compare_numbers_of_steps,
+    compare_use_of_others,
+    report_lost_noise,
+)
 from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 
 # This number of canaries is tried even if little time is left.
 _FEWEST = 12
-# Records, and seeds of each, whose steps may have lost their noise.
-_MAX_LOST, _SEEDS_OF_LOST_NOISE = 4, 4
 # Probability that an exchange of places in sampled batches is missed, and seeds that are tried.
 _SURE, _MAX_ORDER_SEEDS = 1e-4, 64
 # Seeds whose steps are compared, and the relative difference of two contributions.
 _SEEDS_OF_OTHER_STEPS, _VARIES = 16, 2e-4
-# Records whose numbers of steps are compared over seeds, numbers of these seeds, and the p-value at
-# which no more are needed.
-_MAX_SUSPECTS, _SEEDS_OF_STEPS, _CERTAIN = 3, (32, 96), 1e-10
-# Number of records with which most Poisson samples are empty.
-_FEW_RECORDS = 3
+# Records whose numbers of steps are compared over seeds.
+_MAX_SUSPECTS = 3
 # P-value at which a likely cause is that records stay after their batch.
 _CARRIES = 1e-4
 # Seeds for which weights are compared. Batches of equal records have fewer sizes than this.
@@ -58,8 +60,9 @@ _FACTORS_OF_SIZE = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0)
 _STEP_SETTINGS = (("clip", "clipping threshold"), ("noise_multiplier", "noise multiplier"))
 # Relative difference of a threshold or a noise multiplier that is no rounding.
 _ROUNDING_OF_SETTINGS = 1e-6
-# Number of steps for whose weights a pair with opposite gradients is sought.
-_MAX_PAIRS = 4
+# Number of steps for whose weights a pair with opposite gradients is sought, and rounds in which
+# records are added beside those of many gradient norms that contribute most.
+_MAX_PAIRS, _ROUNDS_OF_LENGTHS = 4, 2
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,12 @@ def run_canaries(experiment: Experiment) -> PoolRuns:
     apart = _largest_contribution(experiment, runs.apart) if len(runs.apart) > 1 else None
     not_finite = _run_records_that_are_not_finite(experiment)
     suspects = [*runs.other_steps[:_MAX_SUSPECTS], *not_finite.other_steps]
-    if not _compare_numbers_of_steps(experiment, suspects):
-        _report_lost_noise(experiment, [*runs.diverged, *not_finite.diverged])
+    if not compare_numbers_of_steps(experiment, suspects):
+        report_lost_noise(experiment, [*runs.diverged, *not_finite.diverged])
+        # Without another number of steps, fewer draws are those of fewer records.
+        left_out = [record for record in runs.diverged if record not in runs.other_steps]
+        if left_out:
+            compare_use_of_others(experiment, left_out)
     return PoolRuns(runs.pool, runs.traces, apart, not_finite.traces)
 
 
@@ -214,104 +221,6 @@ def _run_records_that_are_not_finite(experiment: Experiment) -> _Sorted:
             "holds for finite records"
         )
     return runs
-
-
-def _compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRecord]) -> bool:
-    """Tests whether the number of steps depends on a record, and returns whether it does.
-
-    A random number of steps is allowed. So its distributions with two records are compared over
-    seeds, by the exact test of Kolmogorov and Smirnov, which is conservative for whole numbers.
-    """
-    usual: list[int] = []
-    for suspect in suspects:
-        of_suspect: list[int] = []
-        p_value = 1.0
-        for look, seeds in enumerate(_SEEDS_OF_STEPS, 1):
-            for numbers, record in ((usual, experiment.pool[0]), (of_suspect, suspect)):
-                data = experiment.with_canary(record)
-                numbers += _numbers_of_steps(experiment, data, range(len(numbers), seeds))
-            if min(len(usual), len(of_suspect)) < seeds:
-                break  # the function raises an error for some seeds
-            # Bonferroni's inequality over the suspects and the looks, of which the first rejects
-            # only below `_CERTAIN`.
-            p_value = min(1.0, len(suspects) * look * two_sample_p_value(usual, of_suspect))
-            if p_value < _CERTAIN or usual == of_suspect or not experiment.work_left(0.6):
-                break
-        differing = [(u, o) for u, o in zip(usual, of_suspect, strict=False) if u != o]
-        if not differing:
-            continue
-        shown = dict(zip(("one", "other"), differing[0], strict=True))
-        experiment.verdicts.collect(TestResult(p_value, "number of steps", shown))
-        if p_value < _CERTAIN:
-            return True
-    return False
-
-
-def compare_random_numbers_of_steps(experiment: Experiment) -> None:
-    """Tests whether a random number of steps has another distribution with fewer records.
-
-    A loop that skips empty batches takes fewer steps with fewer records. A chain of removals leads
-    to fewer records, so that some removal changes the distribution.
-    """
-    records = experiment.records
-    if experiment.relation != "add-remove" or len(records) <= _FEW_RECORDS:
-        return
-    seeds = range(_SEEDS_OF_STEPS[0])
-    usual = _numbers_of_steps(experiment, records, seeds)
-    few = _numbers_of_steps(experiment, records.first_records(_FEW_RECORDS), seeds)
-    # A number of steps that is computed from n is the same for all seeds, and another finding.
-    if min(len(usual), len(few)) < len(seeds) or min(usual) == max(usual):
-        return
-    numbers: dict[str, float | int | str] = {
-        "n": len(records),
-        "less": _FEW_RECORDS,
-        "mean": float(np.mean(usual)),
-        "mean of few": float(np.mean(few)),
-    }
-    p_value = two_sample_p_value(usual, few)
-    experiment.verdicts.collect(TestResult(min(1.0, p_value), "random number of steps", numbers))
-
-
-def _numbers_of_steps(experiment: Experiment, data: TrainingSet, seeds: Sequence[int]) -> list[int]:
-    """Numbers of steps of complete runs, or up to one more than are tested."""
-    numbers = []
-    for number in seeds:
-        trace = experiment.coupled(
-            data,
-            experiment.seed_of(1200 + number),
-            digests=False,
-            further=experiment.can_go_on,
-        )
-        if trace.error is None:
-            numbers.append(len(trace.steps))
-    return numbers
-
-
-def _report_lost_noise(experiment: Experiment, canaries: Sequence[PoolRecord]) -> None:
-    """Reports a step that has no noise if one of these records is in the data."""
-    if not canaries:
-        return
-    seeds = [experiment.seed_of(100 + i) for i in range(_SEEDS_OF_LOST_NOISE)]
-
-    def with_seeds(canary: PoolRecord) -> list[Trace]:
-        data = experiment.with_canary(canary)
-        return [experiment.coupled(data, seed, digests=False) for seed in seeds]
-
-    usual = with_seeds(experiment.pool[0])
-    for canary in canaries[:: max(math.ceil(len(canaries) / _MAX_LOST), 1)]:
-        if not experiment.work_left(0.45):
-            break
-        runs = with_seeds(canary)
-        for step in range(min(len(run.steps) for run in [*usual, *runs])):
-            with_it, without = (
-                np.stack([run.steps[step].gradient for run in traces]) for traces in (runs, usual)
-            )
-            alike = np.all(np.ptp(with_it, axis=0) == 0)
-            empty = np.any(np.all(with_it == 0, axis=1))
-            if (alike or empty) and np.all(np.any(without != 0, axis=1)) and np.ptp(without) > 0:
-                number = experiment.first_step + step + 1
-                experiment.verdicts.findings.append(explain("noise lost", step=number))
-                return
 
 
 class OthersChange(NamedTuple):
@@ -662,16 +571,18 @@ def measure(
     for canary in _ascended(experiment, pool, loss, seen):
         ascended.add(experiment, canary)
     if ascended.other_steps:
-        _compare_numbers_of_steps(experiment, ascended.other_steps[:_MAX_SUSPECTS])
+        compare_numbers_of_steps(experiment, ascended.other_steps[:_MAX_SUSPECTS])
     pool, traces = [*pool, *ascended.pool], [*traces, *ascended.traces]
     if len(traces) > before:
         measured = contributions_of(traces)
-    resized = _Sorted()
-    for canary in _other_sizes(experiment, _chosen(pool, traces, measured).pair):
-        resized.add(experiment, canary)
-    pool, traces = [*pool, *resized.pool], [*traces, *resized.traces]
-    if resized.traces:
-        measured = contributions_of(traces)
+    further = [_other_sizes, *[_between_lengths] * _ROUNDS_OF_LENGTHS]
+    for search_further in further:
+        added = _Sorted()
+        for canary in search_further(experiment, _chosen(pool, traces, measured)):
+            added.add(experiment, canary)
+        pool, traces = [*pool, *added.pool], [*traces, *added.traces]
+        if added.traces:
+            measured = contributions_of(traces)
     canaries = replace(_chosen(pool, traces, measured), comparable=comparable)
     if runs.not_finite:
         with_them = _largest_contribution(experiment, [*traces, *runs.not_finite])
@@ -684,7 +595,7 @@ def measure(
     return canaries
 
 
-def _other_sizes(experiment: Experiment, pair: Sequence[PoolRecord]) -> list[PoolRecord]:
+def _other_sizes(experiment: Experiment, canaries: CanaryRuns) -> list[PoolRecord]:
     """The two records that differ most, in other sizes.
 
     A clipping that leaves out a part of the gradient is exceeded most by a record whose gradient is
@@ -692,7 +603,7 @@ def _other_sizes(experiment: Experiment, pair: Sequence[PoolRecord]) -> list[Poo
     """
     if experiment.records.features.dtype.kind != "f" or not experiment.work_left(0.4):
         return []
-    records = {id(record): record for record in pair}.values()
+    records = {id(record): record for record in canaries.pair}.values()
     return [
         replace(
             record,
@@ -703,6 +614,29 @@ def _other_sizes(experiment: Experiment, pair: Sequence[PoolRecord]) -> list[Poo
         for factor in _FACTORS_OF_SIZE
         for record in records
     ]
+
+
+def _between_lengths(experiment: Experiment, canaries: CanaryRuns) -> list[PoolRecord]:
+    """Records beside those of many gradient norms that contribute most.
+
+    They halve the way to the neighbours, so that a largest contribution between two norms is found.
+    """
+    if not experiment.work_left(0.4):
+        return []
+    reach = canaries.contributions.distances.max(axis=1)
+    ways: dict[Any, list[int]] = {}
+    for index, record in enumerate(canaries.pool):
+        if record.family.startswith(BY_LENGTH):
+            ways.setdefault(record.family, []).append(index)
+    between = []
+    for places in ways.values():
+        places.sort(key=lambda index: canaries.pool[index].position)
+        best = int(np.argmax(reach[places]))
+        for neighbour in (best - 1, best + 1):
+            if 0 <= neighbour < len(places):
+                records = [canaries.pool[places[place]] for place in (best, neighbour)]
+                between.append(halfway(*records))
+    return between
 
 
 def _in_other_places(
@@ -802,13 +736,17 @@ def _ascended(
     from audit.loop.attack.white_box import cross_entropy, undisturbed
 
     loss = loss or cross_entropy
-    starts = [p for p in pool if p.family == "own"][:2] or list(pool[:1])
+    starts = _starts(pool)
     labels = labels_to_try(experiment.records)
     made: list[PoolRecord] = []
     for rank, t in enumerate(np.unique(np.linspace(0, len(seen) - 1, _MAX_PAIRS).round())):
         # A run that ends in a step leaves the weights before its update.
         trace = experiment.runs.run(
-            experiment.with_canary(experiment.pool[0]), experiment.base_seed, None, seen[int(t)] + 1
+            experiment.with_canary(experiment.pool[0]),
+            experiment.base_seed,
+            like=experiment.forced,
+            stop_after=experiment.first_step + seen[int(t)] + 1,
+            keep_model=True,
         )
         if trace.record_gradient is not None:
             seed = experiment.seed_of(1200 + rank)
@@ -819,15 +757,43 @@ def _ascended(
                 break
             continue
         with undisturbed(model):
+            pair = opposite_pair(model, loss, starts[0], parameters[0], labels)
             for start in starts if rank == 0 else ():
-                longest = longest_gradient(model, loss, start, parameters)
-                if longest is None:
-                    break
-                made.append(longest)
-                direction = gradient_of(model, loss, longest, parameters)
-                against = ascend_against(model, loss, start, parameters, direction)
-                made += [against] if against is not None else []
-            made += opposite_pair(model, loss, starts[0], parameters[0], labels)
+                made += _extreme(model, loss, start, parameters, pair[:1])
+            made += pair
         if not experiment.work_left(0.3):
             break
     return made
+
+
+def _starts(pool: Sequence[PoolRecord]) -> list[PoolRecord]:
+    """Records of the data from which gradient ascent starts."""
+    return [p for p in pool if p.family == "own"][:2] or list(pool[:1])
+
+
+def _extreme(
+    model: Any,
+    loss: Callable[..., Any],
+    start: PoolRecord,
+    parameters: list[Any],
+    undecided: Sequence[PoolRecord],
+) -> list[PoolRecord]:
+    """Records with a long gradient, one against it, and gradients of many norms.
+
+    The way to the longest gradient leads over a record for which the model is undecided.
+    """
+    longest = extreme_gradient(model, loss, start, parameters)
+    if longest is None:
+        return []
+    direction = gradient_of(model, loss, longest, parameters)
+    against = ascend_against(model, loss, start, parameters, direction)
+    shortest = extreme_gradient(model, loss, start, parameters, longest=False)
+    made = [longest] if against is None else [longest, against]
+    if shortest is None:
+        return made
+
+    def length(features: NDArray[Any]) -> float:
+        record = replace(start, features=features)
+        return float(gradient_of(model, loss, record, parameters).norm())
+
+    return made + records_of_many_lengths([shortest, start, *undecided, longest], length)

@@ -42,7 +42,9 @@ from audit.loop.premises.experiment import (
 from audit.loop.premises.forced_releases import compare_released
 from audit.loop.premises.mechanisms import compare_declared
 from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of_records
+from audit.loop.premises.numbers_of_steps import compare_random_numbers_of_steps
 from audit.loop.premises.size_of_noise import compare_size
+from audit.loop.premises.trained_weights import compare_at_trained_weights
 from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
 from audit.loop.runs.optimizer_hooks import run_of
@@ -246,7 +248,7 @@ def _of_watched(
     canary_runs.compare_steps_without_the_record(experiment, canaries)
     equal = run_equal_records(experiment, canaries)
     if equal is None:
-        canary_runs.compare_random_numbers_of_steps(experiment)
+        compare_random_numbers_of_steps(experiment)
     compare_accountant(check, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
     _note_cost_of_replacement(check, first, delta)
@@ -254,6 +256,8 @@ def _of_watched(
         _report_change_of_others(experiment, canaries, equal)
     compare_released(experiment, canaries)
     public_size = compare_numbers_of_records(experiment, canaries, equal, short)
+    if not check.verdicts.findings:
+        compare_at_trained_weights(experiment, canaries, loss, delta)
     steps = experiment.steps
     if experiment.stop_after is not None:
         steps += _compare_later_steps(experiment, canaries, equal, delta)

@@ -1,13 +1,14 @@
 """Whether anything else is released: complete runs whose noisy outputs are forced to be equal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from audit.arrays import FloatArray
 from audit.loop.explanations import explain, listed, released_outside
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.experiment import Experiment, copies, draw_alike, replace_one
@@ -20,8 +21,11 @@ from audit.loop.runs.jax_keys import NOISE, KeyUses, keys_in, recorded_keys
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 
-# Seeds for which random released numbers are compared between n and n / 2 records.
-_SEEDS_OF_DISTRIBUTIONS = 20
+# Seeds for which random released numbers are compared between n and n / 2 records, and between n
+# and few records, with which most sampled batches are empty.
+_SEEDS_OF_DISTRIBUTIONS, _SEEDS_OF_FEW_RECORDS, _FEW_RECORDS = 24, 64, 3
+# Tests of one number: the means and the distances of two pairs of samples.
+_TESTS_OF_DISTRIBUTION = 4
 # Neighbours whose runs continue to the end of a script, which may take several times as long as the
 # tested steps. The first ones have another record, another order, and records of one class.
 _RUNS_TO_END = 4
@@ -242,30 +246,58 @@ def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
     another distribution. The exact test of Kolmogorov and Smirnov compares the means of a number.
     """
     reference = experiment.with_canary(experiment.pool[0])
-    values: list[list[Mapping[str, Any]]] = [[], []]
-    for number in range(_SEEDS_OF_DISTRIBUTIONS):
-        seed = experiment.seed_of(1500 + number)
-        for side, data in enumerate((reference, reference.first_records(len(reference) // 2))):
-            trace = _complete_run(experiment, data, seed)
-            if not trace.error and trace.complete:
-                values[side].append(trace.released)
-    for name in sorted(names):
-        ours, theirs = ([_mean_of(numbers, name) for numbers in side] for side in values)
-        if min(len(ours), len(theirs)) < 2:
-            continue
-        # Both samples have the same distribution if no removal of a record changes it.
-        p_value = two_sample_p_value(ours, theirs)
-        n = len(reference)
-        numbers: dict[str, float | int | str] = {"name": name, "n": n, "less": n // 2}
-        experiment.verdicts.collect(
-            TestResult(min(1.0, p_value), "random released number", numbers)
-        )
+    n = len(reference)
+    sides = [(reference, n, _SEEDS_OF_FEW_RECORDS), *_smaller(reference)]
+    values = [
+        [
+            trace.released
+            for number in range(seeds)
+            for trace in [_complete_run(experiment, data, experiment.seed_of(1500 + number))]
+            if not trace.error and trace.complete
+        ]
+        for data, _, seeds in sides
+    ]
+    for (_, fewer, _), of_fewer in zip(sides[1:], values[1:], strict=True):
+        for name in sorted(names):
+            samples = [
+                [_numbers_of(released, name) for released in side] for side in (values[0], of_fewer)
+            ]
+            # Both samples have the same distribution if no removal of a record changes it.
+            p_value = min(1.0, _TESTS_OF_DISTRIBUTION * _p_value(samples))
+            numbers: dict[str, float | int | str] = {"name": name, "n": n, "less": fewer}
+            experiment.verdicts.collect(TestResult(p_value, "random released number", numbers))
 
 
-def _mean_of(released: Mapping[str, Any], name: str) -> float:
-    """The mean of a released number; minus infinity where it is missing or no number."""
+def _smaller(records: TrainingSet) -> list[tuple[TrainingSet, int, int]]:
+    """Fewer records, their number, and the number of seeds to run on them."""
+    n = len(records)
+    seeds = {n // 2: _SEEDS_OF_DISTRIBUTIONS, min(_FEW_RECORDS, n // 2): _SEEDS_OF_FEW_RECORDS}
+    return [(records.first_records(fewer), fewer, count) for fewer, count in seeds.items()]
+
+
+def _p_value(samples: Sequence[Sequence[FloatArray | None]]) -> float:
+    """The smaller p-value of two exact tests: of means, and of distances from all samples' mean.
+
+    The distance shows another spread, also one in many directions. It depends on both samples
+    together alone, so that an exchange of two values between them changes no other value: the test
+    of Kolmogorov and Smirnov stays exact.
+    """
+    means = [[-math.inf if x is None else float(x.mean()) for x in side] for side in samples]
+    if min(map(len, means)) < 2:
+        return 1.0
+    p_value = two_sample_p_value(*means)
+    size = min(map(len, samples))
+    values = [value for side in samples for value in side[:size] if value is not None]
+    if len(values) < 2 * size or len({value.shape for value in values}) > 1:
+        return p_value
+    distances = np.linalg.norm(np.stack(values) - np.mean(values, axis=0), axis=1)
+    return min(p_value, two_sample_p_value(distances[:size].tolist(), distances[size:].tolist()))
+
+
+def _numbers_of(released: Mapping[str, Any], name: str) -> FloatArray | None:
+    """A released number or array, flat; None where it is missing, no number, or not finite."""
     value = np.asarray(released.get(name, np.nan))
     if value.dtype.kind not in "fiub" or not value.size:
-        return -math.inf
-    mean = float(value.mean())
-    return mean if math.isfinite(mean) else -math.inf
+        return None
+    flat = value.astype(np.float64).ravel()
+    return flat if np.isfinite(flat).all() else None

@@ -172,7 +172,7 @@ class Trace:
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
         saved: the objects that were written to files, in order, in runs to the end.
-        model: the watched model, in runs that are not coupled to another.
+        model: the watched model, in runs that are not coupled to another or that keep it.
         parameters: the tensors that the optimizer updates, in the same runs.
     """
 
@@ -268,6 +268,7 @@ class CoupledRuns:
         stop_after: int | None = None,
         digests: bool = True,
         to_end: bool = False,
+        keep_model: bool = False,
     ) -> Trace:
         """Trains once.
 
@@ -279,6 +280,7 @@ class CoupledRuns:
             digests: whether to keep digests of generators, weights and optimizer.
             to_end: whether to record what is saved; a script then continues after the last tested
                 step.
+            keep_model: whether to keep the model also in a coupled run.
 
         Returns:
             The record of the run, which contains an error that the function raised.
@@ -290,7 +292,10 @@ class CoupledRuns:
             trace, cpu_seconds = elsewhere(records, seed, like, stop_after, digests, to_end)
             self._cpu.add(cpu_seconds)
         else:
-            trace = self._run_here(records, seed, like, stop_after, digests, to_end)
+            watch = self._run_here(records, seed, like, stop_after, digests, to_end)
+            trace = watch.recorded
+            if like is None or keep_model:
+                watch.keep_model()
         self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
         record_holder = self.least_recorded
         if trace.complete and (
@@ -307,7 +312,7 @@ class CoupledRuns:
         stop_after: int | None,
         digests: bool,
         to_end: bool,
-    ) -> Trace:
+    ) -> "RecordingWatch":
         code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code)
         watch.to_end = to_end
@@ -332,9 +337,7 @@ class CoupledRuns:
             finally:
                 watch.close()
         watch.read_accountant()
-        if like is None:
-            watch.keep_model()
-        return trace
+        return watch
 
 
 class RecordingWatch(Watch):
