@@ -15,8 +15,7 @@ from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.game.blocks import Block
 from audit.game.settings import AuditConfig, Evaluation
 from audit.game.setup import set_up
-from audit.simulation import Winners
-from audit.simulation.tune import tune
+from audit.simulation import Winners, tune
 
 
 @dataclass(frozen=True)
