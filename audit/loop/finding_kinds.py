@@ -487,8 +487,8 @@ _ALL = (
         "changes what two records contribute.",
         "Records are left out by a rule on all of them: a distance from the mean, a quantile, or a "
         "search for duplicates.",
-        "Leave records out by a rule on each of them alone, with public limits, or before the data "
-        "set is defined, and say so.",
+        "Leave records out by a rule on each of them alone, with public limits, or from a "
+        "data set that is public.",
         test="numbers_of_steps.compare_use_of_others",
     ),
     FindingKind(

@@ -61,7 +61,7 @@ _STEP_SETTINGS = (("clip", "clipping threshold"), ("noise_multiplier", "noise mu
 # Relative difference of a threshold or a noise multiplier that is no rounding.
 _ROUNDING_OF_SETTINGS = 1e-6
 # Number of steps for whose weights a pair with opposite gradients is sought, and rounds in which
-# records are added beside those of many gradient norms that contribute most.
+# records are added between those of many gradient norms that contribute most.
 _MAX_PAIRS, _ROUNDS_OF_LENGTHS = 4, 2
 
 
@@ -617,7 +617,7 @@ def _other_sizes(experiment: Experiment, canaries: CanaryRuns) -> list[PoolRecor
 
 
 def _between_lengths(experiment: Experiment, canaries: CanaryRuns) -> list[PoolRecord]:
-    """Records beside those of many gradient norms that contribute most.
+    """Records between those of many gradient norms that contribute most.
 
     They halve the way to the neighbours, so that a largest contribution between two norms is found.
     """

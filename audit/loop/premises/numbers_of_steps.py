@@ -164,7 +164,7 @@ def seeds_until_included(experiment: Experiment, error: float) -> int | None:
     """Number of seeds after which a used record was in a batch, but with this probability.
 
     Returns:
-        The number; None if the accounted rates do not tell it.
+        The number; None if no rate is accounted.
     """
     accounted = experiment.accounted
     if accounted is None:
