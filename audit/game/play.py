@@ -15,7 +15,7 @@ from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.game.blocks import Block
 from audit.game.settings import AuditConfig, Evaluation
 from audit.game.setup import set_up
-from audit.simulation import Winners, tune
+from audit.simulation.simulator import Winners, tune
 
 
 @dataclass(frozen=True)
