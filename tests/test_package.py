@@ -1,6 +1,8 @@
 """The wheel contains all packages, and the library needs only numpy and scipy."""
 
+import ast
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -171,6 +173,56 @@ def test_checks_import_only_the_standard_library() -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     expected = {"audit", "audit.checks", "audit.errors", "audit.numbers_from_text", "audit.version"}
     assert set(done.stdout.split()) == expected
+
+
+def _imports() -> dict[str, tuple[set[str], set[str]]]:
+    """For every module, the project's modules that it imports: all, and those at its own import.
+
+    `from package import name` counts as an import of the package, or of the submodule of this name.
+    Imports for type checkers alone do not count.
+    """
+    packages = ("audit", "canaries", "threat_models")
+    paths = [path for name in packages for path in (ROOT / name).rglob("*.py")]
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
+
+    def of_statement(statement: ast.AST) -> set[str]:
+        if isinstance(statement, ast.Import):
+            return {alias.name for alias in statement.names}
+        if not isinstance(statement, ast.ImportFrom):
+            return set()
+        names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        return {name if name in modules else str(statement.module) for name in names}
+
+    def of_tree(statement: ast.AST) -> set[str]:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            return set()
+        inner = [of_tree(part) for part in ast.iter_child_nodes(statement)]
+        return of_statement(statement).union(*inner)
+
+    imports = {}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text())
+        at_import = set().union(*(of_statement(statement) for statement in tree.body))
+        names = modules.keys() - {name}
+        imports[name] = (of_tree(tree) & names, at_import & names)
+    return imports
+
+
+def test_one_concept_needs_few_modules() -> None:
+    # Lower these limits when modules become fewer or shallower; the goals are 4 imports and 20.
+    imports = _imports()
+    total = sum(len(imported) for imported, _ in imports.values())
+    assert total / len(imports) <= 5.5
+
+    @functools.cache
+    def depth(name: str) -> int:
+        return 1 + max((depth(imported) for imported in imports[name][1]), default=0)
+
+    # A circle would be a RecursionError.
+    assert max(map(depth, imports)) <= 31
 
 
 _WITHOUT_MODULE = {"check", "protocols", "solve"}

@@ -17,8 +17,13 @@ from audit.accounting import Composition, DpSgd, Mechanism
 from audit.claims import Claim, Kind
 from audit.commands import cost
 from audit.commands.bounds_answer import Answer
-from audit.commands.bounds_base import base_of, delta_note, rounded_distribution
-from audit.commands.bounds_options import checked_options, make_parser
+from audit.commands.bounds_options import (
+    base_of,
+    checked_options,
+    delta_note,
+    make_parser,
+    rounded_distribution,
+)
 from audit.errors import InvalidInput, require_modules
 from audit.numerics import format_exact
 from audit.protocols import Protocol, RandomSearch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from audit import checks
 from audit.accounting import DpSgd
-from audit.commands.bounds_base import rounded_distribution
+from audit.commands.bounds_options import rounded_distribution
 from audit.numerics import format_exact, memoize
 from audit.protocols import Case, Protocol, parse_protocol
 from audit.protocols.random_search import RandomRuns

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from audit import accounting, console
-from audit.commands.bounds_base import delta_note
+from audit.commands.bounds_options import delta_note
 from audit.errors import MissingExtra
 
 _EXAMPLES = {

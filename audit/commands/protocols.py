@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from audit import checks, console
 from audit.commands import bounds_options
 from audit.commands.bounds_answer import comparison_lines
-from audit.commands.bounds_base import delta_note, one_run
+from audit.commands.bounds_options import delta_note, one_run
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import compare_protocols
 from audit.upper_bounds.comparison import MAX_COMPARED

@@ -1,18 +1,13 @@
-"""Blocks of trials: how an audit is divided, and how long it takes.
-
-Settings come in groups, so that a function takes the group that it needs and not all settings.
-Fields without a description have the names and meanings of the fields of `AuditConfig`.
-"""
+"""Blocks of trials: how an audit is divided, and how long it takes."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from audit import lower_bounds
 from audit.errors import InvalidInput
+from audit.game.settings import Evaluation, Workload
 from audit.numerics import format_places
-from audit.protocols import Protocol
 
 # The reduced engine plays a block with one draw.
 _TRIALS_OF_A_DRAW = 1 << 14
@@ -33,74 +28,6 @@ _LONG_SECONDS = 60.0
 # Smaller batches of runs are slower, and larger ones would make a block too long.
 _MIN_RUNS, _MIN_RUNS_OF_ONE_RECORD, _MIN_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
 _MAX_RUNS = 1 << 11
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How the lower bound to report is computed, and when an audit may stop early.
-
-    `proxy` is the statistic of this bound. It is computed after the numbers of trials in `looks`.
-    """
-
-    delta: float
-    confidence: float
-    proxy: str
-    looks: tuple[int, ...]
-    stop_at: float
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an audit runs, and where its results are written. No result depends on it."""
-
-    out: Path
-    jobs: int
-    devices: tuple[str, ...]
-    backend: str
-    scheduler: str
-
-    @property
-    def device_kind(self) -> str:
-        """Kind of all devices: cpu or cuda."""
-        return self.devices[0].split(":")[0]
-
-    @property
-    def workers(self) -> int:
-        """Number of processes that play: `jobs`, but at least one per device."""
-        return max(self.jobs, len(self.devices))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The size of an audit, and the limits beyond which it is refused."""
-
-    budgets: int
-    repeats: int
-    trials: int
-    views: int
-    protocol: Protocol
-    steps: int
-    records: int
-    model: str
-    place: Place
-    max_runs: float
-    max_hours: float
-    max_budgets: int
-
-    @property
-    def total_trials(self) -> int:
-        """Number of trials of the whole audit."""
-        return self.budgets * self.repeats * self.trials
-
-    @property
-    def runs_per_trial(self) -> float:
-        """Expected runs of one trial; the largest expectation if it depends on the data."""
-        return self.protocol.expected_work
-
-    @property
-    def expected_runs(self) -> float:
-        """Expected runs of the whole audit."""
-        return self.total_trials * self.runs_per_trial
 
 
 @dataclass(frozen=True, order=True)

@@ -12,11 +12,10 @@ import numpy as np
 
 from audit import lower_bounds
 from audit.arrays import BoolArray, FloatArray, IntArray
-from audit.game.blocks import Block, Evaluation
-from audit.game.settings import AuditConfig
+from audit.game.blocks import Block
+from audit.game.settings import AuditConfig, Evaluation
 from audit.game.setup import set_up
-from audit.simulation import Winners
-from audit.simulation.tune import tune
+from audit.simulation.simulator import Winners, tune
 
 
 @dataclass(frozen=True)

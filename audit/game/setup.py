@@ -29,11 +29,9 @@ from audit.dpsgd import (
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RepeatedRuns
-from audit.simulation import Winners
-from audit.simulation.winners import GameContext
+from audit.simulation.simulator import GameContext, Winners
 from audit.upper_bounds.reduced import log_density
-from threat_models import ThreatModel, WorstOrder
-from threat_models.scores import TwoTails
+from threat_models import ThreatModel, TwoTails, WorstOrder
 
 # Part of the seed of acceptance runs; trials have the key (budget, repeat, block) instead.
 _ACCEPTANCE = 1

@@ -29,8 +29,9 @@ from audit.errors import (
     WorkerDied,
     missing_extra,
 )
-from audit.game.blocks import Block, Place
+from audit.game.blocks import Block
 from audit.game.play import Trials
+from audit.game.settings import Place
 from audit.game.store import RunFolder
 from audit.processes import end_with_parent, watch_ray
 from audit.tuning.devices import Devices, shared_devices

@@ -19,9 +19,8 @@ from audit import console, lower_bounds, upper_bounds
 from audit.dpsgd import PRECISIONS
 from audit.errors import InvalidInput
 from audit.game import store
-from audit.game.blocks import Evaluation
 from audit.game.play import Trials, TrialsOfViews
-from audit.game.settings import AuditConfig
+from audit.game.settings import AuditConfig, Evaluation
 from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound, SequentialPlan
 from audit.lower_bounds.scores import Scores

@@ -20,8 +20,7 @@ from audit.arrays import FloatArray
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
-from audit.simulation.tune import tune
-from audit.simulation.winners import GameContext
+from audit.simulation.simulator import GameContext, tune
 from audit.upper_bounds.registry import find
 from studies.papers.distributions import cost_ratio, tnb_with_mean
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy

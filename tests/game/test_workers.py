@@ -31,8 +31,8 @@ from joblib.parallel import SequentialBackend
 from audit import run
 from audit.errors import InvalidInput, WorkerDied
 from audit.game import setup, workers
-from audit.game.blocks import Block, Place
-from audit.game.settings import AuditConfig
+from audit.game.blocks import Block
+from audit.game.settings import AuditConfig, Place
 from audit.tuning.devices import Devices
 
 pytestmark = pytest.mark.usefixtures("quick_reports")

@@ -20,8 +20,7 @@ from audit.protocols import adaptive_density
 from audit.report.assemble import assemble
 from audit.report.text import to_text
 from audit.simulation import batch_samplers
-from audit.simulation.tune import draw_candidates, tune
-from audit.simulation.winners import GameContext
+from audit.simulation.simulator import GameContext, draw_candidates, tune
 from audit.tuning.journal import Record
 from audit.tuning.space import Space, Uniform
 from threat_models import build

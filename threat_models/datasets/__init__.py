@@ -11,8 +11,8 @@ from threat_models.datasets.catalogue import (
     RECORD_SHAPES,
     RemoteFile,
     check_name,
+    require,
 )
-from threat_models.datasets.files import require
 from threat_models.datasets.loading import canary, foreign_canary, load
 from threat_models.datasets.records import Records
 

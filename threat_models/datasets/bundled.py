@@ -3,8 +3,7 @@
 import numpy as np
 
 from threat_models.datasets.catalogue import CLASSES
-from threat_models.datasets.contents import Bytes
-from threat_models.datasets.records import Records
+from threat_models.datasets.records import Bytes, Records
 
 
 def digits(train: bool) -> tuple[Bytes, Bytes]:

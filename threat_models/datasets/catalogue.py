@@ -1,8 +1,36 @@
-"""The data sets: their files, record shapes, and the data sets of their canaries."""
+"""The data sets: their files and where to find them, record shapes, and data sets of canaries."""
 
+import contextlib
+import logging
+import os
+import sys
+import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from audit import checks
+
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+_CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+RECORD_SHAPES: dict[str, tuple[int, int, int]] = {
+    "FASHION": (1, 28, 28),
+    "MNIST": (1, 28, 28),
+    "CIFAR10": (3, 32, 32),
+    "SVHN": (3, 32, 32),
+    "DIGITS": (1, 8, 8),
+}
+"""Shape of one record of every data set."""
+CLASSES = 10
+"""All five data sets have ten classes."""
+FOREIGN = {
+    "FASHION": "MNIST",
+    "MNIST": "FASHION",
+    "CIFAR10": "SVHN",
+    "SVHN": "CIFAR10",
+    "DIGITS": "PATCHES",
+}
+"""The data set of the input canary for each training set (`foreign_canary`)."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +59,6 @@ def _idx(
         for name, checksum in zip(names, checksums, strict=True)
     )
 
-
-_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-_CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 FILES: dict[str, tuple[RemoteFile, ...]] = {
     "FASHION": _idx(
@@ -81,27 +106,6 @@ FILES: dict[str, tuple[RemoteFile, ...]] = {
 }
 """The files of every data set, the training split first."""
 
-RECORD_SHAPES: dict[str, tuple[int, int, int]] = {
-    "FASHION": (1, 28, 28),
-    "MNIST": (1, 28, 28),
-    "CIFAR10": (3, 32, 32),
-    "SVHN": (3, 32, 32),
-    "DIGITS": (1, 8, 8),
-}
-"""Shape of one record of every data set."""
-
-CLASSES = 10
-"""All five data sets have ten classes."""
-
-FOREIGN = {
-    "FASHION": "MNIST",
-    "MNIST": "FASHION",
-    "CIFAR10": "SVHN",
-    "SVHN": "CIFAR10",
-    "DIGITS": "PATCHES",
-}
-"""The data set of the input canary for each training set (`foreign_canary`)."""
-
 
 def check_name(name: str) -> str:
     """The name of a known data set, given in upper or lower case."""
@@ -113,3 +117,79 @@ def split_files(name: str, train: bool) -> tuple[RemoteFile, ...]:
     files = FILES[name]
     test = 2 if len(files) == 4 else 1
     return files[:-test] if train else files[-test:]
+
+
+def folder_of(data_root: str | None) -> Path:
+    """The data folder: `data_root`, else AUDIT_DATA_ROOT, else a folder in the user's cache."""
+    root = data_root or os.environ.get("AUDIT_DATA_ROOT")
+    return Path(root) if root else Path.home() / ".cache" / "dp-tuning-audit"
+
+
+def require(splits: Sequence[tuple[str, bool]], data_root: str | None = None) -> None:
+    """Downloads and checks the missing files of several splits, pairs of data set and `train`.
+
+    A FileNotFoundError lists the missing files of all splits.
+    """
+    root = folder_of(data_root)
+    missing: list[str] = []
+    reason: Exception | None = None
+    for name, train in splits:
+        files = split_files(name, train)
+        if all(local(root, file).exists() for file in files):
+            continue
+        folders = {folder for file in files for folder in (root / file.path).parents}
+        absent = [folder for folder in folders if not folder.exists()]
+        try:
+            _download(files, root)
+        except Exception as error:  # networks, disks and servers raise many classes
+            reason = error
+            _remove_if_empty(absent)
+            missing += [f.path for f in files if not local(root, f).exists()]
+    if reason is not None:
+        names = dict.fromkeys(name for name, _ in splits)
+        raise FileNotFoundError(
+            f"data of {' and '.join(names)} must be in {root}, and missing files cannot be "
+            f"downloaded ({type(reason).__name__}: {reason}); add: {', '.join(missing)}"
+        ) from reason
+
+
+def paths_of(name: str, train: bool, data_root: str | None) -> list[Path]:
+    """The paths of one split's files, after downloading missing ones."""
+    require([(name, train)], data_root)
+    return [local(folder_of(data_root), file) for file in split_files(name, train)]
+
+
+def local(root: Path, file: RemoteFile) -> Path:
+    """The path of a file; of the unpacked file if it exists."""
+    path = root / file.path
+    unpacked = path.with_suffix("")
+    return unpacked if path.suffix == ".gz" and unpacked.exists() else path
+
+
+def _remove_if_empty(folders: Sequence[Path]) -> None:
+    """Removes the empty ones of these folders, which a failed download created."""
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _download(files: tuple[RemoteFile, ...], root: Path) -> None:
+    """Downloads the missing files of one split and checks their md5."""
+    import pooch
+
+    pooch.get_logger().setLevel(logging.WARNING)  # the progress bar shows the downloads
+    for file in files:
+        target = root / file.path
+        if local(root, file).exists():
+            continue
+        fetched = pooch.retrieve(
+            file.url,
+            known_hash=f"md5:{file.checksum}",
+            progressbar=sys.stderr.isatty(),
+            path=root if file.is_archived else target.parent,
+            fname=file.url.rsplit("/", 1)[1] if file.is_archived else target.name,
+        )
+        if file.is_archived:
+            with tarfile.open(fetched) as tar:
+                for member in files:
+                    tar.extract(member.path, root, filter="data")

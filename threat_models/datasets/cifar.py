@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from audit.errors import InvalidInput
-from threat_models.datasets.contents import Bytes, labels_of, pixels_of, read_bytes, reading
 from threat_models.datasets.plain_pickle import load
+from threat_models.datasets.records import Bytes, labels_of, pixels_of, read_bytes, reading
 
 
 def read_cifar(paths: list[Path]) -> tuple[Bytes, Bytes]:

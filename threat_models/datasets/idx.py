@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from audit.errors import InvalidInput
-from threat_models.datasets.contents import MAX_BYTES, Bytes, labels_of, pixels_of, reading
+from threat_models.datasets.records import MAX_BYTES, Bytes, labels_of, pixels_of, reading
 
 
 def read_idx_pair(paths: list[Path]) -> tuple[Bytes, Bytes]:

@@ -9,12 +9,10 @@ import numpy as np
 from audit import checks
 from canaries import InputCanary
 from threat_models.datasets.bundled import digits, natural_patches
-from threat_models.datasets.catalogue import CLASSES, FOREIGN, check_name
+from threat_models.datasets.catalogue import CLASSES, FOREIGN, check_name, paths_of
 from threat_models.datasets.cifar import read_cifar
-from threat_models.datasets.contents import Bytes
-from threat_models.datasets.files import paths_of
 from threat_models.datasets.idx import read_idx_pair
-from threat_models.datasets.records import Records
+from threat_models.datasets.records import Bytes, Records
 from threat_models.datasets.svhn import read_svhn
 
 log = logging.getLogger(__name__)

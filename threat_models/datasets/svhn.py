@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from audit.errors import InvalidInput
-from threat_models.datasets.contents import (
+from threat_models.datasets.records import (
     MAX_BYTES,
     Bytes,
     labels_of,
