@@ -482,9 +482,9 @@ _ALL = (
     FindingKind(
         "use of others",
         "contribution",
-        "Whether a record is used at all depends on another record: in {runs} runs an exchange of "
-        "its label changes no step, and after another record was exchanged it does. So one record "
-        "changes what two records contribute.",
+        "Whether a record is used depends on another record: an exchange of its label changes a "
+        "step in {used} of {runs} runs, and after another record was exchanged in {less}. So one "
+        "record changes what two records contribute.",
         "Records are left out by a rule on all of them: a distance from the mean, a quantile, or a "
         "search for duplicates.",
         "Leave records out by a rule on each of them alone, with public limits, or from a "

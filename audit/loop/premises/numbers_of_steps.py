@@ -1,11 +1,12 @@
 """Whether a record changes how many steps are taken, whether they have noise, or who is used."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from audit.loop.explanations import explain
 from audit.loop.premises.canary_pool import PoolRecord
@@ -25,8 +26,9 @@ _FEW_RECORDS = 3
 # Factors by which a record of the data is moved away from the others, and number of records that
 # are left out whose use is tested.
 _FACTORS_OF_DISTANCE, _MAX_LEFT_OUT = (1.5, 2.0, 3.0, 5.0), 3
-# Probability that a used record is in no batch of the seeds, and their largest number.
-_SURE_OF_USE, _MAX_SEEDS_OF_USE = 1e-7, 32
+# Probability that a used record is in no batch of the seeds, their largest number, and number of
+# runs of a test beyond two of these numbers.
+_SURE_OF_USE, _MAX_SEEDS_OF_USE, _RUNS_OF_USE = 1e-7, 32, 20
 
 
 def compare_numbers_of_steps(experiment: Experiment, suspects: Sequence[PoolRecord]) -> bool:
@@ -150,14 +152,33 @@ def compare_use_of_others(experiment: Experiment, left_out: Sequence[PoolRecord]
         return
     extreme = max(left_out, key=lambda record: np.nan_to_num(record.size))
     for record in [of_data, *_moved_away(of_data), *left_out[:_MAX_LEFT_OUT]]:
-        uses = {}
-        for name, exchanged in (("usual", of_data), ("extreme", extreme), ("equal", record)):
-            uses[name] = _is_used(experiment, record, labels, exchanged, seeds)
-        if len(set(uses.values())) > 1:
-            experiment.verdicts.findings.append(explain("use of others", runs=seeds))
+        used, unused = None, None
+        for exchanged in (of_data, extreme, record):
+            shows = _label_shows(experiment, record, labels, exchanged)
+            if any(next(shows) for _ in range(seeds)):
+                used = exchanged
+            else:
+                unused = exchanged
+        if used is not None and unused is not None:
+            pair = [_label_shows(experiment, record, labels, other) for other in (used, unused)]
+            _collect_uses(experiment, pair, _RUNS_OF_USE + 2 * seeds)
             return
         if not experiment.work_left(0.45):
             return
+
+
+def _collect_uses(experiment: Experiment, pair: Sequence[Iterator[bool]], runs: int) -> None:
+    """Compares how often a record's label shows with either of two records, by Fisher's test.
+
+    A function may mask labels at random, so that a used record is not seen in all of its batches.
+    """
+    shown, still_shown = (sum(next(shows) for _ in range(runs)) for shows in pair)
+    table = np.array([[shown, runs - shown], [still_shown, runs - still_shown]])
+    p_value = float(stats.fisher_exact(table)[1])
+    # Bonferroni's inequality over the records, and the pairs of records that were exchanged.
+    tests = 3 * (1 + len(_FACTORS_OF_DISTANCE) + _MAX_LEFT_OUT)
+    numbers: dict[str, float | int | str] = {"runs": runs, "used": shown, "less": still_shown}
+    experiment.verdicts.collect(TestResult(min(1.0, tests * p_value), "use of others", numbers))
 
 
 def seeds_until_included(experiment: Experiment, error: float) -> int | None:
@@ -185,14 +206,13 @@ def _moved_away(record: PoolRecord) -> list[PoolRecord]:
     ]
 
 
-def _is_used(
-    experiment: Experiment,
-    record: PoolRecord,
-    labels: Sequence[Any],
-    exchanged: PoolRecord,
-    seeds: int,
-) -> bool:
-    """Whether a record's label changes any step while another record is in the data."""
+def _label_shows(
+    experiment: Experiment, record: PoolRecord, labels: Sequence[Any], exchanged: PoolRecord
+) -> Iterator[bool]:
+    """Whether a record's label changes any step while another record is in the data, by seeds.
+
+    The seeds differ between the calls, so that a first look and a test are independent.
+    """
     other_label = next(label for label in labels if label != record.label)
     other_place = 0 if experiment.place != 0 else 1
     around = replace_one(experiment.records, exchanged, other_place)
@@ -200,12 +220,8 @@ def _is_used(
         experiment.exchange(around, labelled)
         for labelled in (record, replace(record, label=other_label))
     ]
-    for number in range(seeds):
-        seed = experiment.seed_of(1600 + number)
+    while True:
+        seed = experiment.seed_of(1600 + experiment.runs.count)
         runs = [experiment.coupled(records, seed, digests=False) for records in data]
-        if any(run.error for run in runs) or len(runs[0].steps) != len(runs[1].steps):
-            return True
-        pairs = zip(*(run.steps for run in runs), strict=True)
-        if any(not np.array_equal(ours.gradient, theirs.gradient) for ours, theirs in pairs):
-            return True
-    return False
+        pairs = zip(*(run.steps for run in runs), strict=False)
+        yield any(not np.array_equal(ours.gradient, theirs.gradient) for ours, theirs in pairs)

@@ -53,7 +53,8 @@ def compare_at_trained_weights(
     trained = replace(
         experiment,
         pool=tuple(pool.values())[:_MAX_POOL],
-        verdicts=experiment.verdicts.of_later_steps(),
+        # The notes on the usual weights say the same.
+        verdicts=replace(experiment.verdicts.of_later_steps(), notes=[]),
         forced=forced,
         base=forced.from_step(1),
         accounted=replace(accounted, expanded=accounted.expanded[1:] or accounted.expanded),
