@@ -11,7 +11,7 @@ from audit.loop.result import CheckResult
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import Train
 from audit.loop.runs.watch import Watch
-from audit.loop.sources.current import step
+from audit.loop.sources.arrays import step
 from audit.loop.sources.script import ScriptResult, script
 
 __all__ = [

@@ -822,7 +822,7 @@ _ALL = (
         "weights are those of an epoch that was chosen by private records.",
         "Save them in another file that is not released, choose the epoch by public records, or "
         "add noise and account for it.",
-        test="saved_files.compare_saved",
+        test="forced_releases.compare_saved",
     ),
     FindingKind(
         "saved files",
@@ -831,7 +831,7 @@ _ALL = (
         "same.",
         "The weights are saved whenever a loss or an accuracy on private records improves.",
         "Save the weights at steps that are fixed beforehand, or decide by public records.",
-        test="saved_files.compare_saved",
+        test="forced_releases.compare_saved",
     ),
     FindingKind(
         "generator state",

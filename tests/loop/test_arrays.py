@@ -19,8 +19,7 @@ from audit.loop.premises.mechanisms import compare_declared_of_steps
 from audit.loop.runs.coupled_runs import DeclaredNoise, RecordingWatch
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
-from audit.loop.runs.watch import Watch
-from audit.loop.sources.accounts import StatedAccountant
+from audit.loop.runs.watch import StatedAccountant, Watch
 from audit.loop.sources.trees import Tree
 
 pytestmark = pytest.mark.usefixtures("little_work")

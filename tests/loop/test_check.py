@@ -47,8 +47,7 @@ from audit.loop import (
     checking,
     command,
 )
-from audit.loop.attack.attack import Attack
-from audit.loop.attack.discriminant import discriminant
+from audit.loop.attack.attack import Attack, discriminant
 from audit.loop.result import ATTACK_ERROR
 from audit.loop.runs import readings
 from audit.loop.runs.readings import model_and_numbers

@@ -13,7 +13,7 @@ from torch import nn
 
 from audit.loop import TrainingSet
 from audit.loop.premises.check_premises import check_premises
-from audit.loop.premises.saved_files import RunToEnd, compare_saved
+from audit.loop.premises.forced_releases import RunToEnd, compare_saved
 from audit.loop.premises.verdicts import Verdicts
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes

@@ -8,8 +8,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from audit.loop.runs.records import TrainingSet
-from audit.loop.sources.script_arrays import StoredRecords
-from audit.loop.sources.script_items import ItemForm
+from audit.loop.sources.script_items import ItemForm, StoredRecords
 
 PLACES = [1, 3, 4]
 

@@ -8,7 +8,7 @@ import pytest
 from premise_reports import report
 from scipy import stats
 
-from audit.loop.premises.two_samples import two_sample_p_value
+from audit.loop.premises.verdicts import two_sample_p_value
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.fourth_turn import FOURTH_TURN
 from benchmarks.training_loops.loops import Loop

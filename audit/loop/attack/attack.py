@@ -13,7 +13,6 @@ from scipy import stats
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, require_modules
-from audit.loop.attack.discriminant import discriminant
 from audit.loop.attack.residuals import RUNS_PER_TRIAL, Residuals
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.training_runs import (
@@ -29,20 +28,21 @@ from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
 from audit.seeding import restored_generators
 
+# Smallest share of the within-class covariance that is replaced by its mean variance times the
+# identity. The share is larger with fewer trials per recorded number.
+_SMALLEST_SHRINKAGE = 0.02
+# Numbers are clipped to this many robust standard deviations before the weights are learned.
+_LIMIT = 4.0
+_DEVIATION_OF_NORMAL = 1.4826  # standard deviation in units of the median absolute deviation
 Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
-
 MAX_EPSILON = 500.0
 """For larger claims, detectable noise and the necessary number of trials are not computed."""
-
 DEFAULT_TRIALS, MIN_TRIALS = 1000, 100
 """Numbers of trials of an attack, unless the caller chooses another: at most, and at least."""
-
 ATTACK_WORK = 30_000.0
 """Work of the trials above which fewer than 1,000 are played, see `audit.loop.runs.work`."""
-
 MAX_WORK_OF_ALL_TRIALS = 8 * ATTACK_WORK
 """Work above which no further trials are played where the first suggest a leak."""
-
 # One quarter of the trials is used to learn the linear statistic, which the others then judge.
 _TO_LEARN = 4
 # Fewer trials on each side are not enough to learn from.
@@ -61,6 +61,50 @@ _POWER = 0.8
 # A random number of steps is constant on both sides, and differs between them, with probability at
 # most 2^-15 in this number of trials.
 _MIN_TRIALS_OF_STEPS = 16
+
+
+def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | None:
+    """Fisher's linear discriminant with a shrunk covariance, of clipped numbers.
+
+    A rare output that reveals the record is far from all others. It would inflate the variance of
+    its number, whose weight would then be too small to reveal anything.
+
+    Args:
+        without: [n0, f], numbers recorded in trials without the record.
+        with_record: [n1, f], numbers recorded in trials with it.
+
+    Returns:
+        [f] weights; a high weighted sum indicates the record. None if all trials are equal.
+    """
+    recorded = _clipped(np.concatenate([without, with_record]))
+    without, with_record = recorded[: len(without)], recorded[len(without) :]
+    scale = recorded.std(axis=0)
+    varies = np.isfinite(scale) & (scale > 1e-12 * np.abs(recorded).max(axis=0))
+    if not varies.any():
+        return None
+    scale = np.where(varies, scale, 1.0)
+    weights = np.where(varies, 1.0 / scale, 0.0)
+    means = [sample.mean(axis=0) for sample in (without, with_record)]
+    within = np.concatenate([without - means[0], with_record - means[1]]) * weights
+    trials, numbers = len(recorded), int(varies.sum())
+    covariance = within.T @ within / max(trials - 2, 1)
+    shrinkage = min(max(numbers / (numbers + trials), _SMALLEST_SHRINKAGE), 1.0)
+    mean_variance = max(np.trace(covariance) / numbers, 1e-12)
+    shrunk = (1.0 - shrinkage) * covariance + shrinkage * mean_variance * np.eye(len(weights))
+    direction: FloatArray = np.linalg.solve(shrunk, (means[1] - means[0]) * weights) * weights
+    return direction
+
+
+def _clipped(numbers: FloatArray) -> FloatArray:
+    """[n, f], numbers within a few robust standard deviations of their median.
+
+    A number that is the same in most trials has no such deviation, and stays as it is.
+    """
+    center = np.median(numbers, axis=0)
+    deviation = _DEVIATION_OF_NORMAL * np.median(np.abs(numbers - center), axis=0)
+    reach = np.where(deviation > 0, _LIMIT * deviation, np.inf)
+    clipped: FloatArray = np.clip(numbers, center - reach, center + reach)
+    return clipped
 
 
 @dataclass(frozen=True)

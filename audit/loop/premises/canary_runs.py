@@ -11,7 +11,6 @@ from scipy import stats
 
 from audit.arrays import FloatArray
 from audit.loop.explanations import explain, influence, weights_outside
-from audit.loop.premises.array_canaries import search_canaries
 from audit.loop.premises.canary_pool import (
     BY_LENGTH,
     PoolRecord,
@@ -23,6 +22,7 @@ from audit.loop.premises.canary_pool import (
     opposite_pair,
     records_of_many_lengths,
     records_that_are_not_finite,
+    search_canaries,
 )
 from audit.loop.premises.contributions import Contributions, contributions
 from audit.loop.premises.experiment import (

@@ -11,7 +11,7 @@ from audit.loop.explanations import explain
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.premises.noise import TestResult
-from audit.loop.premises.two_samples import two_sample_p_value
+from audit.loop.premises.verdicts import two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
-from audit.loop.runs.callers import line_of_user
 from audit.loop.runs.generators import (
     digest_of_generators,
     global_states,
@@ -32,12 +31,11 @@ from audit.loop.runs.generators import (
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
-from audit.loop.runs.saved_files import SavedFile, recorded_files
+from audit.loop.runs.saved_files import SavedFile, line_of_user, recorded_files
 from audit.loop.runs.training_runs import Train, many_runs, seed_everything
 from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import SHARE_OF_RUN, CouldNotFinish, CpuLimit, work_of
-from audit.loop.sources.arrays import Gradient, record_gradient
-from audit.loop.sources.current import current_watch
+from audit.loop.sources.arrays import Gradient, current_watch, record_gradient
 from audit.loop.sources.trees import Tree, as_numbers
 from audit.opacus_objects import (
     History,

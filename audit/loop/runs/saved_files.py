@@ -19,12 +19,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from audit.loop.runs.callers import line_of_user
 from audit.loop.runs.released_numbers import numbers_of
 from threat_models.user_code import format_error
 
+_OTHERS = (
+    *("audit", "torch", "opacus", "contextlib", "functools", "lightning", "pytorch_lightning"),
+    *("transformers", "accelerate", "safetensors", "fsspec"),
+)
 _Patch = tuple[Any, str, Any]
 _MODULES_BELOW = 4
+
+
+def line_of_user() -> str:
+    """File and line of the innermost caller that belongs to the user; empty if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if package not in _OTHERS:
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""
 
 
 @dataclass(frozen=True)

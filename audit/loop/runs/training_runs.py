@@ -19,7 +19,7 @@ from audit.loop.runs.optimizer_hooks import remembered_calibration
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import CouldNotFinish
-from audit.loop.sources.current import current_watch
+from audit.loop.sources.arrays import current_watch
 from audit.opacus_objects import History, history_of
 from audit.seeding import restored_generators, seed_global_generators
 from threat_models.user_code import call_user_code

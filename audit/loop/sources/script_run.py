@@ -38,8 +38,7 @@ from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Sha
 from audit.loop.runs.training_runs import seed_everything
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import IDLE_SECONDS
-from audit.loop.sources.script_arrays import StoredRecords
-from audit.loop.sources.script_items import ItemForm
+from audit.loop.sources.script_items import ItemForm, StoredRecords
 from threat_models.user_code import format_error
 
 _PREAMBLE_SEED = 0
