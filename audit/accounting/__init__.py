@@ -30,15 +30,18 @@ from audit.accounting.conversion import (
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
-from audit.accounting.event import from_event
+from audit.accounting.event import from_event, from_opacus
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
-from audit.accounting.parsing import parse_mechanism, read_curve
 from audit.accounting.random_allocation import RandomAllocation
-from audit.accounting.recorded import from_opacus
-from audit.accounting.serialization import mechanism_from_dict, mechanism_to_dict
+from audit.accounting.serialization import (
+    mechanism_from_dict,
+    mechanism_to_dict,
+    parse_mechanism,
+    read_curve,
+)
 from audit.errors import DeltaUnreachable
 from audit.numerics import best_alpha
 

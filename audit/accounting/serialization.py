@@ -1,7 +1,9 @@
-"""Converts mechanisms to plain values for files, and back."""
+"""Mechanisms as plain values for files, and back; mechanisms from text, and curves from files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from audit.accounting.dpsgd import DpSgd
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.random_allocation import RandomAllocation
+from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numbers_from_text import read_number
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     kind.__name__: kind
@@ -39,6 +43,20 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     )
 }
 """The mechanisms that files can hold, by name."""
+_LONGEST = 10**7  # characters of a file with a curve
+_BASES: dict[str, tuple[Callable[..., Mechanism], tuple[int, ...]]] = {
+    "gaussian": (GaussianMechanism, (1,)),
+    "laplace": (LaplaceMechanism, (1,)),
+    "response": (RandomisedResponse, (1, 2)),
+    "pure": (PureDp, (1,)),
+    "approximate": (ApproximateDp, (2,)),
+    "zcdp": (ZeroConcentratedDp, (1,)),
+    "allocation": (RandomAllocation, (3, 4)),
+    "fixed-allocation": (partial(RandomAllocation, fixed=True), (3,)),
+    "renyi": (RenyiCurve, ()),
+    "profile": (PrivacyProfile, ()),
+}
+"""Kinds of mechanisms, and the allowed numbers of parameters; none if it is read from a file."""
 
 
 def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
@@ -111,3 +129,86 @@ def _read(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_read, value))
     return value
+
+
+def read_curve(path: str | Path, name: str = "path") -> tuple[FloatArray, FloatArray]:
+    """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
+
+    Args:
+        path: the file.
+        name: name of the parameter in error messages.
+
+    Raises:
+        InvalidInput: the file is missing, or a line does not hold two numbers.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "profile.csv")
+        ...     _ = file.write_text("0.5,0.001")
+        ...     epsilons, deltas = read_curve(file)
+        >>> epsilons.tolist(), deltas.tolist()
+        ([0.5], [0.001])
+    """
+    rows = []
+    try:
+        lines = checks.read_text(path, _LONGEST).splitlines()
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidInput(
+            f"{name} must be a readable csv file, got {checks.one_line(str(path))}: "
+            f"{checks.reason_of(error)}"
+        ) from error
+    for number, line in enumerate(lines):
+        fields = line.replace(",", " ").split()
+        try:
+            x, y = map(read_number, fields)
+            rows.append((x, y))
+        except ValueError:
+            if fields and number > 0:
+                raise InvalidInput(
+                    f"{name} must hold two numbers per line, got {line!r} in {str(path)!r}"
+                ) from None
+    if not rows:
+        raise InvalidInput(f"{name} must hold two numbers per line, got none in {str(path)!r}")
+    x, y = np.array(rows).T
+    return x, y
+
+
+def parse_mechanism(spec: str | Mechanism) -> Mechanism:
+    """Reads a base mechanism from text; returns a mechanism unchanged.
+
+    Args:
+        spec: `gaussian:MU`, `laplace:SCALE`, `response:EPSILON[,OPTIONS]`, `pure:EPSILON`,
+            `approximate:EPSILON,DELTA`, `zcdp:RHO`, `allocation:NOISE,BATCHES,EPOCHS[,PER_EPOCH]`,
+            `fixed-allocation:NOISE,BATCHES,EPOCHS` (a record keeps its batch), `renyi:FILE` (orders
+            and divergences in two columns) or `profile:FILE` (epsilons and deltas).
+
+    Raises:
+        InvalidInput: the mechanism is unknown, the number of parameters is wrong, or a parameter is
+            out of its range.
+
+    Example:
+        >>> parse_mechanism("pure:0.5")
+        PureDp(epsilon_0=0.5)
+    """
+    if isinstance(spec, Mechanism):
+        return spec
+    if not isinstance(spec, str):
+        raise InvalidInput(f"base must be a mechanism, or one as text, got {checks.one_line(spec)}")
+    name, _, text = spec.strip().partition(":")
+    name = checks.one_of("base", name, _BASES)
+    make, allowed = _BASES[name]
+    if not allowed:
+        return make(*read_curve(text, f"base {name}"))
+    numbers: list[Any] = text.split(",")  # as text, which the mechanism reads
+    try:
+        for token in numbers:
+            read_number(token)
+    except ValueError:
+        numbers = []
+    if len(numbers) not in allowed:
+        count = " or ".join(map(str, allowed))
+        plural = "number" if allowed == (1,) else "numbers"
+        raise InvalidInput(f"base {name!r} takes {count} {plural} after the colon, got {text!r}")
+    return make(*numbers)

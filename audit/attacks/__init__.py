@@ -4,11 +4,10 @@ Each attack states the epsilon that it attains, which shows how far a bound can 
 cost. Audits use `attack_order` and `attack_tails` for the score `worst-order`.
 """
 
-from audit.attacks.adaptive import AdaptiveAttack, adaptive_attack
+from audit.attacks.adaptive import AdaptiveAttack, LabelAttack, adaptive_attack, label_attack
 from audit.attacks.orders import TunedOrder, attack_order, worst_case_order, worst_case_split_order
 from audit.attacks.subset import SubsetAttack, subset_attack
 from audit.attacks.tails import AcceptedTails, attack_tails
-from audit.attacks.three_labels import LabelAttack, label_attack
 
 __all__ = [
     "AcceptedTails",

@@ -27,7 +27,7 @@ from audit.certificate.conditions import (
 )
 from audit.certificate.numbers import GROUPS, Numbers, TradeOff, rounded_up
 from audit.errors import InvalidInput
-from audit.lower_bounds.rates import upper_limit
+from audit.lower_bounds.rules import upper_limit
 from audit.numerics import format_exact
 from audit.protocols import Protocol
 from audit.typed_json import (

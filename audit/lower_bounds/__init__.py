@@ -18,8 +18,12 @@ from audit.lower_bounds.estimators import (
     pooled_bounds,
 )
 from audit.lower_bounds.families import WorstOrderCurve, family_bound
-from audit.lower_bounds.gaussian_canaries import gaussian_canaries_bound
-from audit.lower_bounds.gaussian_curves import GaussianCurve, LiftedCurve, PooledGaussianCurve
+from audit.lower_bounds.gaussian_curves import (
+    GaussianCurve,
+    LiftedCurve,
+    PooledGaussianCurve,
+    gaussian_canaries_bound,
+)
 from audit.lower_bounds.one_run import independent_canaries_bound, one_run_bounds
 from audit.lower_bounds.planning import max_detectable_epsilon, trials_needed
 from audit.lower_bounds.pooled_scan import PooledScan

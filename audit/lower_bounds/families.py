@@ -19,9 +19,8 @@ from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import ThresholdEstimator, default_facts
-from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.result import LowerBound
-from audit.lower_bounds.rules import ErrorCounts, FixedThreshold, Split, ThresholdRule
+from audit.lower_bounds.rules import ErrorCounts, FixedThreshold, Split, ThresholdRule, upper_limit
 from audit.numerics import safe_root
 from audit.orders import SplitOrder
 from audit.protocols import RandomSearch

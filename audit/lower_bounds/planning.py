@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from audit import checks
-from audit.lower_bounds import two_tails
+from audit.lower_bounds import scan
 from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.scan import TWO_TAILS_SHARE, Scan
 from audit.lower_bounds.scores import Scores
@@ -81,7 +81,7 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
             return max_detectable_epsilon(trials, trials, delta, confidence)
         # For separated scores and equal numbers of trials, the statistic of both tails proves more
         # than either tail alone.
-        return two_tails.epsilon_lower_limit(trials, trials, delta, alpha, 0)
+        return scan.epsilon_lower_limit(trials, trials, delta, alpha, 0)
 
     missing = epsilon - provable(_MAX_COUNTED_TRIALS)
     if missing > 0.0:

@@ -3,6 +3,8 @@
 A rule takes the scores and a statistic, chooses a threshold, and returns the lower limit of the
 statistic's parameter that is proved there. The limit holds with error alpha for every rule except
 `MaximumOverGrid`. Rules are frozen dataclasses; equal rules choose equal thresholds.
+
+They need upper limits of an error rate from a count, which are defined here, too.
 """
 
 from abc import ABC, abstractmethod
@@ -11,20 +13,59 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
 from audit.arrays import FloatArray
-from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.scores import Scores
+from audit.numerics import QUANTILE_ACCURACY
 from audit.repetitions import Fixed, Repetitions, parse_repetitions
 
+# Limits of all counts are tabulated up to this number of trials.
+_MAX_TABLE_TRIALS = 4096
+# Expected counts below this overflow the beta quantile. Raising them only raises the limit.
+_MIN_POSITIVE_COUNT = 1e-9
 _GRID_SIZE = 200
 _SINGLE_RUN = Fixed(1)
-
 Limit = tuple[float, float | None, Scores]
 """A limit of a parameter, the threshold behind it (if there is one), and the scores it is from."""
+
+
+def upper_limit(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
+    """Clopper-Pearson upper limit of a rate, exact for one threshold, rounded up.
+
+    Expected counts [n] may be fractions, and alpha is at most 0.5. Without trials the limit is 1.
+    Source: Clopper & Pearson 1934; statsmodels' `proportion_confint` computes the same quantile.
+    """
+    count = np.asarray(count)
+    if count.dtype.kind == "i" and 0 < trials <= _MAX_TABLE_TRIALS:
+        return _table(trials, alpha)[count]
+    return _clopper_pearson(count, trials, alpha)
+
+
+@lru_cache(maxsize=256)
+def _table(trials: int, alpha: float) -> FloatArray:
+    return _clopper_pearson(np.arange(trials + 1), trials, alpha)
+
+
+def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
+    count = np.asarray(count, dtype=np.float64)
+    if trials == 0:
+        return np.ones_like(count)
+    tiny = (count > 0) & (count < _MIN_POSITIVE_COUNT)
+    count = np.where(tiny, _MIN_POSITIVE_COUNT, count)
+    below = count < trials
+    shape, other_shape = count[below] + 1.0, trials - count[below]
+    quantile = special.betainccinv(shape, other_shape, alpha) * (1.0 + QUANTILE_ACCURACY)
+    # For more than 1e5 trials, the relative error of the quantile reaches 1e-10. Its tail is
+    # accurate, and -log(tail) is a convex function of the limit that starts at 0.
+    tail = special.betaincc(shape, other_shape, np.minimum(quantile, 1.0))
+    short = tail > alpha
+    quantile[short] *= np.log(alpha) / np.log(tail[short]) * (1.0 + QUANTILE_ACCURACY)
+    limit = np.ones_like(count)
+    limit[below] = np.minimum(quantile, 1.0)
+    return limit
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from scipy import stats
 from audit import lower_bounds, repetitions
 from audit.accounting import calibrate_mu
 from audit.claims import Assumption, facts_of_tuning
-from audit.lower_bounds import PooledScan, pooled_scan, rates
+from audit.lower_bounds import PooledScan, pooled_scan, rules
 from audit.lower_bounds.clopper_pearson import epsilon_from_limits
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
@@ -87,8 +87,8 @@ def test_all_runs_prove_more_than_limits_at_the_best_threshold() -> None:
     found = []
     for _ in range(8):
         low, high = rng.normal(size=runs), rng.normal(mu, size=runs)
-        fp = rates.upper_limit(int(np.sum(low > threshold)), runs, 0.025)
-        fn = rates.upper_limit(int(np.sum(high <= threshold)), runs, 0.025)
+        fp = rules.upper_limit(int(np.sum(low > threshold)), runs, 0.025)
+        fn = rules.upper_limit(int(np.sum(high <= threshold)), runs, 0.025)
         limits = TNB.phi_survival(fp), TNB.phi(fn)
         at_threshold = float(epsilon_from_limits(*map(np.asarray, limits), DELTA))
         found.append((pooled(low, high, DELTA).epsilon, at_threshold))

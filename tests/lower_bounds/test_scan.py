@@ -16,7 +16,7 @@ from simulated_scores import DELTA, bound_of, least_favourable, max_violations
 
 from audit import lower_bounds
 from audit.accounting import GaussianMechanism
-from audit.lower_bounds import scan, two_tails
+from audit.lower_bounds import scan
 from audit.lower_bounds.scores import Scores
 
 
@@ -125,19 +125,17 @@ def test_two_tails_probability_equals_simulation() -> None:
     for n0, n1, epsilon, delta in [(12, 10, 1.0, 0.05), (30, 40, 2.0, 1e-5), (50, 50, 0.3, 0.6)]:
         smallest = np.array(
             [
-                two_tails.min_errors(Scores.of(*least_favourable(epsilon, delta, rng, n0, n1)))[0]
+                scan.min_errors(Scores.of(*least_favourable(epsilon, delta, rng, n0, n1)))[0]
                 for _ in range(audits)
             ]
         )
         for errors in np.unique(np.quantile(smallest, [0.02, 0.1, 0.5])).astype(int):
             rate = np.mean(smallest <= errors)
-            found = two_tails.probability(n0, n1, delta, epsilon, int(errors), 0.05)
+            found = scan.probability(n0, n1, delta, epsilon, int(errors), 0.05)
             slack = 4.0 * math.sqrt(rate * (1.0 - rate) / audits)
             assert rate - slack < found < 1.03 * rate + slack
         # The probability increases with epsilon.
-        at_epsilon = [
-            two_tails.probability(n0, n1, delta, e, 3, 0.05) for e in (0.0, 0.5, 1.5, 4.0)
-        ]
+        at_epsilon = [scan.probability(n0, n1, delta, e, 3, 0.05) for e in (0.0, 0.5, 1.5, 4.0)]
         assert at_epsilon == sorted(at_epsilon)
 
 
@@ -148,8 +146,8 @@ def test_two_tails_rounding_covers_factorials_of_many_trials() -> None:
         ups = rng.integers(10**3, trials // 10, 200).astype(np.float64)
         j = np.arange(3.0)
         exact = np.log((ups[:, None] - j) / (trials + 1.0 + j)).sum(axis=1)
-        found = two_tails._reflection(ups, np.full(200, float(trials)), np.full(200, 3.0))
-        allowed = two_tails._rounding(trials, trials)
+        found = scan._reflection(ups, np.full(200, float(trials)), np.full(200, 3.0))
+        allowed = scan._rounding(trials, trials)
         assert np.all(np.abs(np.log(found) - exact) < allowed)
 
 

@@ -20,8 +20,7 @@ from audit.loop.premises.experiment import Experiment, copies, draw_alike, repla
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.verdicts import Verdicts, two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
-from audit.loop.runs.generators import returned_states
-from audit.loop.runs.jax_keys import NOISE, KeyUses, keys_in, recorded_keys
+from audit.loop.runs.generators import NOISE, KeyUses, keys_in, recorded_keys, returned_states
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
 
