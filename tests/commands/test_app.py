@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import audit
+from audit.accounting import RandomAllocation
 from audit.bounds import main as bounds
 from audit.commands import app, calculator
 from audit.errors import InvalidInput
@@ -36,6 +37,12 @@ START = audit.DpSgd(noise_multiplier=1.1, steps=2000, sampling_rate=0.01, neighb
 @pytest.mark.parametrize("title", calculator.cases(10))
 def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = calculator.compute(RUN, title, 10, 1e-5)
+    reproduced(answer, capsys)
+    assert answer.one_run == RUN.epsilon(1e-5) < answer.epsilon
+
+
+def reproduced(answer: calculator.Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Asserts that the lines of Python and the command give the number of the page."""
     *lines, last = answer.python.splitlines()
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)
@@ -46,7 +53,37 @@ def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[
     shown = f"epsilon = {format_rounded(answer.epsilon, up=True)} for the tuning"
     assert capsys.readouterr().out.startswith(shown)
     assert f"({format_rounded(answer.epsilon, up=True)}, 1e-05)" in answer.sentence
-    assert answer.one_run == RUN.epsilon(1e-5) < answer.epsilon
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_random_allocation_is_reproduced(fixed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RandomAllocation(noise_multiplier=1.5, batches=40, epochs=4, fixed=fixed)
+    title = "random search, geometric K"
+    answer = calculator.compute(run, title, 10, 1e-5)
+    reproduced(answer, capsys)
+    assert "add-remove neighbours" in answer.sentence
+    assert ("drawn once for all epochs" in answer.sentence) == fixed
+    assert answer.epsilon <= calculator.first_curve(run, title, 10, 1e-5)[10] * (1.0 + 1e-9)
+    # Four epochs in the same batch cost what one epoch costs with half of the noise.
+    once = RandomAllocation(noise_multiplier=0.75, batches=40, epochs=1)
+    assert (answer.one_run == pytest.approx(once.epsilon(1e-5), rel=1e-6)) == fixed
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Widget.name is deprecated")
+def test_the_page_asks_for_what_describes_the_batches() -> None:
+    pytest.importorskip("panel")
+    inputs = app._Inputs()
+    assert inputs.run() == START
+    for kind in calculator.BATCHES:
+        inputs.batches.value = kind
+        inputs.show_fields()
+        is_poisson = kind == calculator.POISSON
+        assert inputs.rate.visible == inputs.steps.visible == is_poisson
+        assert inputs.per_epoch.visible == inputs.epochs.visible == (not is_poisson)
+        if not is_poisson:
+            expected = RandomAllocation(1.1, 100, 20, fixed=kind == calculator.FIXED)
+            assert inputs.run() == expected
 
 
 def test_protocols_have_the_expected_number_of_runs() -> None:
