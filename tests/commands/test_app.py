@@ -71,7 +71,7 @@ def test_random_allocation_is_reproduced(fixed: bool, capsys: pytest.CaptureFixt
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Widget.name is deprecated")
-def test_the_page_asks_for_what_describes_the_batches() -> None:
+def test_the_page_shows_what_describes_the_batches() -> None:
     pytest.importorskip("panel")
     inputs = app._Inputs()
     assert inputs.run() == START
