@@ -390,10 +390,12 @@ def _compare_distributions(experiment: Experiment, names: set[str]) -> None:
         [
             trace.released
             for number in range(seeds)
-            for trace in [_complete_run(experiment, data, experiment.seed_of(1500 + number))]
+            # Samples with other seeds are independent; coupled ones may depend on each other.
+            for seed in [experiment.seed_of(10_000 * (1 + side) + number)]
+            for trace in [_complete_run(experiment, data, seed)]
             if not trace.error and trace.complete
         ]
-        for data, _, seeds in sides
+        for side, (data, _, seeds) in enumerate(sides)
     ]
     for (_, fewer, _), of_fewer in zip(sides[1:], values[1:], strict=True):
         for name in sorted(names):
