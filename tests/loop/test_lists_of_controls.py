@@ -18,14 +18,10 @@ pytestmark = [
 MISTAKES = arrays.ARRAYS | later.LATER_REPORTS | threads.PUBLIC_THREADS | fifth.FIFTH_TURN
 CORRECT = arrays.ARRAYS_CORRECT | later.LATER_REPORTS_CORRECT | threads.PUBLIC_THREADS_CORRECT
 CORRECT |= fifth.FIFTH_TURN_CORRECT
-MISSED = {"incomplete microbatch joins the next step"}
-"""Mistakes that docs/controls.md states as missed."""
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_found(name: str, request: pytest.FixtureRequest) -> None:
-    if name in MISSED:
-        request.applymarker(pytest.mark.xfail(reason="stated in docs/controls.md", strict=True))
+def test_a_mistake_is_found(name: str) -> None:
     premises = report(MISTAKES[name])
     assert premises.broken, str(premises)
 
