@@ -10,7 +10,7 @@ from audit.commands.bounds_answer import comparison_lines
 from audit.commands.bounds_options import delta_note, one_run
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import compare_protocols
-from audit.upper_bounds.comparison import MAX_COMPARED
+from audit.upper_bounds.costs import MAX_COMPARED
 
 _EXAMPLES = {
     "{}protocols 20 --noise-multiplier 55 --steps 2000": "DP-SGD on full batches",

@@ -5,7 +5,7 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 """
 
 from audit.protocols.adaptive import Adaptive
-from audit.protocols.base import Case, Protocol, all_protocols
+from audit.protocols.base import Case, Protocol, Statement, all_protocols
 from audit.protocols.best_runs import BestRuns
 from audit.protocols.budget_schedule import BudgetSchedule
 from audit.protocols.distinct_candidates import DistinctCandidates
@@ -17,7 +17,6 @@ from audit.protocols.propose_test_release import ProposeTestRelease
 from audit.protocols.random_search import RandomSearch
 from audit.protocols.random_stopping import RandomStopping
 from audit.protocols.sequential import Sequential
-from audit.protocols.statement import Statement
 from audit.protocols.subset import Subset
 from audit.protocols.until_accepted import RepeatedRuns, UntilAccepted
 

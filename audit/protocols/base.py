@@ -5,13 +5,15 @@ sentences, and its dynamics: how many runs there are, which candidate comes next
 ends, which runs are released, and how much noise each run has. Studies, simulations, certificates,
 comparisons, the calculator and the commands read all of this from the protocol and list no kinds.
 Its upper bounds register themselves with `audit.upper_bounds.registry.bound`.
+
+The sentences about a protocol in certificates, reports and tables are part of it.
 """
 
 import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 from typing import Protocol as Interface
@@ -22,11 +24,53 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numbers_from_text import read_number
-from audit.protocols.statement import Statement
 from audit.repetitions import Repetitions
 
+THROUGH = "through the base mechanism alone"
+"""How a run may read private records."""
 Point = tuple[float, ...]
 """A candidate as a point of the unit cube, with one coordinate per dimension of the space."""
+USES_RESULTS = "with earlier results"
+"""How candidates are chosen by an optimiser, or by hand; see `Case.chosen`."""
+_OTHER_NAMES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The sentences of a certificate about a protocol; the defaults are those of random search.
+
+    Attributes:
+        summary: the protocol in sentences.
+        claimed: the output that the guarantee covers.
+        released: everything that is released.
+        secret: the random number that must stay secret, in addition to losing runs.
+        candidates: how candidates are chosen.
+        runs: how the number of runs is determined.
+        acceptance: the condition on accepting a run; empty if no run is accepted or rejected.
+        score_noise: who adds the noise of a private score.
+        void_if: further events that make the certificate void.
+        records: the records that a run reads, by the name of the run.
+
+    Example:
+        >>> from audit.protocols import parse_protocol
+        >>> print(parse_protocol("fixed:5").statement.summary)
+        The tuning trains exactly 5 runs, each with an independent candidate, and releases the best.
+    """
+
+    summary: str
+    claimed: str = "the best run of this tuning"
+    released: str = (
+        "the output of the best run, its candidate and its score, or that there was none"
+    )
+    secret: str = "the number of runs"
+    candidates: str = "each candidate is drawn from the prior, independently of earlier runs"
+    runs: str = "the number of runs is drawn before the first run, and no run is left out"
+    acceptance: str = ""
+    score_noise: str = "the study adds the noise of the score"
+    void_if: tuple[str, ...] = ()
+    records: Mapping[str, str] = field(
+        default_factory=lambda: {"one run": f"the private training records, {THROUGH}"}
+    )
 
 
 class CandidateSpace(Interface):
@@ -96,10 +140,6 @@ class SimulatedTunings(Interface):
     def tuned_on_subset(self, protocol: Any) -> list[Any]:
         """Random search on a part of the records, then one final run."""
         ...
-
-
-USES_RESULTS = "with earlier results"
-"""How candidates are chosen by an optimiser, or by hand; see `Case.chosen`."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +396,6 @@ class Protocol(ABC):
 
 
 _REGISTRY: dict[str, type[Protocol]] = {}
-_OTHER_NAMES: dict[str, str] = {}
 
 
 def _register(kind: type[Protocol]) -> None:

@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from audit import checks
+from audit.protocols.base import Statement
 from audit.protocols.random_search import RandomRuns
-from audit.protocols.statement import Statement
 
 MAX_RELEASED = 100
 """Largest number of runs that a protocol may release."""

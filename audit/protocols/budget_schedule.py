@@ -11,8 +11,7 @@ import numpy as np
 from audit import checks
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
-from audit.protocols.base import Protocol
-from audit.protocols.statement import Statement
+from audit.protocols.base import Protocol, Statement
 from audit.protocols.until_accepted import RUNS_UNTIL
 from audit.repetitions import Repetitions
 

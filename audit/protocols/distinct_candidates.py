@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from audit import checks
-from audit.protocols.base import SimulatedTunings
+from audit.protocols.base import SimulatedTunings, Statement
 from audit.protocols.random_search import RandomRuns
-from audit.protocols.statement import Statement
 from audit.repetitions import MAX_RUNS
 
 _MAX_TERMS = 10**6

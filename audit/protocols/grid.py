@@ -13,9 +13,9 @@ from audit.protocols.base import (
     Case,
     Protocol,
     SimulatedTunings,
+    Statement,
     whole_runs,
 )
-from audit.protocols.statement import Statement
 from audit.repetitions import MAX_RUNS, Binomial, Fixed, Repetitions
 
 

@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from audit import checks
-from audit.protocols.base import Case, Protocol, SimulatedTunings, whole_runs
-from audit.protocols.statement import Statement
+from audit.protocols.base import Case, Protocol, SimulatedTunings, Statement, whole_runs
 from audit.repetitions import (
     Fixed,
     Poisson,

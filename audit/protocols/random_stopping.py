@@ -8,8 +8,7 @@ import numpy as np
 
 from audit import checks
 from audit.numerics import format_exact
-from audit.protocols.base import SimulatedTunings
-from audit.protocols.statement import Statement
+from audit.protocols.base import SimulatedTunings, Statement
 from audit.protocols.until_accepted import REVEALS_REJECTIONS, RUNS_UNTIL, RepeatedRuns
 
 

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from audit import checks
 from audit.numerics import format_exact
-from audit.protocols.base import SimulatedTunings
+from audit.protocols.base import THROUGH, SimulatedTunings, Statement
 from audit.protocols.random_search import RandomRuns
-from audit.protocols.statement import THROUGH, Statement
 from audit.repetitions import Repetitions
 
 _FINALS = ("rest", "all")

@@ -11,8 +11,7 @@ import numpy as np
 from audit import checks
 from audit.errors import InvalidInput
 from audit.numerics import format_exact
-from audit.protocols.base import Case, Protocol, SimulatedTunings
-from audit.protocols.statement import Statement
+from audit.protocols.base import Case, Protocol, SimulatedTunings, Statement
 
 RUNS_UNTIL = "the first accepted run ends the tuning"
 REVEALS_REJECTIONS = "the run time becomes known, because it reveals how many runs were rejected"

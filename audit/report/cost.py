@@ -15,7 +15,7 @@ from audit.errors import InvalidInput
 from audit.protocols import Protocol
 from audit.upper_bounds import costs_of
 from audit.upper_bounds.adaptive import adaptive
-from audit.upper_bounds.comparison import cases_with
+from audit.upper_bounds.costs import cases_with
 
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
 # Number of points of each curve, from 2 to 1000 expected runs.

@@ -12,7 +12,7 @@ from audit import checks
 from audit.arrays import FloatArray, IntArray
 from audit.dpsgd import RunOutcomes
 from audit.protocols import Adaptive
-from audit.protocols.adaptive_density import MIN_RUNS, confidence_density, covariance, project
+from audit.protocols.adaptive import MIN_RUNS, confidence_density, covariance, project
 
 SAMPLERS = ("gaussian-process", "adversarial")
 _MAX_BATCH_FLOATS = 1 << 22  # memory of one batch of linear systems

@@ -10,10 +10,17 @@ from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_folds import FoldCurve, best_folds
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
-from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.conditional import TwoEvents
-from audit.upper_bounds.costs import TuningCosts, all_upper_bounds, costs_of, smallest, tuning_cost
+from audit.upper_bounds.costs import (
+    ComparedProtocol,
+    TuningCosts,
+    all_upper_bounds,
+    compare_protocols,
+    costs_of,
+    smallest,
+    tuning_cost,
+)
 from audit.upper_bounds.distinct import grid_mixture
 from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.grid_by_levels import LevelCurve, grid_levels
@@ -31,8 +38,7 @@ from audit.upper_bounds.inverse import (
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
 from audit.upper_bounds.reduced import LikelihoodOrder, ReducedGame, reduced_exact
 from audit.upper_bounds.region import RegionCurve, region
-from audit.upper_bounds.registry import Bound, ProtocolLike, entries, find
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.registry import Bound, ProtocolLike, UpperBound, entries, find
 from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight, worst_order
 from audit.upper_bounds.tuned_mechanism import TunedMechanism

@@ -16,8 +16,7 @@ from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial, parse_repetitions
 from audit.upper_bounds.costs import costs_of, tuning_cost
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, find, row
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, UpperBound, find, row
 from audit.upper_bounds.tight import TightCurve, tight
 
 MIN_NOISE = 0.06

@@ -8,7 +8,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import ACCOUNTINGS, DeltaUnreachable, DpSgd, Mechanism, parse_mechanism
 from audit.claims import Claim, Kind
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.registry import UpperBound
 
 
 @dataclass(frozen=True)

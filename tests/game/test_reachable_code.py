@@ -35,7 +35,7 @@ REACHED = [
     ),
     ("audit/simulation/simulator.py", "views: int = 1,", "views: int = 2,"),
     ("audit/simulation/simulator.py", "_MAX_AHEAD = 16", "_MAX_AHEAD = 8"),
-    ("audit/protocols/adaptive_density.py", "SHARPNESS = 2.0", "SHARPNESS = 2.5"),
+    ("audit/protocols/adaptive.py", "SHARPNESS = 2.0", "SHARPNESS = 2.5"),
     ("audit/dpsgd/layers/pooling.py", "return [MaxPool(kernel,", "return [MaxPool(stride,"),
     ("audit/dpsgd/layers/pooling.py", "return x.view(runs, -1,", "return 2 * x.view(runs, -1,"),
     ("audit/dpsgd/gradients.py", "    @torch.no_grad()\n    def _floats_of", "    def _floats_of"),

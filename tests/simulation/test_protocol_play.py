@@ -16,7 +16,7 @@ from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.settings import AuditConfig, read_preset
 from audit.game.setup import set_up
-from audit.protocols import adaptive_density
+from audit.protocols import adaptive
 from audit.report.assemble import assemble
 from audit.report.text import to_text
 from audit.simulation import batch_samplers
@@ -143,7 +143,7 @@ def test_candidates_are_drawn_from_projected_densities() -> None:
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
-    found = adaptive_density.project(densities, 0.7, 1.4)
+    found = adaptive.project(densities, 0.7, 1.4)
     for row, density in zip(found, densities, strict=True):
         # The projection in closed form: sorted densities, cut at both ends, and moved by t.
         shifts = [

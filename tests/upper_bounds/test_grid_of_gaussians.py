@@ -22,8 +22,7 @@ from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds import grid_tight
 from audit.upper_bounds.grid_of_gaussians import _BINS as BINS
-from audit.upper_bounds.grid_of_gaussians import _bins, by_chance
-from audit.upper_bounds.grid_of_kinds import kinds_delta, kinds_epsilon
+from audit.upper_bounds.grid_of_gaussians import _bins, by_chance, kinds_delta, kinds_epsilon
 from audit.upper_bounds.registry import find
 from audit.upper_bounds.tight import TightCurve
 

@@ -11,7 +11,7 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import SUMS_TO_ONE, best_alpha
 from audit.protocols import Adaptive
-from audit.protocols.adaptive_density import project
+from audit.protocols.adaptive import project
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law

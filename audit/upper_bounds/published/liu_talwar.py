@@ -5,8 +5,7 @@ from audit.errors import NotApplicable
 from audit.numerics import QUANTILE_ACCURACY
 from audit.repetitions import Repetitions
 from audit.upper_bounds.published.papernot_steinke import power_law
-from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import FAILURE_TOO_LIKELY
+from audit.upper_bounds.registry import FAILURE_TOO_LIKELY, BoundValue, bound
 
 _SOURCE = (
     "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "

@@ -19,8 +19,7 @@ from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, b
 from audit.protocols import UntilAccepted
 from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import FAILURE_TOO_LIKELY
+from audit.upper_bounds.registry import FAILURE_TOO_LIKELY, BoundValue, bound
 
 Curve = Callable[[FloatArray], FloatArray]
 _ANY_BASE = ("any base",)
