@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from audit.loop.premises.forced_releases import _p_value
 from benchmarks.training_loops.correct import Control
-from benchmarks.training_loops.fifth_turn import FIFTH_TURN, FIFTH_TURN_CORRECT
 from benchmarks.training_loops.fourth_turn import FOURTH_TURN
 from benchmarks.training_loops.further import FURTHER
 from benchmarks.training_loops.loops import Loop
@@ -64,8 +63,11 @@ def test_opacus_counts_padding_in_the_gradient_of_an_embedding() -> None:
 
 @pytest.mark.slow
 def test_padding_up_to_the_longest_text_is_found_and_a_mask_is_not() -> None:
-    broken = FIFTH_TURN["Opacus, padding_idx of an embedding, cut to the longest text"]
-    correct = FIFTH_TURN_CORRECT["Opacus, mean over tokens, cut to the longest text"]
+    fifth = pytest.importorskip(
+        "benchmarks.training_loops.fifth_turn", reason="JAX, optax or jax_privacy is not installed"
+    )
+    broken = fifth.FIFTH_TURN["Opacus, padding_idx of an embedding, cut to the longest text"]
+    correct = fifth.FIFTH_TURN_CORRECT["Opacus, mean over tokens, cut to the longest text"]
     assert report(broken).findings[0].kind == "others"
     assert not report(correct).broken
 
