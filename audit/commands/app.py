@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from audit import checks, console
-from audit.accounting import DeltaUnreachable, DpSgd
+from audit.accounting import DeltaUnreachable, DpSgd, RandomAllocation
 from audit.commands import calculator
 from audit.errors import InvalidInput, require_modules
 from audit.numerics import format_rounded
@@ -53,7 +53,7 @@ def _workers() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(_WORKERS, get_context("spawn"), end_with_parent)
 
 
-async def _smallest_cost(run: DpSgd, spec: str, delta: float) -> float:
+async def _smallest_cost(run: calculator.Run, spec: str, delta: float) -> float:
     """The cost of a tuning from another process; it is remembered here, too."""
     if not calculator.is_known(run, spec, delta):
         loop = asyncio.get_running_loop()
@@ -136,11 +136,20 @@ class _Inputs:
         import panel  # in the extra `app`
 
         widgets = panel.widgets
+        self.batches = widgets.Select(
+            name="Which batches contain a record?", options=list(calculator.BATCHES)
+        )
         self.noise = widgets.FloatInput(name="noise multiplier", value=1.1, start=1e-3, step=0.1)
         self.rate = widgets.FloatInput(
             name="sampling rate", value=0.01, start=1e-6, end=1.0, step=0.01
         )
         self.steps = widgets.IntInput(name="steps of one run", value=2000, start=1, end=10**6)
+        self.batches_per_epoch = widgets.IntInput(
+            name="batches of an epoch", value=100, start=1, end=10**6, visible=False
+        )
+        self.epochs = widgets.IntInput(
+            name="epochs of one run", value=20, start=1, end=10**6, visible=False
+        )
         self.delta = widgets.FloatInput(
             name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6, format="0.[000000000000000]"
         )
@@ -152,18 +161,35 @@ class _Inputs:
         self.runs = widgets.DiscreteSlider(
             name="expected number of runs", options=list(calculator.RUNS), value=20
         )
-        self.of_run = [self.noise, self.rate, self.steps, self.delta]
+        self.of_run = [
+            self.batches, self.noise, self.rate, self.steps, self.batches_per_epoch, self.epochs,
+            self.delta,
+        ]  # fmt: skip
         self.all = [*self.of_run, self.title, self.runs]
         for widget in self.all:
             widget.sizing_mode = "stretch_width"
 
-    def run(self) -> DpSgd:
-        """One run, for neighbours of the same, public number of records, as Opacus assumes."""
-        return DpSgd(self.noise.value, self.steps.value, self.rate.value, "zero-out")
+    def show_fields(self) -> None:
+        """Shows the fields that describe batches of the chosen kind."""
+        is_poisson = self.batches.value == calculator.POISSON
+        for field in (self.rate, self.steps):
+            field.visible = is_poisson
+        for field in (self.batches_per_epoch, self.epochs):
+            field.visible = not is_poisson
+
+    def run(self) -> calculator.Run:
+        """One run. With Poisson sampling, the number of records is public, as Opacus assumes."""
+        noise = self.noise.value
+        if self.batches.value == calculator.POISSON:
+            return DpSgd(noise, self.steps.value, self.rate.value, "zero-out")
+        is_fixed = self.batches.value == calculator.FIXED
+        return RandomAllocation(
+            noise, self.batches_per_epoch.value, self.epochs.value, fixed=is_fixed
+        )
 
 
 async def _improvements(
-    run: DpSgd, title: str, runs: int, delta: float
+    run: calculator.Run, title: str, runs: int, delta: float
 ) -> AsyncIterator[tuple[str, dict[int, float]]]:
     """Points of curves by title: quick bounds, then the smallest; the chosen protocol first."""
     titles = sorted(calculator.cases(runs), key=lambda name: name != title)
@@ -257,6 +283,7 @@ class _Page:
         self._latest = token = object()
         self._set_opacity(0.3)  # the answer is that of earlier inputs
         inputs = self.inputs
+        inputs.show_fields()
         title, runs, delta = inputs.title.value, inputs.runs.value, inputs.delta.value
         try:
             run = inputs.run()
@@ -286,7 +313,9 @@ class _Page:
         inputs = self.inputs
         return panel.Column(
             "# The privacy cost of tuning",
-            "The cost of training several models with DP-SGD and releasing the best one.",
+            "The cost of training several models with DP-SGD and releasing the best one. A loader "
+            "that shuffles the records and cuts the list into batches is none of the three kinds "
+            "of batches: compute it with sampling rate 1 and one step per epoch.",
             panel.FlexBox(*(panel.Column(*column, min_width=300, max_width=420, margin=(0, 10))
                             for column in (inputs.of_run, (inputs.title, inputs.runs, self.cost)))),
             panel.pane.Bokeh(self.figure.plot, sizing_mode="stretch_width"),

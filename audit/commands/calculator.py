@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from audit import checks
-from audit.accounting import DpSgd
+from audit.accounting import DpSgd, RandomAllocation
 from audit.commands.bounds_options import rounded_distribution
 from audit.numerics import format_exact, memoize
 from audit.protocols import Case, Protocol, parse_protocol
@@ -23,9 +23,14 @@ FIRST_RUNS = (2, 5, 20, 100, 500)
 """Numbers of runs of the first curve, and of the curves of all other protocols."""
 START = "grid, every point once"
 """The protocol with which the calculator starts."""
+POISSON = "each record with the sampling rate (Poisson)"
+FRESH, FIXED = "one random batch in every epoch", "the same random batch in all epochs"
+BATCHES = (POISSON, FRESH, FIXED)
+"""How the batches of one run are drawn; the last two are random allocation."""
 _MAX_REMEMBERED = 4096
 
-_costs: dict[tuple[DpSgd, str, float], float] = {}
+Run = DpSgd | RandomAllocation
+_costs: dict[tuple[Run, str, float], float] = {}
 
 
 @dataclass(frozen=True)
@@ -42,24 +47,24 @@ class Answer:
 
 
 @memoize(_MAX_REMEMBERED)
-def quick_cost(run: DpSgd, spec: str, delta: float) -> float:
+def quick_cost(run: Run, spec: str, delta: float) -> float:
     """An upper bound on the cost within about a tenth of a CPU second."""
     return costs_of(run, spec, delta).preview
 
 
-def cost(run: DpSgd, spec: str, delta: float) -> float:
+def cost(run: Run, spec: str, delta: float) -> float:
     """The cost of a tuning: the smallest upper bound. It is remembered."""
     if (run, spec, delta) not in _costs:
         _costs[run, spec, delta] = costs_of(run, spec, delta).smallest.epsilon
     return _costs[run, spec, delta]
 
 
-def is_known(run: DpSgd, spec: str, delta: float) -> bool:
+def is_known(run: Run, spec: str, delta: float) -> bool:
     """Whether the cost is remembered."""
     return (run, spec, delta) in _costs
 
 
-def remember(run: DpSgd, spec: str, delta: float, epsilon: float) -> None:
+def remember(run: Run, spec: str, delta: float, epsilon: float) -> None:
     """Remembers a cost that another process computed."""
     _costs[run, spec, delta] = epsilon
 
@@ -97,7 +102,7 @@ def counts_of_curve(runs: int, refined: bool) -> list[int]:
     return sorted(counts, key=lambda count: abs(math.log(count / runs)))
 
 
-def first_curve(run: DpSgd, title: str, runs: int, delta: float) -> dict[int, float]:
+def first_curve(run: Run, title: str, runs: int, delta: float) -> dict[int, float]:
     """Upper bounds on the cost by number of runs, within about a CPU second.
 
     Args:
@@ -116,7 +121,7 @@ def first_curve(run: DpSgd, title: str, runs: int, delta: float) -> dict[int, fl
     }
 
 
-def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
+def compute(run: Run, title: str, runs: int, delta: float) -> Answer:
     """The cost of a tuning, its quality, its statement and the lines that reproduce it.
 
     Args:
@@ -132,18 +137,39 @@ def compute(run: DpSgd, title: str, runs: int, delta: float) -> Answer:
     protocol = protocol_of(title, runs)
     spec = protocol.spec
     epsilon = cost(run, spec, delta)
-    sigma, rate, at = map(format_exact, (run.noise_multiplier, run.sampling_rate, delta))
+    options, constructor = _as_options(run), _as_python(run)
     sentence = str(statement_of_tuning(epsilon, delta, run, protocol))
-    command = (
-        f"dp-tuning-audit bounds --noise-multiplier {sigma} --sampling-rate {rate} "
-        f"--steps {run.steps} --neighbours {run.neighbours} --protocol {spec} --delta {at}"
-    )
+    at = format_exact(delta)
+    command = f"dp-tuning-audit bounds {options} --protocol {spec} --delta {at}"
     python = (
-        "import audit\n\n"
-        f"run = audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, sampling_rate={rate}, "
-        f"neighbours={run.neighbours!r})\n"
-        f'audit.tuning_cost(run, "{spec}", delta={at}).epsilon'
+        f'import audit\n\nrun = {constructor}\naudit.tuning_cost(run, "{spec}", delta={at}).epsilon'
     )
     return Answer(
         epsilon, run.epsilon(delta), protocol.expected_quantile(), sentence, command, python
+    )
+
+
+def _as_options(run: Run) -> str:
+    """The options of `bounds` that describe one run."""
+    sigma = format_exact(run.noise_multiplier)
+    if isinstance(run, DpSgd):
+        return (
+            f"--noise-multiplier {sigma} --sampling-rate {format_exact(run.sampling_rate)} "
+            f"--steps {run.steps} --neighbours {run.neighbours}"
+        )
+    name = "fixed-allocation" if run.fixed else "allocation"
+    return f"--base {name}:{sigma},{run.batches},{run.epochs}"
+
+
+def _as_python(run: Run) -> str:
+    """The Python expression that makes one run."""
+    sigma = format_exact(run.noise_multiplier)
+    if isinstance(run, DpSgd):
+        return (
+            f"audit.DpSgd(noise_multiplier={sigma}, steps={run.steps}, "
+            f"sampling_rate={format_exact(run.sampling_rate)}, neighbours={run.neighbours!r})"
+        )
+    return (
+        f"audit.accounting.RandomAllocation(noise_multiplier={sigma}, batches={run.batches}, "
+        f"epochs={run.epochs}, fixed={run.fixed})"
     )
