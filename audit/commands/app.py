@@ -144,10 +144,12 @@ class _Inputs:
             name="sampling rate", value=0.01, start=1e-6, end=1.0, step=0.01
         )
         self.steps = widgets.IntInput(name="steps of one run", value=2000, start=1, end=10**6)
-        self.per_epoch = widgets.IntInput(
+        self.batches_per_epoch = widgets.IntInput(
             name="batches of an epoch", value=100, start=1, end=10**6, visible=False
         )
-        self.epochs = widgets.IntInput(name="epochs of one run", value=20, start=1, visible=False)
+        self.epochs = widgets.IntInput(
+            name="epochs of one run", value=20, start=1, end=10**6, visible=False
+        )
         self.delta = widgets.FloatInput(
             name="delta", value=1e-5, start=1e-15, end=0.5, step=1e-6, format="0.[000000000000000]"
         )
@@ -160,7 +162,8 @@ class _Inputs:
             name="expected number of runs", options=list(calculator.RUNS), value=20
         )
         self.of_run = [
-            self.batches, self.noise, self.rate, self.steps, self.per_epoch, self.epochs, self.delta
+            self.batches, self.noise, self.rate, self.steps, self.batches_per_epoch, self.epochs,
+            self.delta,
         ]  # fmt: skip
         self.all = [*self.of_run, self.title, self.runs]
         for widget in self.all:
@@ -171,7 +174,7 @@ class _Inputs:
         is_poisson = self.batches.value == calculator.POISSON
         for field in (self.rate, self.steps):
             field.visible = is_poisson
-        for field in (self.per_epoch, self.epochs):
+        for field in (self.batches_per_epoch, self.epochs):
             field.visible = not is_poisson
 
     def run(self) -> calculator.Run:
@@ -180,7 +183,9 @@ class _Inputs:
         if self.batches.value == calculator.POISSON:
             return DpSgd(noise, self.steps.value, self.rate.value, "zero-out")
         is_fixed = self.batches.value == calculator.FIXED
-        return RandomAllocation(noise, self.per_epoch.value, self.epochs.value, fixed=is_fixed)
+        return RandomAllocation(
+            noise, self.batches_per_epoch.value, self.epochs.value, fixed=is_fixed
+        )
 
 
 async def _improvements(
