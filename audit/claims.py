@@ -8,7 +8,8 @@ audit. `Claim.validity` compares the two. No other module decides whether a numb
 from dataclasses import dataclass
 from enum import Enum
 
-from audit.protocols import Protocol, RandomSearch
+from audit.protocols.base import Protocol
+from audit.protocols.random_search import RandomSearch
 from audit.repetitions import Fixed
 
 __all__ = ["Assumption", "Claim", "Facts", "Kind", "Validity", "facts_of_game", "facts_of_tuning"]

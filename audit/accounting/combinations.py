@@ -547,6 +547,30 @@ def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]
     ]
 
 
+def any_fixed(base: Mechanism) -> Mechanism:
+    """One run with any fixed candidate: the worst candidate of a mixture."""
+    return WorstOf(base.candidates) if isinstance(base, Mixture) else base
+
+
+def kinds_of_candidates(
+    base: Mechanism, candidates: int, protocol: str
+) -> list[tuple[Mechanism, int]]:
+    """Kinds of candidates of a grid, and the number of candidates of each kind.
+
+    Args:
+        base: the mechanisms of the candidates, or of each candidate.
+        candidates: size of the grid.
+        protocol: the grid, in the error.
+    """
+    if not isinstance(base, Candidates):
+        return [(base, candidates)]
+    if len(base.candidates) != candidates:
+        raise InvalidInput(
+            f"base must have {candidates} candidates, as {protocol} has, got {len(base.candidates)}"
+        )
+    return kinds(base.candidates)
+
+
 def scale_noise(base: Mechanism, factor: float) -> Mechanism:
     """The mechanism with `factor` times as much noise in each of its parts.
 

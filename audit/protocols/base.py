@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numbers_from_text import read_number
-from audit.repetitions import Repetitions
+from audit.repetitions.base import Repetitions
 
 THROUGH = "through the base mechanism alone"
 """How a run may read private records."""

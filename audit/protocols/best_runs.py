@@ -6,10 +6,7 @@ from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Statement
-from audit.protocols.random_search import RandomRuns
-
-MAX_RELEASED = 100
-"""Largest number of runs that a protocol may release."""
+from audit.protocols.random_search import MAX_RELEASED, RandomRuns
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit.protocols.best_runs import MAX_RELEASED
-from audit.protocols.random_search import RandomRuns
+from audit.protocols.random_search import MAX_RELEASED, RandomRuns
 
 
 @dataclass(frozen=True)

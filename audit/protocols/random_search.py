@@ -14,6 +14,9 @@ from audit.repetitions import (
     parse_repetitions,
 )
 
+MAX_RELEASED = 100
+"""Largest number of runs that a protocol may release."""
+
 
 @dataclass(frozen=True)
 class RandomRuns(Protocol):

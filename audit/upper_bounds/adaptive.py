@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.accounting import Mechanism, Mixture, WorstOf, largest_epsilon
+from audit.accounting import Mechanism, largest_epsilon
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import memoize
@@ -115,8 +115,3 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     if protocol.low < 1.0 < protocol.high:
         raise NotApplicable("c or C must be 1, so that the density is the prior")
     return find("tight").body(base, protocol.repetitions, delta)
-
-
-def any_fixed(base: Mechanism) -> Mechanism:
-    """One run with any fixed candidate: the worst candidate of a mixture."""
-    return WorstOf(base.candidates) if isinstance(base, Mixture) else base

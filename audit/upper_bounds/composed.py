@@ -20,6 +20,7 @@ from audit.accounting import (
     scale_noise,
     solve_epsilon,
 )
+from audit.accounting.combinations import any_fixed, kinds_of_candidates
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
 from audit.arrays import FloatArray, dot
@@ -44,9 +45,7 @@ from audit.repetitions import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
-from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.cells import scale
-from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.registry import BoundValue, Exceeds, bound
 
 _MAX_RUNS = 1 << 20
@@ -214,7 +213,7 @@ def _candidates(base: Mechanism, protocol: Grid, delta: float) -> Mechanism:
         )
 
     _check_few(protocol.candidates)
-    candidate_kinds = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol.candidates, protocol.spec)
     if (
         len(candidate_kinds) == 1
         and not candidate_kinds[0][0].is_directed

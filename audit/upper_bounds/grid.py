@@ -15,9 +15,8 @@ import numpy as np
 
 from audit import numerics
 from audit.accounting import Candidates, DominatingPair, Mechanism, largest_epsilon
-from audit.accounting.combinations import arrangements, kinds
+from audit.accounting.combinations import arrangements, kinds_of_candidates
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput
 from audit.numerics import memoize, shared_delta
 from audit.protocols import Grid
 from audit.upper_bounds.region import ShiftedProfiles, corner_events, dense_events, mixture
@@ -223,24 +222,12 @@ def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatA
     return np.append(a, a[:-1] * share), np.append(log_b, log_b[:-1] + fall)
 
 
-def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:
-    """Kinds of candidates, and the number of candidates of each kind."""
-    if not isinstance(base, Candidates):
-        return [(base, protocol.candidates)]
-    if len(base.candidates) != protocol.candidates:
-        raise InvalidInput(
-            f"base must have {protocol.candidates} candidates, as {protocol.spec} has, "
-            f"got {len(base.candidates)}"
-        )
-    return kinds(base.candidates)
-
-
 def sides(
     base: Mechanism, protocol: Grid
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
     """Pairs and counts in every arrangement; candidates of one mechanism share its direction."""
     # If it is unknown which data set has the record, the worst arrangement of directions counts.
-    candidate_kinds = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol.candidates, protocol.spec)
     if len(candidate_kinds) == 1 and not isinstance(base, Candidates):
         return [((pair,), (protocol.candidates,)) for pair in base.pairs]
     return [

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting.combinations import kinds_of_candidates
 from audit.accounting.conversion import LARGEST_EPSILON
 from audit.arrays import BoolArray, FloatArray, IntArray, dot
 from audit.errors import NotApplicable
@@ -32,7 +33,7 @@ from audit.numerics import (
     safe_root,
 )
 from audit.protocols import Grid
-from audit.upper_bounds.grid import kinds_of_candidates, log_h, sides
+from audit.upper_bounds.grid import log_h, sides
 from audit.upper_bounds.region import corner_events, dense_events
 from audit.upper_bounds.registry import BoundValue, bound
 
@@ -500,7 +501,7 @@ def _curves(base: Mechanism, protocol: Grid, negligible: float) -> list[LevelCur
     Raises:
         NotApplicable: another bound is never larger, or there are too many kinds of candidates.
     """
-    candidate_kinds = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol.candidates, protocol.spec)
     if protocol.candidates <= 2:
         raise NotApplicable("for at most two candidates, other bounds are never larger")
     if protocol.inclusion == 1.0 and all(

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import special
 
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
+from audit.accounting.combinations import kinds_of_candidates
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import BoolArray, FloatArray, IntArray, dot
 from audit.errors import NotApplicable
@@ -38,7 +39,6 @@ from audit.numerics import (
 )
 from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
-from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.tight import (
     TightCurve,
@@ -241,7 +241,7 @@ def _at_most(kinds: Sequence[Kind], max_kinds: int) -> list[Kind]:
 
 def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, certified: float) -> BoundValue:
     """The bound with few events, for candidates that all run with the same noise."""
-    candidate_kinds = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol.candidates, protocol.spec)
     worst = max((member for member, _ in candidate_kinds), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates > 2:
         return BoundValue(by_chance_shared(_gaussian_pair(_mu(worst)), protocol, delta))
@@ -272,7 +272,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         >>> round(grid_tight(GaussianMechanism(0.24721), Grid(10), 1e-5).epsilon, 3)
         2.728
     """
-    candidate_kinds = kinds_of_candidates(base, protocol)
+    candidate_kinds = kinds_of_candidates(base, protocol.candidates, protocol.spec)
     worst = max((member for member, _ in candidate_kinds), key=_mu)
     # N(0, 1) against N(mu, 1) dominates smaller mu, so that every candidate may count as the worst.
     # Proposition 18 is proved for two candidates only. For more, proposition 5 holds.

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.accounting import DeltaUnreachable, LossPair, Mechanism, compose, solve_epsilon
+from audit.accounting.combinations import kinds_of_candidates
 from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import convex_chain, memoize, shared_delta
 from audit.protocols import Grid
-from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_gaussians import by_chance, by_chance_shared
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
@@ -237,7 +237,7 @@ def _at_other_delta(base: Mechanism, protocol: Grid, delta: float, _: float) -> 
 @memoize(8)
 def _shared(base: Mechanism, protocol: Grid, delta: float) -> list[LossPair]:
     """A dominating pair with a log-concave loss for each direction."""
-    kinds_of_candidates(base, protocol)
+    kinds_of_candidates(base, protocol.candidates, protocol.spec)
     pairs, share = [], delta / protocol.mean_runs
     for pair in base.pairs:
         smooth, tail = _smooth(pair, share)
@@ -265,7 +265,7 @@ def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValu
         >>> round(grid_log_concave(DpSgd(4.0, 500, 0.2), Grid(20), 1e-5).epsilon, 1)
         24.5
     """
-    kinds_of_candidates(base, protocol)
+    kinds_of_candidates(base, protocol.candidates, protocol.spec)
     if base.gaussian_mu is not None:
         raise NotApplicable("the base is Gaussian: grid-tight is simpler")
     if not base.is_directed and not base.is_symmetric:

@@ -27,9 +27,10 @@ from audit.accounting import (
     largest_epsilon,
     solve_epsilon,
 )
+from audit.accounting.combinations import any_fixed
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
-from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
+from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves
 from audit.upper_bounds.ratio_lattice import RatioLattice, chords
 from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound

@@ -14,14 +14,12 @@ from audit.accounting import (
     DominatingPair,
     LossPair,
     Mechanism,
-    group_size,
     largest_epsilon,
-    relations,
 )
 from audit.arrays import FloatArray, dot
-from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, memoize, safe_log
 from audit.protocols import Subset
+from audit.upper_bounds.published.koskela_kulkarni import check_add_remove
 from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.tight import tight_at_other_delta
 from audit.upper_bounds.tuned_mechanism import TunedMechanism
@@ -142,11 +140,3 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
         SubsetCurve(pair, *sides, protocol.sampling_rate, protocol.final == "all")
         for sides in ([ends] if final.is_directed else [ends, ends[::-1]])
     ]
-
-
-def check_add_remove(base: Mechanism) -> None:
-    """Refuses relations and groups that may change both parts of the data."""
-    if "replace-one" in relations(base):
-        raise NotApplicable("neighbours must be add-remove or zero-out")
-    if group_size(base) > 1:
-        raise NotApplicable("groups must be of one record")

@@ -19,11 +19,12 @@ from audit.accounting import (
     WorstOf,
     solve_epsilon,
 )
+from audit.accounting.combinations import any_fixed
 from audit.accounting.pairs import PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack
 from audit.upper_bounds import AdaptiveCurve, HistoryCurve
-from audit.upper_bounds.adaptive import adaptive, adaptive_curves, any_fixed
+from audit.upper_bounds.adaptive import adaptive, adaptive_curves
 from audit.upper_bounds.histories import adaptive_histories
 from audit.upper_bounds.published import hypo
 from audit.upper_bounds.ratio_lattice import RatioLattice

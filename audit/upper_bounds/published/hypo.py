@@ -7,13 +7,13 @@ from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
+from audit.accounting.combinations import any_fixed
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import SUMS_TO_ONE, best_alpha
 from audit.protocols import Adaptive
 from audit.protocols.adaptive import project
 from audit.repetitions import Repetitions, parse_repetitions
-from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law
 from audit.upper_bounds.registry import BoundValue, bound
 

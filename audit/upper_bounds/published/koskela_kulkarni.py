@@ -6,13 +6,12 @@ import numpy as np
 from scipy import special
 
 from audit import checks
-from audit.accounting import Mechanism
+from audit.accounting import Mechanism, group_size, relations
 from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import Subset
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.subset import check_add_remove
 
 _LARGEST_ORDER = 512
 
@@ -92,3 +91,11 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
     either_order = subset_divergences(tuned, base.renyi, protocol.sampling_rate, orders)
     added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
     return BoundValue(float(np.max(np.min(either_order + added, axis=1), initial=0.0)))
+
+
+def check_add_remove(base: Mechanism) -> None:
+    """Refuses relations and groups that may change both parts of the data."""
+    if "replace-one" in relations(base):
+        raise NotApplicable("neighbours must be add-remove or zero-out")
+    if group_size(base) > 1:
+        raise NotApplicable("groups must be of one record")
