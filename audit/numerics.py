@@ -399,6 +399,21 @@ def format_rounded(value: float, up: bool, digits: int = 5) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
+def rounded_up(value: float, digits: int = 4) -> str:
+    """A number with four significant digits, rounded up.
+
+    Example:
+        >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
+        ('2.401', '2.4', '2.399')
+    """
+    return format_rounded(value, up=True, digits=digits)
+
+
+def rounded_down(value: float, digits: int = 4) -> str:
+    """A number with four significant digits, rounded down."""
+    return format_rounded(value, up=False, digits=digits)
+
+
 def format_places(value: float, up: bool, places: int = 3) -> str:
     """A number with the given decimal places, rounded up or down.
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
 from canaries import Canary, InputCanary
-from threat_models.datasets import Records
+from threat_models.datasets.records import Records
 from threat_models.scores import Score, ValidationLoss
 
 

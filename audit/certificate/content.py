@@ -25,10 +25,10 @@ from audit.certificate.conditions import (
     Setting,
     StudyFacts,
 )
-from audit.certificate.numbers import GROUPS, Numbers, TradeOff, rounded_up
+from audit.certificate.numbers import GROUPS, Numbers, TradeOff
 from audit.errors import InvalidInput
 from audit.lower_bounds.rules import upper_limit
-from audit.numerics import format_exact
+from audit.numerics import format_exact, rounded_up
 from audit.protocols import Protocol
 from audit.typed_json import (
     Chance,

@@ -6,11 +6,14 @@ The fields are those of the registry's schema in OpenDP's repository `deployment
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 from audit.certificate import conditions, text
-from audit.certificate.content import Content
-from audit.certificate.numbers import rounded_up
 from audit.errors import InvalidInput
+from audit.numerics import rounded_up
+
+if TYPE_CHECKING:
+    from audit.certificate.content import Content
 
 _TEMPLATE = """\
 # Draft for the Differential Privacy Deployments Registry, from a certificate.
@@ -67,7 +70,7 @@ earlier_spending states them
 _PLACE = re.compile(r"\{(\w+)\}(\]?)(.*)")
 
 
-def record(certificate: Content) -> str:
+def record(certificate: "Content") -> str:
     """A draft entry of the registry, as YAML; a void certificate is refused."""
     if certificate.void:
         raise InvalidInput(
@@ -93,7 +96,7 @@ def _yaml(value: str | float) -> str:
     return json.dumps(value)
 
 
-def _values(certificate: Content) -> dict[str, str | float | None]:
+def _values(certificate: "Content") -> dict[str, str | float | None]:
     """The values of the template's places; None if the certificate does not state them."""
     stated, setting, numbers = certificate.stated, certificate.setting, certificate.numbers
     trains_dpsgd = bool(conditions.testable(certificate.training, certificate.score))
@@ -133,7 +136,7 @@ _UNPROTECTED = {
 }
 
 
-def _neighbours(certificate: Content) -> str:
+def _neighbours(certificate: "Content") -> str:
     setting, stated = certificate.setting, certificate.stated
     sentences = [f"Neighbours ({setting.relation}): {setting.neighbours}."]
     if stated.records_per_person is not None:
@@ -142,7 +145,7 @@ def _neighbours(certificate: Content) -> str:
     return " ".join(sentences)
 
 
-def _tuning(certificate: Content) -> str:
+def _tuning(certificate: "Content") -> str:
     stated, run_epsilon = certificate.stated, certificate.numbers.run_epsilon
     alone = ""
     if run_epsilon is not None:
@@ -157,7 +160,7 @@ def _tuning(certificate: Content) -> str:
     )
 
 
-def _mechanisms(certificate: Content) -> str:
+def _mechanisms(certificate: "Content") -> str:
     return (
         f"One run is {certificate.base.description}. "
         f"Clipping norm: {text.clipping_in_words(certificate)}. "
@@ -167,7 +170,7 @@ def _mechanisms(certificate: Content) -> str:
     )
 
 
-def _notes(certificate: Content) -> str:
+def _notes(certificate: "Content") -> str:
     return (
         f"Certificate with SHA-256 {certificate.as_dict()['hash']}. SHA-256 of the released "
         f"model: {certificate.model_hash or 'not stated'}. The certificate is void if "

@@ -13,7 +13,7 @@ from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import PROFILE_ACCURACY, format_rounded
+from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Protocol
 from audit.typed_json import Chance, Keywords, NonNegative, Share, Text
 from audit.upper_bounds import TuningCosts, costs_of
@@ -38,21 +38,6 @@ _STEEPEST = 700.0  # exponents up to which powers of e are finite numbers
 _MAX_LOG_RATE = 1e300  # its negative is the logarithm of a rate of 0
 _ON_THE_CURVE = 1e-12
 _NEAR = 1.01  # bounds within this factor of the smallest are also computed at other deltas
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """Formats a number, rounded up.
-
-    Example:
-        >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
-        ('2.401', '2.4', '2.399')
-    """
-    return format_rounded(value, up=True, digits=digits)
-
-
-def rounded_down(value: float, digits: int = 4) -> str:
-    """Formats a number, rounded down."""
-    return format_rounded(value, up=False, digits=digits)
 
 
 @dataclass(frozen=True)

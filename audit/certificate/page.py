@@ -3,20 +3,22 @@
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
 
 from audit.certificate import text
 from audit.certificate.conditions import Ground
-from audit.certificate.content import Content
-from audit.certificate.numbers import TradeOff, rounded_up
+from audit.certificate.numbers import TradeOff
 from audit.html_page import document, escape, figure, pairs, table
-from audit.numerics import format_exact
+from audit.numerics import format_exact, rounded_up
+
+if TYPE_CHECKING:
+    from audit.certificate.content import Content
 
 
-def html(certificate: Content) -> str:
+def html(certificate: "Content") -> str:
     """The certificate as an html page."""
     points, delta = certificate.numbers.profile, format_exact(certificate.delta)
     body = [
@@ -68,7 +70,7 @@ def html(certificate: Content) -> str:
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
 
 
-def _conditions(certificate: Content, grounds: Sequence[Ground]) -> str:
+def _conditions(certificate: "Content", grounds: Sequence[Ground]) -> str:
     rows = []
     for condition in certificate.conditions:
         if condition.ground in grounds:
@@ -78,7 +80,7 @@ def _conditions(certificate: Content, grounds: Sequence[Ground]) -> str:
     return table(["condition", "basis"], rows, raw=True)
 
 
-def _figures(certificate: Content) -> str:
+def _figures(certificate: "Content") -> str:
     """The profile and the trade-off curve; a sentence where matplotlib is not installed."""
     numbers = certificate.numbers
 

@@ -1,12 +1,14 @@
 """The content of a certificate as rows of titles and words, a summary, and a paragraph of all."""
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.certificate.conditions import CLIPPING_NORM, NOT_STATED, Ground, how_tested
-from audit.certificate.content import Content
-from audit.certificate.numbers import rounded_down, rounded_up
-from audit.numerics import format_exact
+from audit.numerics import format_exact, rounded_down, rounded_up
+
+if TYPE_CHECKING:
+    from audit.certificate.content import Content
 
 _WIDTH = 88
 # Names of the clipping norm in search spaces: of Opacus, of TensorFlow Privacy and in general.
@@ -16,12 +18,12 @@ Rows = list[tuple[str, str]]
 """Titles and words."""
 
 
-def document(certificate: Content) -> str:
+def document(certificate: "Content") -> str:
     """The summary, then a paragraph of everything."""
     return f"{summary(certificate)}\n\nEVERYTHING IN ONE PARAGRAPH\n{paragraph(certificate)}"
 
 
-def summary(certificate: Content) -> str:
+def summary(certificate: "Content") -> str:
     """What a privacy officer needs, in about ten rows; the conditions on trust are named."""
     numbers, delta = certificate.numbers, format_exact(certificate.delta)
     run = "-" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
@@ -55,7 +57,7 @@ def summary(certificate: Content) -> str:
     return "\n".join(lines)
 
 
-def paragraph(certificate: Content) -> str:
+def paragraph(certificate: "Content") -> str:
     """The claim and all rows for a paper or a model card, in lines of at most 88 characters."""
     rows = [
         *scope(certificate),
@@ -78,7 +80,7 @@ def sentences(rows: Rows) -> str:
     return " ".join(f"{title}: {words.removesuffix('.')}." for title, words in rows)
 
 
-def scope(certificate: Content) -> Rows:
+def scope(certificate: "Content") -> Rows:
     """The scope of the claim."""
     setting = certificate.setting
     return [
@@ -91,7 +93,7 @@ def scope(certificate: Content) -> Rows:
     ]
 
 
-def cost(certificate: Content) -> Rows:
+def cost(certificate: "Content") -> Rows:
     """The mechanism, the protocol and their cost."""
     numbers, delta = certificate.numbers, format_exact(certificate.delta)
     run = "none at this delta" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
@@ -113,7 +115,7 @@ def cost(certificate: Content) -> Rows:
     return rows
 
 
-def limits(certificate: Content) -> Rows:
+def limits(certificate: "Content") -> Rows:
     """Limits that no attack can exceed."""
     numbers = certificate.numbers
     hundredth, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
@@ -126,7 +128,7 @@ def limits(certificate: Content) -> Rows:
     ]
 
 
-def audit(certificate: Content) -> Rows:
+def audit(certificate: "Content") -> Rows:
     """Result of an audit; empty without one."""
     evidence = certificate.evidence
     if evidence is None:
@@ -144,7 +146,7 @@ def audit(certificate: Content) -> Rows:
     ]
 
 
-def statements(certificate: Content) -> Rows:
+def statements(certificate: "Content") -> Rows:
     """The author's statements, and what follows from them."""
     stated = [
         (title, clipping_in_words(certificate) if title == CLIPPING_NORM else words)
@@ -155,7 +157,7 @@ def statements(certificate: Content) -> Rows:
     return [*stated, ("SHA-256 of the released model", certificate.model_hash or NOT_STATED)]
 
 
-def provenance(certificate: Content) -> Rows:
+def provenance(certificate: "Content") -> Rows:
     """Software, date and random draws."""
     made = certificate.made
     return [
@@ -166,7 +168,7 @@ def provenance(certificate: Content) -> Rows:
     ]
 
 
-def conditions(certificate: Content) -> Rows:
+def conditions(certificate: "Content") -> Rows:
     """The conditions of the claim by their ground."""
     rows = []
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
@@ -182,20 +184,20 @@ def conditions(certificate: Content) -> Rows:
     return rows
 
 
-def implementation_in_words(certificate: Content) -> str:
+def implementation_in_words(certificate: "Content") -> str:
     """Versions of the software."""
     made = certificate.made
     libraries = (f"{name} {version}" for name, version in made.libraries.items())
     return ", ".join([f"dp-tuning-audit {made.version}", f"Python {made.python}", *libraries])
 
 
-def candidates_in_words(certificate: Content) -> str:
+def candidates_in_words(certificate: "Content") -> str:
     """Distribution of the candidates in one line."""
     prior = certificate.study.prior.items()
     return "; ".join(checks.quoted(f"{name}: {words}") for name, words in prior)
 
 
-def clipping_in_words(certificate: Content) -> str:
+def clipping_in_words(certificate: "Content") -> str:
     """The clipping norm: the author's number, or the part of the search space that draws it."""
     norm = certificate.stated.max_grad_norm
     drawn = [
@@ -209,7 +211,7 @@ def clipping_in_words(certificate: Content) -> str:
     return f"{format_exact(norm)}, and {chosen}" if drawn else format_exact(norm)
 
 
-def groups_in_words(certificate: Content) -> str:
+def groups_in_words(certificate: "Content") -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
         f"{size} records, {'no epsilon' if epsilon is None else rounded_up(epsilon)}"
@@ -217,7 +219,7 @@ def groups_in_words(certificate: Content) -> str:
     )
 
 
-def total_in_words(certificate: Content) -> str | None:
+def total_in_words(certificate: "Content") -> str | None:
     """Cost of this and all earlier releases; None if the author does not state these."""
     total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
     if total is None:
@@ -228,7 +230,7 @@ def total_in_words(certificate: Content) -> str | None:
     )
 
 
-def draws_in_words(certificate: Content) -> str:
+def draws_in_words(certificate: "Content") -> str:
     """Source of the random draws, and whether their key was deleted."""
     if certificate.study.seeded:
         return "a given seed"

@@ -41,11 +41,9 @@ from audit.certificate.numbers import (
     derived,
     epsilon_of_run,
     largest_attained,
-    rounded_down,
-    rounded_up,
 )
 from audit.errors import InvalidInput
-from audit.numerics import format_exact
+from audit.numerics import format_exact, rounded_down, rounded_up
 from audit.protocols import Protocol
 from audit.upper_bounds import TuningCosts, costs_of
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import FrameType
 
 from audit import checks, console
-from audit.certificate import Status, check_signature, schema, sign
-from audit.certificate.verification import read, verdict_of
+from audit.certificate.content import schema
+from audit.certificate.signature import check_signature, sign
+from audit.certificate.verification import Status, read, verdict_of
 from audit.errors import InvalidInput
 
 WRONG, VOID = 1, 3

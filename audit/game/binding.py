@@ -20,14 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.game.reachable_code import ReachableCode
+from audit.game.settings import SCHEMA
 from audit.game.setup import SetUp
 from audit.game.sources import Sources
 from canaries import InputCanary
 from threat_models import ThreatModel
 from threat_models.user_code import import_by_name
-
-SCHEMA = 2
-"""Version of config.json, of the shards and of summary.json."""
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("audit", "canaries", "threat_models")

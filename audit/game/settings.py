@@ -29,6 +29,8 @@ from audit.simulation.batch_samplers import SAMPLERS
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
+SCHEMA = 2
+"""Version of config.json, of the shards and of summary.json."""
 _DEVICE = re.compile(r"cpu(:0)?|cuda(:[0-9]+)?")
 Check = Callable[..., Any]
 """A function from the name and the value of a setting to the value to store."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.game.binding import SCHEMA
-from audit.game.settings import AuditConfig
+from audit.game.settings import SCHEMA, AuditConfig
 from audit.typed_json import read_typed
 from audit.upper_bounds import BaseReport
 from threat_models.datasets import FOREIGN

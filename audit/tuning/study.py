@@ -17,8 +17,9 @@ import numpy as np
 
 from audit import checks, protocols
 from audit.accounting import NEIGHBOURS, DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
-from audit.certificate import Certificate, StudyFacts, model_hash
-from audit.certificate.conditions import Private, check_score
+from audit.certificate.certificate import Certificate
+from audit.certificate.conditions import Private, StudyFacts, check_score
+from audit.certificate.released import model_hash
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_exact, format_rounded
 from audit.processes import watch_ray

@@ -17,7 +17,7 @@ from audit.accounting import GaussianMechanism, PureDp
 from audit.accounting.combinations import Candidates, WorstOf
 from audit.certificate import Certificate, Ground, StudyFacts, schema
 from audit.certificate.conditions import Private, bases_of, conditions
-from audit.certificate.numbers import rounded_up
+from audit.numerics import rounded_up
 from audit.tuning.outcome import Outcome, Trial
 
 SCORE = Private(1.0, 0.2, disjoint=False)

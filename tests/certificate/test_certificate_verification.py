@@ -19,10 +19,11 @@ from audit.certificate import (
     Spending,
     verification,
 )
-from audit.certificate.numbers import derived, rounded_up
+from audit.certificate.numbers import derived
 from audit.certificate.verification import _differences
 from audit.commands import verify as commands_verify
 from audit.errors import InvalidInput
+from audit.numerics import rounded_up
 from audit.upper_bounds import costs_of
 
 

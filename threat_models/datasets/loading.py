@@ -8,12 +8,9 @@ import numpy as np
 
 from audit import checks
 from canaries import InputCanary
-from threat_models.datasets.bundled import digits, natural_patches
 from threat_models.datasets.catalogue import CLASSES, FOREIGN, check_name, paths_of
-from threat_models.datasets.cifar import read_cifar
-from threat_models.datasets.idx import read_idx_pair
+from threat_models.datasets.formats import read_cifar, read_idx_pair, read_svhn
 from threat_models.datasets.records import Bytes, Records
-from threat_models.datasets.svhn import read_svhn
 
 log = logging.getLogger(__name__)
 
@@ -74,3 +71,26 @@ def foreign_canary(name: str, index: int, data_root: str | None = None) -> Input
     if name == "DIGITS":
         return natural_patches().canary(index)
     return canary(FOREIGN[name], index, data_root)
+
+
+def digits(train: bool) -> tuple[Bytes, Bytes]:
+    """scikit-learn's 1,797 digits of 8x8 pixels: the first 1,437 train, the last 360 validate."""
+    from sklearn.datasets import load_digits
+
+    content = load_digits()
+    rows = slice(None, 1437) if train else slice(1437, None)
+    return content.images[rows, None].astype(np.uint8), content.target[rows].astype(np.uint8)
+
+
+def natural_patches() -> Records:
+    """Grey 8x8 thumbnails of the 64x64 tiles of scikit-learn's photograph of a flower.
+
+    Tiles have no classes; tile i gets the label i mod 10.
+    """
+    from sklearn.datasets import load_sample_image
+
+    grey = load_sample_image("flower.jpg").mean(axis=2) / 255
+    rows, columns = (side // 64 for side in grey.shape)
+    pixels = grey[: rows * 64, : columns * 64].reshape(rows, 8, 8, columns, 8, 8)
+    tiles = pixels.mean(axis=(2, 5)).transpose(0, 2, 1, 3).reshape(-1, 1, 8, 8)
+    return Records(tiles.astype(np.float32), np.arange(len(tiles)) % CLASSES, CLASSES, "PATCHES")

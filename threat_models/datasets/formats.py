@@ -1,11 +1,15 @@
-"""Reads the MATLAB files of SVHN."""
+"""Reads the files of MNIST and FASHION (IDX), CIFAR10 (pickles, not unpickled) and SVHN (MATLAB)."""
 
+import gzip
 import math
 import struct
 import zlib
 from pathlib import Path
 
+import numpy as np
+
 from audit.errors import InvalidInput
+from threat_models.datasets import plain_pickle
 from threat_models.datasets.records import (
     MAX_BYTES,
     Bytes,
@@ -14,6 +18,54 @@ from threat_models.datasets.records import (
     read_bytes,
     reading,
 )
+
+
+def read_idx_pair(paths: list[Path]) -> tuple[Bytes, Bytes]:
+    """Pixels [n, 1, 28, 28] and labels [n] from a file of images and one of labels."""
+    images, labels = paths
+    with reading(images):
+        pixels = pixels_of(_read_idx(images, 3), (28, 28))
+    with reading(labels):
+        return pixels[:, None], labels_of(_read_idx(labels, 1), len(pixels))
+
+
+def _read_idx(path: Path, dimensions: int) -> Bytes:
+    """The array in an IDX file: magic 00 00 08 ndim, big-endian dimensions, unsigned bytes."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        magic = file.read(4)
+        if magic != bytes((0, 0, 8, dimensions)):
+            raise InvalidInput(
+                f"it must be an IDX file of bytes in {dimensions} dimensions, got magic "
+                f"{magic.hex() or 'none'}"
+            )
+        shape = np.frombuffer(file.read(4 * dimensions), ">u4", count=dimensions).tolist()
+        size = math.prod(shape)
+        if size > MAX_BYTES:
+            raise InvalidInput(f"it must contain at most {MAX_BYTES} bytes, got dimensions {shape}")
+        data = file.read(size + 1)
+    if len(data) != size:
+        count = "more" if len(data) > size else str(len(data))
+        raise InvalidInput(f"it must contain {size} bytes, got {count}")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def read_cifar(paths: list[Path]) -> tuple[Bytes, Bytes]:
+    """Pixels [n, 3, 32, 32] and labels [n] from all batches of a split."""
+    pixels, labels = [], []
+    for path in paths:
+        with reading(path):
+            batch = plain_pickle.load(read_bytes(path))
+            if not isinstance(batch, dict):
+                raise InvalidInput(f"it must contain a dictionary, got {type(batch).__name__}")
+            # Keys are bytes in the official files, and text in files that a tool rewrote.
+            batch = {k if isinstance(k, str) else k.decode(): v for k, v in batch.items()}
+            for key in ("data", "labels"):
+                if key not in batch:
+                    raise InvalidInput(f"it must contain {key!r}")
+            pixels.append(pixels_of(batch["data"], (3072,)))
+            labels.append(labels_of(batch["labels"], len(pixels[-1])))
+    return np.concatenate(pixels).reshape(-1, 3, 32, 32), np.concatenate(labels)
+
 
 _HEADER = 128
 _COMPRESSED = 15  # the type of a zlib-compressed element
