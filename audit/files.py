@@ -1,12 +1,18 @@
-"""New files that replace no file of anyone else: links are not followed."""
+"""Files that are written completely or not at all, and replace no file of anyone else.
+
+Links are not followed.
+"""
 
 import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from audit import checks
+from audit.errors import InvalidInput
 
 _NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag; links are rare there
 _BINARY: int = getattr(os, "O_BINARY", 0)
@@ -78,3 +84,54 @@ def write_durably(path: Path, parts: Iterable[Any], draft: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Turns an error of the disk into one clear line; TimeoutError means that a lock is held."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"out must be a writable folder with free space, got {str(folder)!r}: "
+            f"{checks.reason_of(error)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
+    """A temporary file that is renamed to `path` on success; `new` keeps an existing file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with writable(path.parent):
+            os.close(create(temporary))
+            yield temporary
+            with open(temporary, "r+b") as file:  # Windows syncs only files opened for writing.
+                os.fsync(file.fileno())
+            if new:
+                _move_if_absent(temporary, path)
+            else:
+                os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _move_if_absent(temporary: Path, path: Path) -> None:
+    """Renames a file to a path, unless the path exists."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # The file system has no hard links, so only the lock protects the path.
+        os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str, *, new: bool = False) -> None:
+    """Writes a text file completely or not at all; creates its folder if needed."""
+    with writable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with written_completely(path, new=new) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")

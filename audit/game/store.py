@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ import numpy as np
 
 from audit import checks, processes
 from audit.errors import DamagedShard, InvalidInput
-from audit.files import create, make_folder
+from audit.files import make_folder, writable, write_text, written_completely
 from audit.game.binding import audit_digest, seal
 from audit.game.blocks import Block
 from audit.game.play import Trials
@@ -29,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Locks a folder for one audit, until the context or the process ends; creates the folder."""
     with contextlib.ExitStack() as stack:
         try:
-            with _writable(folder):
+            with writable(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(processes.locked(folder / _LOCK, wait=False))
         except TimeoutError as held:
@@ -38,57 +37,6 @@ def locked(folder: Path) -> Iterator[None]:
                 "another audit is running: wait until it ends, or choose another folder"
             ) from held
         yield
-
-
-@contextlib.contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    """Turns an error of the disk into one clear line; TimeoutError means that a lock is held."""
-    try:
-        yield
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            f"out must be a writable folder with free space, got {str(folder)!r}: "
-            f"{checks.reason_of(error)}"
-        ) from error
-
-
-@contextlib.contextmanager
-def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """A temporary file that is renamed to `path` on success; `new` keeps an existing file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with _writable(path.parent):
-            os.close(create(temporary))
-            yield temporary
-            with open(temporary, "r+b") as file:  # Windows syncs only files opened for writing.
-                os.fsync(file.fileno())
-            if new:
-                _move_if_absent(temporary, path)
-            else:
-                os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _move_if_absent(temporary: Path, path: Path) -> None:
-    """Renames a file to a path, unless the path exists."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    except OSError:  # The file system has no hard links, so only the lock protects the path.
-        os.replace(temporary, path)
-
-
-def write_text(path: Path, text: str, *, new: bool = False) -> None:
-    """Writes a text file completely or not at all; creates its folder if needed."""
-    with _writable(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with written_completely(path, new=new) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def is_started(folder: Path) -> bool:
@@ -131,7 +79,7 @@ class RunFolder:
 
     def open(self) -> None:
         """Creates the folder, which must be locked, or checks that it holds the same audit."""
-        with _writable(self.path):
+        with writable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             make_folder(self.path / _SHARDS)
             if not is_started(self.path):
@@ -161,7 +109,7 @@ class RunFolder:
 
     def is_finished(self, blocks: Sequence[Block]) -> bool:
         """Whether the shards of every block exist; their content is not checked."""
-        with _writable(self.path):  # Its name may be too long.
+        with writable(self.path):  # Its name may be too long.
             return all(path.exists() for block in blocks for path in self.shards(block))
 
     def shards(self, block: Block) -> list[Path]:

@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 
 from audit.checks import one_line, printable, reason_of
 from audit.errors import InvalidInput
+from audit.files import write_text
 from audit.game.settings import AuditConfig
-from audit.game.store import is_started, read_settings, write_text
+from audit.game.store import is_started, read_settings
 from audit.numerics import format_exact
 from audit.report import pictures, results
 from audit.report.results import BudgetResult, Report, UpperResult

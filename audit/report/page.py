@@ -6,7 +6,7 @@ from pathlib import Path
 
 from audit import checks
 from audit.errors import InvalidInput
-from audit.game.store import write_text
+from audit.files import write_text
 from audit.html_page import document, escape, figure, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import results

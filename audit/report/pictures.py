@@ -15,9 +15,9 @@ from scipy import optimize
 
 from audit.arrays import FloatArray
 from audit.claims import Kind
+from audit.files import written_completely
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
-from audit.game.store import written_completely
 from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from audit import console, run
+from audit import console, files, run
 from audit.game import binding, store, workers
 from audit.game.blocks import Block
 from audit.game.play import Trials
@@ -796,7 +796,7 @@ def test_candidates_are_the_grid_of_the_hyperparameters(
 
 def test_an_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
     def stop_halfway() -> None:
-        with store.written_completely(tmp_path / "name") as temporary:
+        with files.written_completely(tmp_path / "name") as temporary:
             temporary.write_text("half")
             raise RuntimeError
 

@@ -1,4 +1,4 @@
-"""Reads the files of MNIST and FASHION (IDX), CIFAR10 (pickles, not unpickled) and SVHN (MATLAB)."""
+"""Reads the files of MNIST and FASHION (IDX), CIFAR10 (pickles, not unpickled), SVHN (MATLAB)."""
 
 import gzip
 import math

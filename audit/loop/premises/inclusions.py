@@ -15,6 +15,7 @@ linearly independent, the sum determines which canaries are in the batch. No noi
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,13 @@ from scipy import linalg, stats
 
 from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.records import TrainingSet
+
+if TYPE_CHECKING:
+    from audit.loop.premises.canary_runs import CanaryRuns
 
 _MAX_CANARIES = 16
 # This many canaries are taken if they are independent at all, and more if they are to this share.
@@ -93,7 +96,7 @@ def detectable_ratio(tries: float, rate: float) -> float:
 
 def inclusions_of_many(
     experiment: Experiment,
-    canaries: CanaryRuns,
+    canaries: "CanaryRuns",
     quiet: TrainingSet,
     of_quiet: Sequence[FloatArray],
     counts: FloatArray,
@@ -185,7 +188,7 @@ def judge_used_records(inclusions: Inclusions, rate: float) -> Iterator[TestResu
         yield TestResult(p_value, "used records", numbers, hits > 1.02 * tries * rate)
 
 
-def _different(canaries: CanaryRuns, steps: int) -> list[PoolRecord]:
+def _different(canaries: "CanaryRuns", steps: int) -> list[PoolRecord]:
     """Canaries whose contributions are linearly independent, the first of them of the best pair."""
     gradients = np.stack([trace.gradients[:steps].ravel() for trace in canaries.traces])
     start = next(i for i, canary in enumerate(canaries.pool) if canary is canaries.pair[0])
