@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from audit import console, lower_bounds, upper_bounds
+from audit import console, files, lower_bounds, upper_bounds
 from audit.dpsgd import PRECISIONS
 from audit.errors import InvalidInput
 from audit.game import store
@@ -332,8 +332,8 @@ def write_reports(
         report = assemble(of_view, set_ups, of_trials, view, made, progress)
         folder.check_same()  # The folder may have changed if its file system has no locks.
         out = Path(of_view.out)
-        store.write_text(out / "results.csv", results.to_csv(results.to_table(report)))
-        store.write_text(out / "summary.json", results.to_json(report))
+        files.write_text(out / "results.csv", results.to_csv(results.to_table(report)))
+        files.write_text(out / "summary.json", results.to_json(report))
         pictures.draw(report, out / "figure.png")
         pictures.draw_scores(report, of_trials, out / "scores.png")
         reports.append(report)
