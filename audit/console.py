@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from audit import checks, interrupts, numbers_from_text, plug_ins
+from audit import checks, interrupts, numbers_from_text, user_code
 from audit.errors import MODULES_OF_AUDITS, PACKAGE_NAMES, MissingExtra, missing_extra
 from audit.interrupts import INTERRUPTED
 from audit.version import __version__
@@ -148,7 +148,7 @@ def _number(text: str) -> float:
 
 def _imports(text: str) -> str:
     try:
-        return plug_ins.import_modules(text)
+        return user_code.import_modules(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -207,7 +207,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_imports(self) -> None:
         """Adds the option that imports the user's own modules as soon as it is read."""
-        self.add_argument("--imports", type=_imports, metavar="MODULES", help=plug_ins.MEANING)
+        self.add_argument("--imports", type=_imports, metavar="MODULES", help=user_code.IMPORTS)
 
     def add_rare_group(self) -> argparse._ArgumentGroup:
         """A group of options that only `--help-all` shows."""

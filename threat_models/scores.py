@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.orders import SplitOrder
+from audit.user_code import errors_in_one_line
 from canaries import InputCanary
 from threat_models.datasets.records import Records
-from threat_models.user_code import errors_in_one_line
 
 Features = NDArray[np.float32] | NDArray[np.float64]
 

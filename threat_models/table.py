@@ -2,6 +2,7 @@
 
 from audit import checks
 from audit.errors import InvalidInput
+from audit.user_code import errors_in_one_line, import_by_name
 from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel, etcv, ntcv, ntnv
@@ -14,7 +15,6 @@ from threat_models.scores import (
     ValidationLoss,
     WorstOrder,
 )
-from threat_models.user_code import errors_in_one_line, import_by_name
 
 # The scores for each threat model and canary; the first is the paper's.
 SCORES: dict[str, dict[str, tuple[str, ...]]] = {

@@ -9,7 +9,7 @@ from torch import nn
 from audit import checks
 from audit.dpsgd.settings import MODELS
 from audit.errors import InvalidInput
-from threat_models.user_code import errors_in_one_line, import_by_name
+from audit.user_code import errors_in_one_line, import_by_name
 
 # Larger than the rounding of user models, whose kernels may depend on the batch size.
 _LOGITS_RTOL, _LOGITS_ATOL = 1e-3, 1e-4

@@ -23,9 +23,9 @@ from audit.game.reachable_code import ReachableCode
 from audit.game.settings import SCHEMA
 from audit.game.setup import SetUp
 from audit.game.sources import Sources
+from audit.user_code import import_by_name
 from canaries import InputCanary
 from threat_models import ThreatModel
-from threat_models.user_code import import_by_name
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("audit", "canaries", "threat_models")

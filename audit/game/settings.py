@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from audit import checks, plug_ins, protocols
+from audit import checks, protocols, user_code
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
 from audit.dpsgd.settings import MAX_SCALE, several_numbers
@@ -253,7 +253,7 @@ class AuditConfig:
     repetitions: str = _setting(
         protocols.DEFAULT_REPETITIONS, "distribution of K, the number of runs"
     )
-    imports: str = _setting("", plug_ins.MEANING)
+    imports: str = _setting("", user_code.IMPORTS)
     sampler: str = _setting(
         "gaussian-process",
         f"sampler of an adaptive protocol: {' or '.join(SAMPLERS)} (which reveals the canary)",
@@ -334,7 +334,7 @@ class AuditConfig:
                 checks.validate(self, setting.name, setting.metadata["check"])
         if self.stop_at and self.repeats != 1:
             raise InvalidInput(f"repeats must be 1 with stop_at, got {self.repeats}")
-        self._set(imports=plug_ins.import_modules(self.imports))
+        self._set(imports=user_code.import_modules(self.imports))
         self._set(score=checked_score(self.score, self.pairs, self.sampling_rate))
         grid_points = len(self.learning_rates) * len(self.max_grad_norm) * len(self.momentum)
         protocol, repetitions = checked_protocol(
@@ -417,7 +417,7 @@ class AuditConfig:
     @cached_property
     def parsed_protocol(self) -> Protocol:
         """How the best run is chosen."""
-        plug_ins.import_modules(self.imports)  # a worker may not have imported them yet
+        user_code.import_modules(self.imports)  # a worker may not have imported them yet
         is_search = self.protocol == "search"
         return protocols.parse_protocol(self.repetitions if is_search else self.protocol)
 

@@ -25,8 +25,8 @@ from audit.loop.result import CheckResult
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CPU_SECONDS
 from audit.processes import end_with_parent
+from audit.user_code import call_user_code, format_error, import_by_name
 from canaries import DiracCanary, crafted
-from threat_models.user_code import call_user_code, format_error, import_by_name
 
 _EXAMPLES = {
     "python -m audit.run --train mine.train --records mine.DATA": "test of your own loop",

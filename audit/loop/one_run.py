@@ -23,11 +23,10 @@ from audit.loop.runs.training_runs import (
     Run,
     Train,
     run_once,
-    run_seed,
 )
 from audit.lower_bounds import LowerBound
 from audit.opacus_objects import has_full_batches
-from audit.seeding import restored_generators
+from audit.user_code import run_seed
 from canaries import crafted
 
 # The numbers of guesses are from a short list, corrected for multiple tests by Bonferroni.
@@ -98,8 +97,7 @@ def check_one_run(
     task = AuditTask(train, training_set, inserted, None, loss, delta)
     seed = checks.integer("seed", seed, 0)
     coins = np.random.default_rng([seed, 2]).integers(0, 2, count).astype(np.bool_)
-    with restored_generators():
-        run = run_once(task, coins, candidate, run_seed(seed, 0))
+    run = run_once(task, coins, candidate, run_seed(seed, 0))
     return _verdict(
         _Guesses(run, _statistics(run, count), coins, delta, dirac and len(training_set) == 0),
         run.claim if claim is None else checks.interval("claim", claim, 0, closed_low=True),

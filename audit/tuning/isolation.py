@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.seeding import derived_seed, restored_generators, seed_global_generators
+from audit.user_code import secret_global_seed, seeded_generators
 
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
@@ -74,7 +74,7 @@ def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
     that the run gave to the generators, and their present states. Two runs that share an entry drew
     the same noise.
     """
-    own_seed = derived_seed(seed)
+    global_seed = secret_global_seed(seed)
     used: set[str] = set()
 
     def noise() -> tuple[str, ...]:
@@ -84,13 +84,15 @@ def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
         }
         loaded = sys.modules.get("torch")
         if loaded is not None:
-            sources |= set(_torch_seeds(loaded, own_seed))
+            sources |= set(_torch_seeds(loaded, global_seed))
         return tuple(sorted(sources))
 
-    with restored_generators():
-        seed_global_generators(own_seed)
-        with _watched(random, "random", used), _watched(np.random, "numpy.random", used):
-            yield noise
+    with (
+        seeded_generators(global_seed),
+        _watched(random, "random", used),
+        _watched(np.random, "numpy.random", used),
+    ):
+        yield noise
 
 
 @contextlib.contextmanager

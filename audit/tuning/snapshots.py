@@ -40,7 +40,7 @@ _JAX_ON_GPU = (
 _OPTIMIZER_NUMBERS = ("noise_multiplier", "max_grad_norm")
 
 
-def seed_global_generators() -> None:
+def renew_global_generators() -> None:
     """Seeds the generators of Python, numpy and torch (on all devices) from secret entropy."""
     random.seed(secrets.randbits(_SEED_BITS))
     seed_numpy_state(np.random)
@@ -168,7 +168,7 @@ def renew(objects: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     Raises:
         InvalidInput: a value may hold a key of JAX that is not recognised.
     """
-    seed_global_generators()
+    renew_global_generators()
     for value in objects.values():
         kind = _kind_of(value)
         if kind is not None and kind.renew is not None:

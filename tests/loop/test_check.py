@@ -51,9 +51,10 @@ from audit.loop.attack.attack import Attack, discriminant
 from audit.loop.result import ATTACK_ERROR
 from audit.loop.runs import readings
 from audit.loop.runs.readings import model_and_numbers
-from audit.loop.runs.training_runs import AuditTask, Run, run_once, run_seed
+from audit.loop.runs.training_runs import AuditTask, Run, run_once
 from audit.loop.runs.work import CpuLimit
 from audit.repetitions import Fixed
+from audit.user_code import run_seed
 from canaries import DiracCanary, InputCanary, crafted
 from threat_models import CanaryLoss, FirstCoordinate, etcv, ntcv
 

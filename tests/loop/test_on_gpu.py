@@ -16,8 +16,7 @@ from opacus.accountants import RDPAccountant
 
 from audit.loop.premises.check_premises import check_premises
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.training_runs import seed_everything
-from audit.seeding import restored_generators
+from audit.user_code import global_seed, seeded_generators
 from benchmarks.training_loops import loops
 
 STEPS = 2
@@ -68,8 +67,7 @@ def test_a_gpu_is_seeded_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch, "manual_seed", seeds.append)
-    with restored_generators():
-        seed_everything(7)
+    with seeded_generators(global_seed(7)):
         assert seeds == [torch.initial_seed()]
 
 

@@ -17,7 +17,7 @@ from study_helpers import (
 )
 
 from audit import tuning
-from audit.seeding import derived_seed
+from audit.user_code import secret_global_seed
 
 
 def test_noise_does_not_depend_on_seeds_of_the_script() -> None:
@@ -45,7 +45,7 @@ def test_existing_devices_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
     trials = []
     study(protocol="fixed:2").run(lambda trial: trials.append(trial) or noisy(trial))
-    assert seeded == [derived_seed(trial.seed) for trial in trials]
+    assert seeded == [secret_global_seed(trial.seed) for trial in trials]
 
 
 def test_a_generator_with_the_seed_of_a_run_repeats_no_global_one() -> None:

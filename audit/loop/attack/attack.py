@@ -20,13 +20,12 @@ from audit.loop.runs.training_runs import (
     Run,
     many_runs,
     run_once,
-    run_seed,
 )
 from audit.loop.runs.work import CpuLimit
 from audit.opacus_objects import History, has_full_batches
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions
-from audit.seeding import restored_generators
+from audit.user_code import run_seed
 
 # Smallest share of the within-class covariance that is replaced by its mean variance times the
 # identity. The share is larger with fewer trials per recorded number.
@@ -159,10 +158,9 @@ class Attack:
         # than another statistic with three times as many trials.
         if trials is None and RUNS_PER_TRIAL * MIN_TRIALS * work > ATTACK_WORK:
             return self
-        with restored_generators():
-            residuals = Residuals.of(
-                task.train, self.candidates[0], task.records, task.canaries, task.initial, self.seed
-            )
+        residuals = Residuals.of(
+            task.train, self.candidates[0], task.records, task.canaries, task.initial, self.seed
+        )
         return replace(self, residuals=residuals)
 
     def play(self, trial: int) -> Run | None:

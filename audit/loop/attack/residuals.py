@@ -22,8 +22,9 @@ import numpy as np
 from audit.arrays import FloatArray
 from audit.loop.runs.coupled_runs import CoupledRuns, RecordingWatch, Step, Trace
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.training_runs import Train, run_seed
+from audit.loop.runs.training_runs import Train
 from audit.opacus_objects import has_full_batches
+from audit.user_code import run_seed
 
 # Above these sizes, the gradients of a run are not kept.
 _MAX_BYTES = 2e8

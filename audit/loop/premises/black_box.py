@@ -20,7 +20,8 @@ from audit.loop.premises.experiment import Check, replace_one
 from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.training_runs import claim_of, exchanges, run_seed
+from audit.loop.runs.training_runs import claim_of, exchanges
+from audit.user_code import run_seed
 
 _SEEDS = 4
 # Without a claim, released numbers are compared as with this one.

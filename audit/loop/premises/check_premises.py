@@ -49,9 +49,10 @@ from audit.loop.runs.coupled_runs import CoupledRuns, Trace
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
-from audit.loop.runs.training_runs import Train, run_seed, without_log_lines
+from audit.loop.runs.training_runs import Train, without_log_lines
 from audit.loop.runs.work import CouldNotFinish, CpuLimit, work_of
 from audit.numerics import format_exact, format_rounded
+from audit.user_code import run_seed
 
 _SHIFT = 10.0
 __all__ = ["FAMILY_ERROR", "PremiseTest", "check_premises"]

@@ -11,8 +11,8 @@ from audit.loop.premises.canary_pool import PoolRecord, canary_pool
 from audit.loop.premises.verdicts import Verdicts
 from audit.loop.runs.coupled_runs import Accounted, CoupledRuns, Trace
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.training_runs import run_seed
 from audit.loop.runs.work import work_of
+from audit.user_code import run_seed
 
 SEEDS_FOR_INCLUSION = 24
 """Seeds that are tried until the exchanged record is in many batches."""

@@ -32,7 +32,7 @@ from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import numbers_of
 from audit.loop.runs.saved_files import SavedFile, line_of_user, recorded_files
-from audit.loop.runs.training_runs import Train, many_runs, seed_everything
+from audit.loop.runs.training_runs import Train, many_runs
 from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import SHARE_OF_RUN, CouldNotFinish, CpuLimit, work_of
 from audit.loop.sources.arrays import Gradient, current_watch, record_gradient
@@ -44,7 +44,7 @@ from audit.opacus_objects import (
     history_of,
     is_of_opacus,
 )
-from threat_models.user_code import format_error
+from audit.user_code import format_error, global_seed, seeded_generators
 
 Vector = NDArray[Any]
 
@@ -318,8 +318,7 @@ class CoupledRuns:
         recorded: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if to_end and not hasattr(self._train, "records_files"):
             recorded = recorded_files(trace.saved.append)
-        with many_runs():
-            seed_everything(seed)
+        with many_runs(), seeded_generators(global_seed(seed)):
             try:
                 with self._cpu.enforced(SHARE_OF_RUN), current_watch(watch), recorded:
                     result = self._train(records, self._candidate, seed, watch)

@@ -17,7 +17,7 @@ from audit.errors import InvalidInput
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import held_by_function
 from audit.loop.sources.trees import as_numbers
-from threat_models.user_code import format_error
+from audit.user_code import format_error
 
 # Number of other records that are scored too, because the canary may change their scores.
 _OTHERS = 64

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from audit.loop.runs.released_numbers import numbers_of
-from threat_models.user_code import format_error
+from audit.user_code import format_error
 
 _OTHERS = (
     *("audit", "torch", "opacus", "contextlib", "functools", "lightning", "pytorch_lightning"),

@@ -21,10 +21,8 @@ from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.arrays import current_watch
 from audit.opacus_objects import History, history_of
-from audit.seeding import restored_generators, seed_global_generators
-from threat_models.user_code import call_user_code
+from audit.user_code import call_user_code, global_seed, seeded_generators
 
-_MASK = 0xFFFFFFFF
 _MAX_NUMBERS = 50_000
 """Numbers of a run that a learned statistic uses: 1,000 trials of them take about 1 GB."""
 
@@ -118,21 +116,6 @@ class Run:
     residual: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
-def run_seed(seed: int, trial: int, run: int = 0) -> int:
-    """The seed of a run: distinct for any 2^32 trials of one run each.
-
-    A bijection of 32-bit words (the finaliser of MurmurHash3) of a counter, so that no two runs
-    share their noise accidentally.
-    """
-    word = seed * 0x9E3779B1 + trial
-    for mixed_in in (0, run * 0x85EBCA77):
-        word = (word ^ mixed_in) & _MASK
-        word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _MASK
-        word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _MASK
-        word ^= word >> 16
-    return word
-
-
 def run_once(
     task: AuditTask,
     included: NDArray[np.bool_],
@@ -152,6 +135,17 @@ def run_once(
     Raises:
         InvalidInput: the function raised an error, or returned an unreadable value.
     """
+    with seeded_generators(global_seed(seed)):
+        return _run(task, included, candidate, seed, recorder)
+
+
+def _run(
+    task: AuditTask,
+    included: NDArray[np.bool_],
+    candidate: Any,
+    seed: int,
+    recorder: Watch | None,
+) -> Run:
     records, canaries = task.records, task.canaries
     if canaries is not None and included.any():
         chosen = TrainingSet(canaries.features[included], canaries.labels[included])
@@ -160,7 +154,6 @@ def run_once(
         records = records.with_record(task.replaced)
     watch = Watch(canaries, included, task.loss, seed, task.initial, recorder)
     watch.expected_batch_size = task.expected_batch_size
-    seed_everything(seed)
     try:
         with current_watch(watch):
             result = call_user_code("train", task.train, records, candidate, seed, watch)
@@ -246,16 +239,10 @@ def claim_of(watch: Any, delta: float) -> float | None:
     return _epsilons[key]
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds the global generators for a run, with another seed than the run's own."""
-    seed_global_generators(run_seed(seed, 0x5EED))
-
-
 @contextmanager
 def many_runs() -> Iterator[None]:
-    """As `restored_generators`, without what each run would repeat: warnings, log lines."""
+    """Leaves out what each of many runs would repeat: warnings, log lines, calibrations."""
     with (
-        restored_generators(),
         remembered_calibration(),
         warnings.catch_warnings(),
         without_log_lines(),

@@ -22,7 +22,7 @@ from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import WAITING, end_when_idle
 from audit.processes import end_with_parent
-from threat_models.user_code import format_error
+from audit.user_code import format_error
 
 _NEW_NETWORK = 0x40000000
 MAX_RUNS = 200

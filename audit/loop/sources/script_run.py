@@ -35,11 +35,10 @@ from audit.loop.runs.coupled_runs import EndOfRun
 from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes, replaced
-from audit.loop.runs.training_runs import seed_everything
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.idle import IDLE_SECONDS
 from audit.loop.sources.script_items import ItemForm, StoredRecords
-from threat_models.user_code import format_error
+from audit.user_code import format_error, global_seed, seed_global_generators
 
 _PREAMBLE_SEED = 0
 # A script that catches the exception which ends it is ended this many times.
@@ -283,7 +282,7 @@ class _Run:
         before = sys.argv, list(sys.path), os.getcwd()
         sys.argv = [script, *self.train.arguments]
         sys.path.insert(0, str(self.train.path.parent))
-        seed_everything(_PREAMBLE_SEED)
+        seed_global_generators(global_seed(_PREAMBLE_SEED))
         try:
             with self._patched(), quiet_output() as output:
                 try:
@@ -638,7 +637,7 @@ class _Run:
 
     def _seed_generators(self) -> None:
         self._seeding = True
-        seed_everything(self.seed)
+        seed_global_generators(global_seed(self.seed))
         self._seeding = False
 
     def _keep_file(self, file: SavedFile) -> None:
