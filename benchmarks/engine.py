@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, models, noise
 from audit.dpsgd.products import affine
-from audit.game.blocks import all_blocks
+from audit.game.play import all_blocks
 from audit.game.settings import AuditConfig
 from benchmarks import jax_peers, peers
 from canaries import InputCanary

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from audit.game.blocks import all_blocks
-from audit.game.play import Trials, play
+from audit.game.play import Trials, all_blocks, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, set_up
 

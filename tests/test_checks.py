@@ -26,7 +26,7 @@ from audit import (
     repetitions,
 )
 from audit.dpsgd import DpSgdSettings
-from audit.dpsgd.precision import check_precision
+from audit.dpsgd.settings import check_precision
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig, read_preset
 from audit.repetitions import parse_repetitions

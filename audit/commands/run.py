@@ -148,13 +148,13 @@ def run(config: AuditConfig) -> "list[Report]":
     _require_packages(config.place.backend)
     # Importing torch takes seconds, which --help need not wait for.
     with interrupts.loading():
-        from audit.game import binding, blocks, play, setup, store, workers
+        from audit.game import binding, play, setup, store, workers
 
     workload, place, evaluation = config.workload, config.place, config.evaluation
     one_audit = setup.set_up(config, 0)
-    seconds = blocks.expected_seconds(workload, one_audit.engine.name)
+    seconds = play.expected_seconds(workload, one_audit.engine.name)
     set_ups = setup.set_up_all(config, partial(console.with_bar, unit="budget"))
-    all_blocks = blocks.all_blocks(workload, one_audit.engine.name)
+    all_blocks = play.all_blocks(workload, one_audit.engine.name)
     bound_to = binding.binding(config.plug_ins, set_ups)
     folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)
     is_finished = folder.is_finished(all_blocks)
@@ -163,7 +163,7 @@ def run(config: AuditConfig) -> "list[Report]":
     with store.locked(folder.path):
         folder.open()
         if not is_finished:
-            for line in blocks.outlook(workload, evaluation, max(config.epsilon), seconds):
+            for line in play.outlook(workload, evaluation, max(config.epsilon), seconds):
                 console.note(line)
         play_blocks = partial(workers.play_all, place, partial(play.play, config), folder)
         trials = play.play_audit(all_blocks, play_blocks, evaluation)

@@ -2,8 +2,7 @@
 
 from audit.dpsgd.base import Engine, RunBatch, RunOutcomes, SharingEngine
 from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
-from audit.dpsgd.precision import PRECISIONS, Precision
-from audit.dpsgd.settings import MODELS, Candidate, DpSgdSettings
+from audit.dpsgd.settings import MODELS, PRECISIONS, Candidate, DpSgdSettings, Precision
 
 __all__ = [
     "ENGINES",

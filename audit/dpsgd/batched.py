@@ -23,9 +23,8 @@ from audit.dpsgd.layers import Network
 from audit.dpsgd.layers.functions import Flatten, Relu
 from audit.dpsgd.layers.linear import Linear
 from audit.dpsgd.parameters import ClippedRecord, DiracGradient, Parameters, flat, shaped, to_numpy
-from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import reproducible_products
-from audit.dpsgd.settings import DpSgdSettings
+from audit.dpsgd.settings import FLOAT32, DpSgdSettings, Precision
 from canaries import Canary, InputCanary
 from threat_models import Observation, ThreatModel
 from threat_models.scores import Features

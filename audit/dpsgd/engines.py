@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.dpsgd.base import Engine
-from audit.dpsgd.precision import check_precision
 from audit.dpsgd.reduced import ReducedEngine, why_not_reduced
-from audit.dpsgd.settings import MODELS, DpSgdSettings
+from audit.dpsgd.settings import MODELS, DpSgdSettings, check_precision
 from audit.errors import InvalidInput
 from canaries import DiracCanary
 from threat_models import ThreatModel

@@ -19,8 +19,8 @@ from audit.dpsgd.parameters import (
     clip_factors,
     squared_norms,
 )
-from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import rounded_operands
+from audit.dpsgd.settings import FLOAT32, Precision
 from audit.errors import InvalidInput
 
 # Two float32 computations of the same logits differ by less than this.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from audit.dpsgd.precision import Precision
+from audit.dpsgd.settings import Precision
 
 # With fewer multiplications, the overhead of a oneDNN call exceeds its gain.
 _MIN_ONEDNN_MULTIPLICATIONS = 1 << 21

@@ -30,7 +30,7 @@ from threat_models import ThreatModel
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("audit", "canaries", "threat_models")
 # A block is played by `play`; its trials also depend on how the audit is divided into blocks.
-_STARTS = (("audit.game.play", "play"), ("audit.game.blocks", "all_blocks"))
+_STARTS = (("audit.game.play", "play"), ("audit.game.play", "all_blocks"))
 
 
 def binding(plug_ins: Sequence[str], set_ups: Sequence[SetUp]) -> dict[str, Any]:

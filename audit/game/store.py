@@ -15,8 +15,7 @@ from audit import checks, processes
 from audit.errors import DamagedShard, InvalidInput
 from audit.files import make_folder, writable, write_text, written_completely
 from audit.game.binding import audit_digest, seal
-from audit.game.blocks import Block
-from audit.game.play import Trials
+from audit.game.play import Block, Trials
 
 _CONFIG, _SHARDS, _LOCK = "config.json", "shards", ".lock"
 _BOUND_TO = "bound_to"

@@ -29,8 +29,7 @@ from audit.errors import (
     WorkerDied,
     missing_extra,
 )
-from audit.game.blocks import Block
-from audit.game.play import Trials
+from audit.game.play import Block, Trials
 from audit.game.settings import Place
 from audit.game.store import RunFolder
 from audit.processes import end_with_parent, watch_ray

@@ -10,7 +10,7 @@ early.
 """
 
 from audit.lower_bounds.clopper_pearson import ClopperPearson
-from audit.lower_bounds.estimator import Estimator
+from audit.lower_bounds.estimator import Estimator, LowerBound
 from audit.lower_bounds.estimators import (
     all_estimators,
     all_lower_bounds,
@@ -28,7 +28,6 @@ from audit.lower_bounds.one_run import independent_canaries_bound, one_run_bound
 from audit.lower_bounds.planning import max_detectable_epsilon, trials_needed
 from audit.lower_bounds.pooled_scan import PooledScan
 from audit.lower_bounds.rank_sum import RankSum
-from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
     FixedThreshold,
     MaximumOverGrid,

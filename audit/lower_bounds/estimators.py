@@ -12,12 +12,11 @@ from audit import repetitions as distributions
 from audit.claims import Facts
 from audit.errors import InvalidInput
 from audit.lower_bounds.clopper_pearson import ClopperPearson
-from audit.lower_bounds.estimator import DIRECTIONS, Estimator, default_facts
+from audit.lower_bounds.estimator import DIRECTIONS, Estimator, LowerBound, default_facts
 from audit.lower_bounds.families import WorstOrderCurve
 from audit.lower_bounds.gaussian_curves import GaussianCurve, LiftedCurve, PooledGaussianCurve
 from audit.lower_bounds.pooled_scan import PooledScan
 from audit.lower_bounds.rank_sum import RankSum
-from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
     FixedThreshold,
     MaximumOverGrid,

@@ -18,8 +18,7 @@ from audit import checks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
-from audit.lower_bounds.estimator import ThresholdEstimator, default_facts
-from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.estimator import LowerBound, ThresholdEstimator, default_facts
 from audit.lower_bounds.rules import ErrorCounts, FixedThreshold, Split, ThresholdRule, upper_limit
 from audit.numerics import safe_root
 from audit.orders import SplitOrder

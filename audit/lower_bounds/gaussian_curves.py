@@ -21,8 +21,12 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
-from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, default_facts
-from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.estimator import (
+    LowerBound,
+    ThresholdEstimator,
+    check_confidence,
+    default_facts,
+)
 from audit.lower_bounds.rules import best_of_gaussian_rates
 from audit.lower_bounds.scores import checked_canaries
 from audit.numerics import safe_root

@@ -20,8 +20,7 @@ from audit import checks
 from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import monte_carlo
-from audit.lower_bounds.estimator import Estimator
-from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.estimator import Estimator, LowerBound
 from audit.lower_bounds.scores import Scores
 from audit.numerics import QUANTILE_ACCURACY, safe_log
 from audit.protocols import RandomSearch

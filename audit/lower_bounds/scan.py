@@ -24,8 +24,7 @@ from scipy import special
 from audit import numerics
 from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
-from audit.lower_bounds.estimator import Estimator
-from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.estimator import Estimator, LowerBound
 from audit.lower_bounds.scores import Scores
 from audit.numerics import last_integer
 

@@ -20,9 +20,8 @@ from scipy import special
 from audit import checks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
-from audit.lower_bounds.estimator import default_facts
+from audit.lower_bounds.estimator import LowerBound, default_facts
 from audit.lower_bounds.gaussian_curves import ASSUMPTIONS, gaussian_canaries_bound, has_variance
-from audit.lower_bounds.result import LowerBound
 from audit.numerics import safe_root
 
 _MAX_EPSILON = 300.0

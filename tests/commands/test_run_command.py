@@ -19,8 +19,7 @@ import pytest
 
 from audit import console, files, run
 from audit.game import binding, store, workers
-from audit.game.blocks import Block
-from audit.game.play import Trials
+from audit.game.play import Block, Trials
 from audit.game.settings import AuditConfig
 from audit.report import results
 

@@ -66,13 +66,13 @@ FIELDS = ("trial", "bit", "runs", "chosen", "score", "lambda_a", "lambda_b", "la
 def trials(arguments: list[str]) -> dict[str, Any]:
     """The trials of an audit, with 9 digits, and a digest of all fields where nothing trains."""
     # Importing torch takes seconds, which the other families need not wait for.
-    from audit.game import blocks, play, setup
+    from audit.game import play, setup
     from audit.run import parse
 
     (config,) = parse([*arguments, *COMMON])
     engine = setup.set_up(config, 0).engine.name
     values: dict[str, Any] = {"engine": engine}
-    for block in blocks.all_blocks(config.workload, engine):
+    for block in play.all_blocks(config.workload, engine):
         views = play.play(config, block)
         for view_name, view in zip(config.view_names, views, strict=True):
             label = f"{block.name} {view_name}".strip()

@@ -18,8 +18,7 @@ from audit.dpsgd.batched import BatchedEngine, Proxies
 from audit.game import play as game
 from audit.game import workers
 from audit.game.binding import binding
-from audit.game.blocks import all_blocks, expected_seconds
-from audit.game.play import Trials, play_audit
+from audit.game.play import Trials, all_blocks, expected_seconds, play_audit
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, set_up
 from audit.game.store import RunFolder

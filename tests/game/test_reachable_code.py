@@ -51,7 +51,7 @@ REACHED = [
     ),
     ("audit/repetitions/truncated_negative_binomial.py", "(1.0 - uniform)", "uniform"),
     ("audit/game/setup.py", "_MIN_ACCEPTED = 200, 60.0", "_MIN_ACCEPTED = 200, 70.0"),
-    ("audit/game/blocks.py", "_WORK_OF_A_BLOCK = 1 << 22", "_WORK_OF_A_BLOCK = 1 << 21"),
+    ("audit/game/play.py", "_WORK_OF_A_BLOCK = 1 << 22", "_WORK_OF_A_BLOCK = 1 << 21"),
     ("audit/accounting/calibration.py", "return used - epsilon", "return used - 2 * epsilon"),
     (
         "threat_models/scores.py",
@@ -99,9 +99,9 @@ ELSEWHERE = [
     ("audit/dpsgd/_noise.c", "INLINE void philox(", "INLINE void  philox("),
     ("audit/game/play.py", 'device: str = "cpu"', 'device: "str | None" = "cpu"'),
     ("audit/game/settings.py", "names = [each.name for each in fields(cls)]", "names = []"),
-    ("audit/game/blocks.py", "_SECONDS_OF_BOUNDS = 15.0", "_SECONDS_OF_BOUNDS = 16.0"),
+    ("audit/game/play.py", "_SECONDS_OF_BOUNDS = 15.0", "_SECONDS_OF_BOUNDS = 16.0"),
     (
-        "audit/game/blocks.py",
+        "audit/game/play.py",
         "be at least the {runs:.3g} runs that",
         "exceed the {runs:.3g} runs that",
     ),

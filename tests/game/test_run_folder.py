@@ -71,7 +71,7 @@ def results_without_bounds() -> Iterator[None]:
         patch.setattr("audit.report.results.to_table", lambda all_trials: all_trials)
         patch.setattr("audit.report.results.to_csv", digest)
         patch.setattr("audit.report.results.to_json", digest)
-        patch.setattr("audit.game.blocks.outlook", lambda *settings: ())
+        patch.setattr("audit.game.play.outlook", lambda *settings: ())
         patch.setattr("audit.report.pictures.draw", lambda report, path: None)
         patch.setattr("audit.report.pictures.draw_scores", lambda report, all_trials, path: None)
         yield

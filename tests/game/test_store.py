@@ -10,8 +10,7 @@ import pytest
 
 from audit.errors import DamagedShard, InvalidInput
 from audit.game.binding import audit_digest, binding
-from audit.game.blocks import Block, all_blocks
-from audit.game.play import Trials, play
+from audit.game.play import Block, Trials, all_blocks, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import _set_up, set_up
 from audit.game.store import RunFolder, locked

@@ -31,7 +31,7 @@ from joblib.parallel import SequentialBackend
 from audit import run
 from audit.errors import InvalidInput, WorkerDied
 from audit.game import setup, workers
-from audit.game.blocks import Block
+from audit.game.play import Block
 from audit.game.settings import AuditConfig, Place
 from audit.tuning.devices import Devices
 

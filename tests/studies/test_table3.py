@@ -15,8 +15,7 @@ from audit import repetitions
 from audit.accounting import GaussianMechanism, calibrate_mu
 from audit.dpsgd.models import mlp
 from audit.game.binding import binding
-from audit.game.blocks import all_blocks
-from audit.game.play import Trials, play
+from audit.game.play import Trials, all_blocks, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder

@@ -1,11 +1,12 @@
-"""Tables in memory: pandas data frames, and lists of mappings."""
+"""Tables in memory (pandas data frames, and lists of mappings) and in parquet files."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, require_modules
 from audit.finished.material import Material, flattened
-from audit.finished.readers.registry import ReadOptions, reader
+from audit.finished.readers.registry import ReadOptions, is_file_with_suffix, reader, shown
 from audit.finished.readers.tables import material_of_rows
 
 
@@ -48,3 +49,21 @@ def read_list(source: Any, options: ReadOptions) -> Material:
     rows = [flattened({str(name): cell for name, cell in row.items()}) for row in source]
     places = [f"run {i}" for i in range(1, len(rows) + 1)]
     return material_of_rows(rows, places, "the list of runs", options)
+
+
+@reader("parquet", is_file_with_suffix(".parquet", ".pq"), place=200)
+def read_parquet(source: Any, options: ReadOptions) -> Material:
+    """The runs of a parquet file."""
+    path = Path(source)
+    name = shown(path)
+    require_modules("trackers", "pandas", "pyarrow")
+    import pandas
+
+    try:
+        frame = pandas.read_parquet(path)
+    except Exception as error:  # pyarrow raises errors of its own classes
+        raise InvalidInput(
+            f"source must be a readable parquet file, got {name}: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from None
+    return material_of_frame(frame, name, options)
