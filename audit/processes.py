@@ -1,20 +1,23 @@
-"""Worker processes that end with their parent, and files that one process at a time may lock."""
+"""Worker processes: how they end, and the files and devices that one process at a time may use."""
 
 import contextlib
 import errno
 import multiprocessing
 import os
+import re
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from audit import checks
+from audit.errors import InvalidInput
 from audit.files import refuse_link
-
-__all__ = ["end_with_parent", "locked", "loky_options", "watch_ray", "worker_deaths"]
 
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_LOCKS = 0.05
@@ -177,3 +180,107 @@ else:
 
     def _unlock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+IDLE_SECONDS = 600.0
+"""Seconds within which a process that works uses more than a CPU second, on any machine."""
+
+WAITING = (
+    f"a script that waits: it used less than a CPU second in {IDLE_SECONDS:g} seconds (a lock, a "
+    "server, or a pause)"
+)
+_SECONDS_BETWEEN_LOOKS, _CPU_SECONDS = 1.0, 1.0
+
+
+@contextlib.contextmanager
+def end_when_idle(end: Callable[[], object], seconds: float = IDLE_SECONDS) -> Iterator[None]:
+    """Calls `end` from a thread if this process hardly uses any CPU time for some seconds.
+
+    Args:
+        end: ends the process.
+        seconds: the time.
+
+    Example:
+        >>> calls = []
+        >>> with end_when_idle(lambda: calls.append("waits"), 0.1):
+        ...     time.sleep(1.5)
+        >>> calls
+        ['waits']
+    """
+    ended = threading.Event()
+
+    def observe() -> None:
+        since, used = time.monotonic(), time.process_time()
+        while not ended.wait(min(_SECONDS_BETWEEN_LOOKS, seconds)):
+            if time.process_time() - used > _CPU_SECONDS:
+                since, used = time.monotonic(), time.process_time()
+            elif time.monotonic() - since > seconds:
+                end()
+                return
+
+    threading.Thread(target=observe, name="end-when-idle", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+_SECONDS_BETWEEN_CLAIMS = 0.2
+# A process prefers its latest device, because it occupies memory of every device that it has used.
+_latest: list[str] = []
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Names of devices, and a folder for their locks, created on each machine with workers."""
+
+    names: tuple[str, ...]
+    folder: Path
+
+    def claim(self, until: contextlib.ExitStack) -> str:
+        """A device that no other process here uses until `until` closes; waits for one."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            for index, name in sorted(
+                enumerate(self.names), key=lambda device: device[1] not in _latest
+            ):
+                with contextlib.suppress(TimeoutError):
+                    until.enter_context(locked(self.folder / str(index), wait=False))
+                    _latest[:] = [name]
+                    return name
+            time.sleep(_SECONDS_BETWEEN_CLAIMS)
+
+
+_KINDS_OF_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
+"""Kinds of devices, by the names that torch gives them."""
+
+_DEVICE = re.compile(rf"(?:{'|'.join(_KINDS_OF_DEVICES)})(?::(?:0|[1-9][0-9]*))?")
+
+
+def device_names(devices: Any) -> tuple[str, ...]:
+    """The checked names of the devices; none if they are not given."""
+    if devices is None:
+        return ()
+    names = tuple(devices) if isinstance(devices, list | tuple) else ()
+    # Without a number, a name means the first device of its kind.
+    places = {
+        name.removesuffix(":0")
+        for name in names
+        if isinstance(name, str) and _DEVICE.fullmatch(name)
+    }
+    if not names or len(places) < len(names):
+        raise InvalidInput(
+            "devices must be a list of different names such as ['cuda:0', 'cuda:1'] (of the kinds "
+            f"{', '.join(_KINDS_OF_DEVICES)}), got {checks.one_line(devices)}"
+        )
+    return names
+
+
+@contextlib.contextmanager
+def shared_devices(names: tuple[str, ...]) -> Iterator[Devices | None]:
+    """The devices with a new folder for their locks; None if there are no names."""
+    if not names:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="dp-tuning-audit-") as folder:
+        yield Devices(names, Path(folder))

@@ -43,6 +43,7 @@ from audit import (
     cost,
     finished,
     lower_bounds,
+    processes,
     protocols,
     repetitions,
     run,
@@ -56,7 +57,6 @@ from audit.errors import AuditError
 from audit.game import workers
 from audit.game.settings import AuditConfig, read_preset
 from audit.report import __main__ as report
-from audit.tuning import devices
 from audit.upper_bounds.registry import find, row
 
 # numpy only warns, as in a user's program, when it reads masked and complex numbers; such numbers
@@ -919,7 +919,7 @@ def test_a_column_that_states_less_privacy_is_never_ignored(
 @example(["cuda", "cuda:0"])
 @example(["cuda:0", "cpu"])
 def test_devices_are_places_that_torch_knows(names: Any) -> None:
-    found = asked(lambda: devices.device_names(names))
+    found = asked(lambda: processes.device_names(names))
     for name in found or ():
         torch.device(name)
     assert found is None or len({str(torch.device(name)) for name in found}) == len(names)

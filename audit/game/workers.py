@@ -32,8 +32,7 @@ from audit.errors import (
 from audit.game.play import Block, Trials
 from audit.game.settings import Place
 from audit.game.store import RunFolder
-from audit.processes import end_with_parent, watch_ray
-from audit.tuning.devices import Devices, shared_devices
+from audit.processes import Devices, end_with_parent, shared_devices, watch_ray
 
 # Seconds after which a missing scheduler is an error.
 _PATIENCE = 10.0

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.errors import InvalidInput, ProtocolViolation
+from audit.processes import Devices
 from audit.protocols.base import Point
-from audit.tuning.devices import Devices
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial

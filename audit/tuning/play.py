@@ -17,10 +17,9 @@ from typing import Any
 
 from audit.errors import InvalidInput, StudyAborted, require_modules
 from audit.files import make_folder
-from audit.processes import end_with_parent, loky_options, worker_deaths
+from audit.processes import Devices, end_with_parent, loky_options, worker_deaths
 from audit.protocols.base import Point
 from audit.tuning.checkpoints import RUNS, delete_run
-from audit.tuning.devices import Devices
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
 from audit.tuning.outcome import Best, Outcome, Trial

@@ -22,12 +22,11 @@ from audit.certificate.conditions import Private, StudyFacts, check_score
 from audit.certificate.released import model_hash
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_exact, format_rounded
-from audit.processes import watch_ray
+from audit.processes import device_names, shared_devices, watch_ray
 from audit.protocols import (
     Protocol,
 )
 from audit.tuning.checkpoints import ResumeRules
-from audit.tuning.devices import device_names, shared_devices
 from audit.tuning.elapsed_time import CHANCE, elapsed_time, worst_seconds
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory

@@ -33,7 +33,7 @@ from audit.errors import InvalidInput, WorkerDied
 from audit.game import setup, workers
 from audit.game.play import Block
 from audit.game.settings import AuditConfig, Place
-from audit.tuning.devices import Devices
+from audit.processes import Devices
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 

@@ -19,9 +19,8 @@ from study_helpers import (
     study,
 )
 
-from audit import tuning
+from audit import processes, tuning
 from audit.errors import InvalidInput, MissingExtra
-from audit.tuning import devices
 
 PARENT = """
 import sys, time, os
@@ -162,8 +161,8 @@ def test_each_device_serves_one_run_at_a_time(tmp_path: Path) -> None:
 def test_a_process_prefers_its_latest_device_and_waits_for_a_free_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_latest", [])
-    shared = devices.Devices(("xpu:0", "xpu:1"), tmp_path / "locks")
+    monkeypatch.setattr(processes, "_latest", [])
+    shared = processes.Devices(("xpu:0", "xpu:1"), tmp_path / "locks")
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
         assert [shared.claim(first), shared.claim(second)] == ["xpu:0", "xpu:1"]
         with contextlib.ExitStack() as third:

@@ -16,7 +16,7 @@ from audit import checks
 from audit.errors import InvalidInput, PrivacyLeak
 from audit.loop.findings import PremiseReport
 from audit.loop.runs.work import CPU_SECONDS
-from audit.loop.sources.idle import IDLE_SECONDS
+from audit.processes import IDLE_SECONDS
 
 MODES = ("auto", "rerun", "fork")
 RECORDS, STEPS = 24, 8

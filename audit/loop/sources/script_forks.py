@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 from audit.loop.runs.coupled_runs import RecordingWatch, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CouldNotFinish
-from audit.loop.sources.idle import WAITING, end_when_idle
 from audit.loop.sources.script_run import ScriptTrain, empty_output, execute_copy
+from audit.processes import WAITING, end_when_idle
 
 _MAX_CPU_SECONDS = 300
 """CPU time of one run of a few steps, after which the test could not finish."""

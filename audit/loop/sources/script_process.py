@@ -20,8 +20,7 @@ from audit.loop.findings import Finding, PremiseReport
 from audit.loop.premises.check_premises import check_premises
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
-from audit.loop.sources.idle import WAITING, end_when_idle
-from audit.processes import end_with_parent
+from audit.processes import WAITING, end_when_idle, end_with_parent
 from audit.user_code import format_error
 
 _NEW_NETWORK = 0x40000000

@@ -36,8 +36,8 @@ from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes, replaced
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
-from audit.loop.sources.idle import IDLE_SECONDS
 from audit.loop.sources.script_items import ItemForm, StoredRecords
+from audit.processes import IDLE_SECONDS
 from audit.user_code import format_error, global_seed, seed_global_generators
 
 _PREAMBLE_SEED = 0
