@@ -4,12 +4,14 @@ Studies, checks of functions and of scripts, and audits all use this module. It 
 seeds the global generators of Python, numpy and torch, which the user's function may draw from.
 """
 
+import contextlib
 import hashlib
 import importlib
+import io
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from audit import checks
@@ -69,7 +71,7 @@ def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any
         return function(*arguments)
 
 
-@contextmanager
+@contextlib.contextmanager
 def errors_in_one_line(message: str, separator: str = ": ") -> Iterator[None]:
     """Context manager that converts every exception of user code to an InvalidInput of one line.
 
@@ -90,6 +92,30 @@ def format_error(error: BaseException) -> str:
     except Exception:  # a user-defined __str__ may raise
         lines = []
     return f"{type(error).__name__}: {lines[0][:_MAX_MESSAGE]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def output_to(descriptor: int) -> Iterator[None]:
+    """Sends everything that is printed to a descriptor, also by compiled code and by processes."""
+    with contextlib.ExitStack() as stack:
+        _flush()
+        for standard in (1, 2):
+            with contextlib.suppress(OSError):  # there may be none
+                stack.callback(_restore_descriptor, os.dup(standard), standard)
+                os.dup2(descriptor, standard)
+        stack.callback(_flush)  # sends what is still buffered
+        yield
+
+
+def _restore_descriptor(saved: int, descriptor: int) -> None:
+    os.dup2(saved, descriptor)
+    os.close(saved)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError, io.UnsupportedOperation):
+            stream.flush()  # type: ignore[union-attr]
 
 
 # Seeds. A run has a seed that the user's function is given. The global generators get another one,
@@ -156,7 +182,7 @@ def seed_global_generators(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-@contextmanager
+@contextlib.contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """Seeds the global generators for one run, and restores their former states on exit.
 
@@ -170,7 +196,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@contextlib.contextmanager
 def restored_generators() -> Iterator[None]:
     """Restores the states of the global generators on exit, of torch only if it is loaded."""
     import numpy as np

@@ -1,6 +1,16 @@
 """Threat models: the knowledge and the choices of the adversary in an audit."""
 
-from threat_models.base import ThreatModel, etcv, ntcv, ntnv
+from threat_models.base import (
+    CANARIES,
+    SCORES,
+    THREATS,
+    ThreatModel,
+    build,
+    check_names,
+    etcv,
+    ntcv,
+    ntnv,
+)
 from threat_models.datasets import Records
 from threat_models.scores import (
     CanaryLoss,
@@ -12,7 +22,6 @@ from threat_models.scores import (
     ValidationLoss,
     WorstOrder,
 )
-from threat_models.table import CANARIES, SCORES, THREATS, build, check_names
 
 __all__ = [
     "CANARIES",

@@ -27,11 +27,10 @@ from audit.accounting.conversion import (
     renyi_to_epsilon,
     solve_epsilon,
 )
-from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
+from audit.accounting.curves import LossDistribution, PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
 from audit.accounting.event import from_event, from_opacus
-from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair

@@ -12,10 +12,9 @@ from scipy import special
 from audit import checks
 from audit.accounting.additive_noise import LaplaceMechanism
 from audit.accounting.combinations import Composition
-from audit.accounting.curves import ZeroConcentratedDp
+from audit.accounting.curves import LossDistribution, ZeroConcentratedDp
 from audit.accounting.discrete import RandomisedResponse
 from audit.accounting.dpsgd import DpSgd
-from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import REACH
 from audit.arrays import FloatArray

@@ -11,10 +11,9 @@ import numpy as np
 from audit import checks
 from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.combinations import Candidates, Composition, Mixture, WorstOf
-from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
+from audit.accounting.curves import LossDistribution, PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
 from audit.accounting.dpsgd import DpSgd
-from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.random_allocation import RandomAllocation
 from audit.arrays import FloatArray

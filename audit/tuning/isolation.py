@@ -5,7 +5,6 @@ Models may be modules, optimizers, or collections of them: `members_of` finds wh
 
 import contextlib
 import hashlib
-import io
 import logging
 import os
 import random
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.user_code import secret_global_seed, seeded_generators
+from audit.user_code import output_to, secret_global_seed, seeded_generators
 
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
@@ -142,12 +141,7 @@ def silence() -> Iterator[None]:
     before = logging.root.manager.disable
     with contextlib.ExitStack() as stack:
         nowhere = stack.enter_context(open(os.devnull, "w"))
-        _flush()
-        for descriptor in (1, 2):
-            with contextlib.suppress(OSError):  # there may be none
-                stack.callback(_restore_descriptor, os.dup(descriptor), descriptor)
-                os.dup2(nowhere.fileno(), descriptor)
-        stack.callback(_flush)  # discards what is still buffered
+        stack.enter_context(output_to(nowhere.fileno()))
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.callback(logging.disable, before)
@@ -217,17 +211,6 @@ def _mute(threads: list[threading.Thread]) -> None:
     for logger in (logging.root, *(logger for logger in named if hasattr(logger, "handlers"))):
         for handler in logger.handlers:
             handler.addFilter(_is_not_muted)
-
-
-def _restore_descriptor(saved: int, descriptor: int) -> None:
-    os.dup2(saved, descriptor)
-    os.close(saved)
-
-
-def _flush() -> None:
-    for stream in (sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(OSError, ValueError, AttributeError, io.UnsupportedOperation):
-            stream.flush()  # type: ignore[union-attr]
 
 
 def without_gradients(model: Any) -> Any:

@@ -38,7 +38,7 @@ from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Sha
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
 from audit.loop.sources.script_items import ItemForm, StoredRecords
 from audit.processes import IDLE_SECONDS
-from audit.user_code import format_error, global_seed, seed_global_generators
+from audit.user_code import format_error, global_seed, output_to, seed_global_generators
 
 _PREAMBLE_SEED = 0
 # A script that catches the exception which ends it is ended this many times.
@@ -757,20 +757,11 @@ def empty_output() -> None:
 @contextlib.contextmanager
 def quiet_output() -> Iterator[_Output]:
     """Sends everything that is printed to a file in memory, also from compiled code."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    saved = os.dup(1), os.dup(2)
     descriptor = os.memfd_create("output") if hasattr(os, "memfd_create") else os.open(
         os.devnull, os.O_RDWR
     )  # fmt: skip
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
     try:
-        yield _Output(descriptor)
+        with output_to(descriptor):
+            yield _Output(descriptor)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.dup2(saved[0], 1)
-        os.dup2(saved[1], 2)
-        for opened in (*saved, descriptor):
-            os.close(opened)
+        os.close(descriptor)
