@@ -332,6 +332,14 @@ def note(words: str) -> None:
         print(words, file=stream, flush=True)
 
 
+def duration(seconds: float) -> str:
+    """A rough duration in words, from seconds to days."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}s"
+    return f"{max(seconds, 1):.0f} seconds"
+
+
 @contextlib.contextmanager
 def progress(
     total: int, done: int = 0, unit: str = "trial", delay: float = 0.0
@@ -349,14 +357,17 @@ def progress(
         ) as bar:
             yield bar.update
         return
-    last_note = time.monotonic()
+    begun = last_note = time.monotonic()
+    done_before = done
 
     def update(more: int) -> None:
         nonlocal done, last_note
         done += more
-        if time.monotonic() - last_note > _SECONDS_BETWEEN_NOTES:
-            note(f"{done:,} of {total:,} {unit}s")
-            last_note = time.monotonic()
+        now = time.monotonic()
+        if now - last_note > _SECONDS_BETWEEN_NOTES:
+            left = (now - begun) / (done - done_before) * (total - done)
+            note(f"{done:,} of {total:,} {unit}s, about {duration(left)} left")
+            last_note = now
 
     yield update
 

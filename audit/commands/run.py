@@ -152,7 +152,7 @@ def run(config: AuditConfig) -> "list[Report]":
 
     workload, place, evaluation = config.workload, config.place, config.evaluation
     one_audit = setup.set_up(config, 0)
-    seconds = play.expected_seconds(workload, one_audit.engine.name)
+    seconds = play.expected_seconds(workload, one_audit.seconds_of_run)
     set_ups = setup.set_up_all(config, partial(console.with_bar, unit="budget"))
     all_blocks = play.all_blocks(workload, one_audit.engine.name)
     bound_to = binding.binding(config.plug_ins, set_ups)

@@ -153,6 +153,8 @@ class Engine(Protocol):
     """
 
     name: str
+    parameters: int
+    """Number of parameters that a run trains."""
 
     def run(self, batch: RunBatch) -> RunOutcomes:
         """One outcome per run of a batch of any length, in its order."""

@@ -30,6 +30,7 @@ class ReducedEngine:
     """
 
     name = "reduced"
+    parameters = 1  # the coordinate of the canary
 
     def __init__(self, threat_model: ThreatModel, settings: DpSgdSettings) -> None:
         reason = why_not_reduced(threat_model, settings)

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from audit import lower_bounds
+from audit import console, lower_bounds
 from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig, Evaluation, Workload
@@ -24,11 +24,10 @@ from audit.simulation.simulator import Winners, tune
 _TRIALS_OF_A_DRAW = 1 << 14
 # A block of the other engines takes a processor a few seconds. That limits the loss of a killed
 # process, keeps sixteen workers busy, and moves the progress bar. Work is measured in gradients of
-# a small network on one core; a user's own model may take more or less time.
+# a small network on one core.
 _WORK_OF_A_BLOCK = 1 << 22
 _WORK_OF_NOISE = 64
 _WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
-_WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 # A stored trial takes about 100 bytes of memory; the limit on runs counts it as this many runs.
 _RUNS_OF_A_STORED_TRIAL = 100
 # Time of all bounds of one budget and view; the simulations of rank sums take most of it.
@@ -83,7 +82,7 @@ def _work_of_run(workload: Workload, engine: str) -> int:
     return steps * (gradients + _WORK_OF_NOISE)
 
 
-def expected_seconds(workload: Workload, engine: str) -> float:
+def expected_seconds(workload: Workload, seconds_of_run: float) -> float:
     """Approximate time of the trials on one processor; a workload beyond the limits is refused."""
     runs, trials, budgets = workload.expected_runs, workload.total_trials, workload.budgets
     if runs > workload.max_runs:
@@ -105,9 +104,7 @@ def expected_seconds(workload: Workload, engine: str) -> float:
             f"{workload.max_budgets}: their bounds alone take about {minutes:.0f} minutes; choose "
             "fewer, or raise it"
         )
-    if engine == "reduced":
-        return runs / _DRAWS_PER_SECOND
-    seconds = runs * _work_of_run(workload, engine) / _WORK_PER_SECOND
+    seconds = runs * seconds_of_run
     hours = seconds / workload.place.workers / 3600.0
     if workload.place.device_kind == "cpu" and hours > workload.max_hours:
         raise InvalidInput(
@@ -147,7 +144,7 @@ def outlook(
     if place.device_kind == "cpu" and seconds > _LONG_SECONDS:
         yield (
             f"about {workload.expected_runs:,.0f} runs and the bounds of {workload.budgets} "
-            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {place.workers}"
+            f"budgets, roughly {console.duration(seconds)} with jobs {place.workers}"
         )
 
 

@@ -36,6 +36,12 @@ from threat_models import ThreatModel, TwoTails, WorstOrder
 # Part of the seed of acceptance runs; trials have the key (budget, repeat, block) instead.
 _ACCEPTANCE = 1
 
+# Rates of one core, for the expected time of an audit. A gradient's products use every parameter
+# once, but the weights of a convolution about once for every 24 values of a record. A user's
+# own model may take more or less time.
+_DRAWS_PER_SECOND, _PRODUCTS_PER_SECOND, _NOISE_PER_SECOND = 1e7, 1e10, 1e8
+_VALUES_OF_A_POSITION = 24
+
 _ERROR = 1e-6
 """Probability that the threshold is too high for one kind of runs."""
 _MIN_RUNS, _MIN_ACCEPTED = 200, 60.0
@@ -161,6 +167,20 @@ class SetUp:
             scale = self.base.noise_multiplier**2 / self.base.steps
             log_ratio[released] = (winners.lambda_c[released] - 0.5) / scale
         return log_ratio
+
+    @property
+    def seconds_of_run(self) -> float:
+        """Approximate time of one run on one core."""
+        if self.engine.name == "reduced":
+            return 1.0 / _DRAWS_PER_SECOND
+        steps = 1 if self.engine.name == "collapsed" else self.training.steps
+        threat_model = self.views[0].threat_model
+        products = self.engine.parameters
+        if self.training.model == "convnet":
+            products *= max(1, math.prod(threat_model.record_shape) // _VALUES_OF_A_POSITION)
+        records = 1.0 + self.context.records * self.training.sampling_rate
+        noise = self.engine.parameters / _NOISE_PER_SECOND
+        return steps * (records * products / _PRODUCTS_PER_SECOND + noise)
 
     def run(self, batch: RunBatch) -> Sequence[RunOutcomes]:
         """The outcomes of a batch of runs in every view."""

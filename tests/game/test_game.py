@@ -445,32 +445,44 @@ def test_blocks_are_enough_for_sixteen_workers() -> None:
 
 def test_an_audit_of_too_many_runs_is_refused_before_it_starts() -> None:
     few = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10")
-    assert expected_seconds(few.workload, "reduced") < 0.1
+    assert expected_seconds(few.workload, 1e-7) == pytest.approx(1e-3)
     many = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10000000")
     with pytest.raises(ValueError, match=r"max_runs must be at least the 1e\+10 runs"):
-        expected_seconds(many.workload, "reduced")
+        expected_seconds(many.workload, 1e-7)
     raised = replace(many, max_runs=2e10, max_hours=1e9)
-    assert expected_seconds(raised.workload, "batched") > expected_seconds(
-        raised.workload, "reduced"
-    )
+    assert expected_seconds(raised.workload, 1e-7) == pytest.approx(1e3)
     assert raised.identity == many.identity
     # A stored trial takes about 100 bytes, so 10^9 trials of one run count as 10^11 runs.
     all_trials = AuditConfig(trials=10**9, repeats=1, epsilon=(1.0,), repetitions="fixed:1")
     with pytest.raises(ValueError, match=r"max_runs must be at least 1e\+11 for 1e\+09 trials"):
-        expected_seconds(all_trials.workload, "reduced")
-    assert expected_seconds(replace(all_trials, max_runs=1e11).workload, "reduced") > 0.0
+        expected_seconds(all_trials.workload, 1e-7)
+    assert expected_seconds(replace(all_trials, max_runs=1e11).workload, 1e-7) > 0.0
 
 
 def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts() -> None:
     many = AuditConfig(epsilon=tuple(range(1, 301)))
     with pytest.raises(ValueError, match="max_budgets must be at least 300, the number of values"):
-        expected_seconds(many.workload, "reduced")
-    assert expected_seconds(replace(many, max_budgets=300).workload, "reduced") > 0.0
+        expected_seconds(many.workload, 1e-7)
+    assert expected_seconds(replace(many, max_budgets=300).workload, 1e-7) > 0.0
     long = AuditConfig(threat="NTNV", steps=10**8)
     with pytest.raises(ValueError, match=r"max_hours must be at least the [0-9.e+]+ hours that"):
-        expected_seconds(long.workload, "batched")
-    assert expected_seconds(replace(long, max_hours=1e12).workload, "batched") > 0.0
-    assert expected_seconds(replace(long, devices=("cuda",)).workload, "batched") > 0.0
+        expected_seconds(long.workload, 1e3)
+    assert expected_seconds(replace(long, max_hours=1e12).workload, 1e3) > 0.0
+    assert expected_seconds(replace(long, devices=("cuda",)).workload, 1e3) > 0.0
+
+
+def test_the_expected_time_counts_the_records_that_exist_and_the_batches_of_a_step() -> None:
+    def seconds(**settings: object) -> float:
+        return set_up(AuditConfig(epsilon=(1.0,), steps=10, **settings), 0).seconds_of_run
+
+    all_records = seconds(threat="NTCV")
+    # DIGITS has fewer records than the default `train_size`.
+    assert seconds(threat="NTCV", train_size=10_000) == all_records
+    assert seconds(threat="NTCV", train_size=500) < 0.5 * all_records
+    assert seconds(threat="NTCV", sampling_rate=0.1) < 0.2 * all_records
+    assert seconds(threat="NTCV", model="logistic") < all_records
+    assert seconds(threat="ETCV", canary="input") < 0.02 * all_records
+    assert seconds() == pytest.approx(1e-7)
 
 
 STOPPING = {"trials": 6000, "repeats": 1, "epsilon": (2.0, 8.0), "repetitions": "tnb:1,0.1"}
