@@ -42,8 +42,8 @@ class Train(Protocol):
         Args:
             records: the data; the canary, if it is included, is the last record.
             candidate: the hyperparameters, one of the audit's `candidates`, or None.
-            seed: seed in [0, 2^32), different in every run. The generators of torch, numpy and
-                Python are already seeded with it.
+            seed: seed in [0, 2^32), different in every run. The global generators of torch, numpy
+                and Python are already seeded with a number that follows from it.
             watch: function to call with the optimizer before the first step, for the white box;
                 optional.
 
