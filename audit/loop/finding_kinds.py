@@ -1,7 +1,7 @@
 """Every kind of finding: its test, premise, rank, observation, likely cause and fix.
 
 A new kind of finding is one entry of `KINDS`, and a test that returns a `TestResult` of its name,
-or that calls `audit.loop.explanations.explain`.
+or that calls `audit.loop.premises.verdicts.explain`.
 """
 
 from dataclasses import dataclass

@@ -5,9 +5,9 @@ import warnings
 from dataclasses import replace
 
 from audit.errors import AuditError
-from audit.loop.explanations import explain
 from audit.loop.findings import Finding
 from audit.loop.premises.experiment import Check
+from audit.loop.premises.verdicts import explain
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.optimizer_hooks import run_of
 

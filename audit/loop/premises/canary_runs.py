@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from audit.arrays import FloatArray
-from audit.loop.explanations import explain, influence, weights_outside
 from audit.loop.premises.canary_pool import (
     BY_LENGTH,
     PoolRecord,
@@ -38,7 +37,7 @@ from audit.loop.premises.numbers_of_steps import (
     compare_use_of_others,
     report_lost_noise,
 )
-from audit.loop.premises.verdicts import FAMILY_ERROR
+from audit.loop.premises.verdicts import FAMILY_ERROR, explain, influence, weights_outside
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 

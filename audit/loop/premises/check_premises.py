@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from audit.errors import AuditError, InvalidInput
-from audit.loop.explanations import explain, weights_outside
 from audit.loop.findings import PREMISES, PremiseReport
 from audit.loop.premises import canary_runs
 from audit.loop.premises.accountant import (
@@ -44,7 +43,7 @@ from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of
 from audit.loop.premises.numbers_of_steps import compare_random_numbers_of_steps
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.trained_weights import compare_at_trained_weights
-from audit.loop.premises.verdicts import FAMILY_ERROR
+from audit.loop.premises.verdicts import FAMILY_ERROR, explain, weights_outside
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet

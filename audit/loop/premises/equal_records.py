@@ -13,14 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
-from audit.loop.explanations import (
-    divided_by_batch,
-    explain,
-    explain_test,
-    listed,
-    no_noise,
-    steps_without_noise,
-)
 from audit.loop.findings import Finding
 from audit.loop.premises.batches import (
     Batches,
@@ -70,6 +62,14 @@ from audit.loop.premises.noise import (
     rank_of_noise,
     scale_by_batch,
     shape_of_noise,
+)
+from audit.loop.premises.verdicts import (
+    divided_by_batch,
+    explain,
+    explain_test,
+    listed,
+    no_noise,
+    steps_without_noise,
 )
 from audit.loop.runs.coupled_runs import Accounted, DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet

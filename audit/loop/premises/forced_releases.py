@@ -14,11 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.loop.explanations import explain, listed, released_outside
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.experiment import Experiment, copies, draw_alike, replace_one
 from audit.loop.premises.noise import TestResult
-from audit.loop.premises.verdicts import Verdicts, two_sample_p_value
+from audit.loop.premises.verdicts import (
+    Verdicts,
+    explain,
+    listed,
+    released_outside,
+    two_sample_p_value,
+)
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import NOISE, KeyUses, keys_in, recorded_keys, returned_states
 from audit.loop.runs.records import TrainingSet

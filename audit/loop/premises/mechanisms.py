@@ -19,12 +19,11 @@ from scipy import stats
 from audit.accounting import GaussianMechanism
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.loop.explanations import explain, released_outside
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Check, Experiment, replace_one
 from audit.loop.premises.noise import TestResult, estimate_noise, independence
-from audit.loop.premises.verdicts import SHORTFALL
+from audit.loop.premises.verdicts import SHORTFALL, explain, released_outside
 from audit.loop.runs.coupled_runs import DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences

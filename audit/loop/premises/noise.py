@@ -95,7 +95,7 @@ class TestResult:
 
     Attributes:
         p_value: p-value of the test.
-        kind: name of the test, as in `audit.loop.explanations`.
+        kind: name of the test, as in `audit.loop.premises.verdicts`.
         numbers: the numbers of its message.
         matters: whether the effect is large enough to be reported; a test counts in the correction
             for many tests in any case.

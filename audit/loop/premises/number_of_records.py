@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.loop.explanations import allowed, depends_on_n
 from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.equal_records import EqualRecords
 from audit.loop.premises.experiment import Experiment, copies, replace_one
+from audit.loop.premises.verdicts import allowed, depends_on_n
 from audit.loop.runs.coupled_runs import Trace
 
 _MAX_RUNS = 16

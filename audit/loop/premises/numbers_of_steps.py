@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from audit.loop.explanations import explain
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.premises.noise import TestResult
-from audit.loop.premises.verdicts import two_sample_p_value
+from audit.loop.premises.verdicts import explain, two_sample_p_value
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 

@@ -19,7 +19,6 @@ from audit.accounting import (
 )
 from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.loop.explanations import explain, listed
 from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_runs import CanaryRuns, orders_records
@@ -30,7 +29,7 @@ from audit.loop.premises.experiment import (
     Experiment,
 )
 from audit.loop.premises.noise import TestResult, scale_p_value
-from audit.loop.premises.verdicts import FAMILY_ERROR, SHORTFALL
+from audit.loop.premises.verdicts import FAMILY_ERROR, SHORTFALL, explain, listed
 from audit.loop.runs.coupled_runs import Accounted
 from audit.loop.runs.records import TrainingSet
 
