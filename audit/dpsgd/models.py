@@ -9,7 +9,7 @@ from torch import nn
 from audit import checks
 from audit.dpsgd.settings import MODELS
 from audit.errors import InvalidInput
-from audit.user_code import errors_in_one_line, import_by_name
+from audit.user_code import errors_in_one_line, import_by_name, seeded_generators
 
 # Larger than the rounding of user models, whose kernels may depend on the batch size.
 _LOGITS_RTOL, _LOGITS_ATOL = 1e-3, 1e-4
@@ -66,17 +66,15 @@ def make_model(
 
     The name is one of MODELS, or the dotted name "package.module.callable" of a callable that
     returns a `torch.nn.Module`. It receives record_shape and classes if it has parameters of these
-    names. The seed determines the initial weights; torch's global generator does not change.
+    names. The seed determines the initial weights; the global generators do not change.
     InvalidInput states why a model does not fit, or why its gradients cannot be clipped per record.
     """
     name = checks.one_of("model", name, MODELS, dotted=True)
     factory: Any = _FACTORIES.get(name) or _user_factory(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        with errors_in_one_line(f"model {name} cannot be created"):
-            takes = set(inspect.signature(factory).parameters)
-            fits = takes >= {"record_shape", "classes"}
-            model = factory(record_shape=record_shape, classes=classes) if fits else factory()
+    with seeded_generators(seed), errors_in_one_line(f"model {name} cannot be created"):
+        takes = set(inspect.signature(factory).parameters)
+        fits = takes >= {"record_shape", "classes"}
+        model = factory(record_shape=record_shape, classes=classes) if fits else factory()
     if not isinstance(model, nn.Module):
         raise InvalidInput(
             f"model {name} must return a torch.nn.Module, got {type(model).__name__}"

@@ -3,6 +3,7 @@
 Each statistical test has a false-alarm rate of 1e-4.
 """
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+import toy
 from real_data import DATA_ROOT
 from torch import nn
 from toy import ALARM, SILENT, records, run_batch
@@ -17,6 +19,7 @@ from toy import ALARM, SILENT, records, run_batch
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine
 from audit.dpsgd.engines import project
+from audit.dpsgd.models import make_model
 from canaries import DiracCanary
 from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 
@@ -249,3 +252,30 @@ def test_real_files(dataset: str) -> None:
     ours, theirs = (make_engine(name, threat, settings).run(pack) for name in ("batched", "opacus"))
     np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-3)
     np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-4)
+
+
+def test_every_global_generator_determines_the_initial_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def factory() -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        with torch.no_grad():
+            model[1].bias[0] = random.random()
+            model[1].bias[1] = float(np.random.rand())  # noqa: NPY002
+        return model
+
+    monkeypatch.setattr(toy, "drawn", factory, raising=False)
+
+    def weights(seed: int) -> torch.Tensor:
+        model = make_model("toy.drawn", seed, (1, 8, 8), 10, torch.float32)
+        return nn.utils.parameters_to_vector(model.parameters())
+
+    def states() -> tuple[Any, ...]:
+        of_numpy = repr(np.random.get_state())  # noqa: NPY002
+        return random.getstate(), of_numpy, torch.get_rng_state().tolist()
+
+    before = states()
+    assert weights(1).equal(weights(1))
+    # The last 10 parameters are the biases.
+    assert not (weights(1) == weights(2))[:-8].any()
+    assert states() == before
