@@ -30,7 +30,7 @@ from audit.dpsgd.settings import check_precision
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig, read_preset
 from audit.repetitions import parse_repetitions
-from threat_models.datasets.formats import read_idx_pair
+from threat_models.datasets.loading import read_idx_pair
 
 
 def test_names_are_accepted_in_any_case() -> None:

@@ -19,7 +19,7 @@ from real_data import DATA_ROOT
 import threat_models
 from audit.arrays import FloatArray, IntArray
 from threat_models import Records, datasets
-from threat_models.datasets import formats, plain_pickle
+from threat_models.datasets import loading, plain_pickle
 
 
 @pytest.fixture
@@ -458,7 +458,7 @@ def test_svhn_files_are_checked_completely(
 def test_archives_that_unpack_to_gigabytes_are_rejected(
     tmp_path: Path, offline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(loading, "MAX_BYTES", 1 << 16)
     write_mnist(tmp_path, np.zeros((100, 28, 28)), np.zeros(100))
     with pytest.raises(
         ValueError, match=r"must contain at most 65536 bytes, got .*\[100, 28, 28\]"

@@ -58,7 +58,7 @@ REACHED = [
         "return -observation.loss(self.canary",
         "return observation.loss(self.canary",
     ),
-    ("threat_models/datasets/formats.py", '">u4", count=dimensions)', '"<u4", count=dimensions)'),
+    ("threat_models/datasets/loading.py", '">u4", count=dimensions)', '"<u4", count=dimensions)'),
 ]
 
 # Changes that no trial depends on.
