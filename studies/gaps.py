@@ -143,11 +143,11 @@ def _chance(
     total = np.zeros(np.broadcast_shapes(front.shape, rare.shape))
     for ahead in range(released - detected + 1):
         term = derivative(ahead, 1.0 - front) * np.ones_like(total)
-        for others in range(detected):
+        for rare_runs in range(detected):
             term -= (
-                rare**others
-                / math.factorial(others)
-                * derivative(ahead + others, 1.0 - front - rare)
+                rare**rare_runs
+                / math.factorial(rare_runs)
+                * derivative(ahead + rare_runs, 1.0 - front - rare)
             )
         total += front**ahead / math.factorial(ahead) * term
     return total

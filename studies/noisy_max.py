@@ -28,9 +28,9 @@ def chance_of_event(inside: FloatArray, outside: FloatArray) -> float:
     """
     log_below = special.log_ndtr(_GRID - inside[:, None])
     log_density = -0.5 * np.square(_GRID - inside[:, None]) - 0.5 * np.log(2.0 * np.pi)
-    others = log_below.sum(axis=0) - log_below
-    others += special.log_ndtr(_GRID - outside[:, None]).sum(axis=0)
-    return float(np.exp(log_density + others).sum() * (_GRID[1] - _GRID[0]))
+    log_others_below = log_below.sum(axis=0) - log_below
+    log_others_below += special.log_ndtr(_GRID - outside[:, None]).sum(axis=0)
+    return float(np.exp(log_density + log_others_below).sum() * (_GRID[1] - _GRID[0]))
 
 
 def equal_values(gap: float, k: int, outside: int) -> float:
@@ -52,8 +52,8 @@ def leak(epsilon: float, k: int, outside: int, sigma: float) -> float:
 
     at = int(np.argmin([lost(gap) for gap in _GAPS]))
     ends = _GAPS[max(at - 1, 0)], _GAPS[min(at + 1, len(_GAPS) - 1)]
-    found = optimize.minimize_scalar(lost, bounds=ends, method="bounded")
-    return max(-float(found.fun), 0.0)
+    largest = optimize.minimize_scalar(lost, bounds=ends, method="bounded")
+    return max(-float(largest.fun), 0.0)
 
 
 def attained(candidates: int, sigma: float, delta: float) -> tuple[float, int]:

@@ -126,7 +126,7 @@ def test_local_names_say_what_they_hold() -> None:
     # jax_privacy have 0.1 % of them.
     names = [
         name
-        for folder in ("audit", "canaries", "threat_models")
+        for folder in ("audit", "canaries", "studies", "threat_models")
         for path in (ROOT / folder).rglob("*.py")
         for name in assigned_names(path.read_text())
     ]

@@ -39,10 +39,10 @@ class CanaryRun:
 
     def bounds(self, scores: FloatArray, coins: BoolArray, confidence: float) -> list[LowerBound]:
         """Every lower bound from one run."""
-        known = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
-        facts = facts_of_tuning(RandomSearch(Fixed(1)), *known, *self.holds)
+        assumptions = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
+        facts = facts_of_tuning(RandomSearch(Fixed(1)), *assumptions, *self.holds)
         all_guesses = order_statistics_bound(scores, coins, len(scores), DELTA, confidence)
-        found = [
+        bounds = [
             *one_run_bounds(scores, coins, DELTA, confidence, len(scores) // 4, facts),
             gaussian_canaries_bound(scores, coins, DELTA, confidence),
             gaussian_pair_bound(scores, coins, DELTA, confidence),
@@ -50,7 +50,7 @@ class CanaryRun:
             order_statistics_bound(scores, coins, len(scores) // 4, DELTA, confidence),
             replace(all_guesses, rule="all"),
         ]
-        return [replace(bound, verdict=bound.claim.validity(facts)) for bound in found]
+        return [replace(bound, verdict=bound.claim.validity(facts)) for bound in bounds]
 
 
 def canary_runs() -> list[CanaryRun]:

@@ -41,12 +41,12 @@ class LargestOverAnalyses(Estimator):
     def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
         trials = len(scores.out_scores)
         sizes = doubling_sizes(trials, max(trials // _FIRST_ANALYSIS, 1))
-        found = []
+        bounds = []
         for number, size in enumerate(sizes, 1):
             plan = SequentialPlan(len(sizes) if self.planned else None, number)
             first = Scores(scores.out_scores[:size], scores.in_scores[:size])
-            found.append(Scan().find(first, delta, plan.share * alpha))
-        return replace(max(found, key=lambda bound: bound.epsilon), rule=self.rule_name)
+            bounds.append(Scan().find(first, delta, plan.share * alpha))
+        return replace(max(bounds, key=lambda bound: bound.epsilon), rule=self.rule_name)
 
 
 class JaxPrivacy(Estimator):

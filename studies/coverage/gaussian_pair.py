@@ -64,11 +64,12 @@ def gaussian_pair_bound(
         (1.35, 'asymptotic')
     """
     checks.interval("delta", delta, 0.0, 1.0)
-    found = gaussian_canaries_bound(scores, included, delta, confidence)  # checks its arguments
+    # This bound also checks the arguments.
+    canaries_bound = gaussian_canaries_bound(scores, included, delta, confidence)
     values, coins = np.asarray(scores, dtype=np.float64), np.asarray(included)
     epsilon = _pair_lower_limit(values[~coins], values[coins], delta, 1.0 - confidence)
     return replace(
-        found,
+        canaries_bound,
         name="gaussian-pair",
         rule="asymptotic",
         epsilon=epsilon,

@@ -147,8 +147,10 @@ class PlayedOrder:
         """The largest e^epsilon that one event of the likelihood ratio is expected to prove."""
         p, q = (side[np.argsort(self.log_ratio)] for side in self.probabilities)
         expected = [
-            expected_ratio(np.cumsum(one), np.cumsum(other), delta, trials, _ERROR / 2.0).max()
-            for one, other in ((p, q), (q[::-1], p[::-1]))
+            expected_ratio(
+                np.cumsum(masses), np.cumsum(other_masses), delta, trials, _ERROR / 2.0
+            ).max()
+            for masses, other_masses in ((p, q), (q[::-1], p[::-1]))
         ]
         return float(max(expected))
 
@@ -240,7 +242,7 @@ def _play_order(
     # The worst events for a larger delta are more common, so a limited number of trials may prove
     # more with one of these orders.
     deltas = [delta] + [larger for larger in (1e-4, 1e-3, 1e-2) if larger > delta]
-    folded = [worst_case_order(mu, repetitions, one)[0] for one in deltas]
+    folded = [worst_case_order(mu, repetitions, tried_delta)[0] for tried_delta in deltas]
     orders: list[Order] = [attack_order(mu, repetitions, delta, trials)[0], *folded]
     tried = [PlayedOrder(TunedOrder(mu, repetitions, order)) for order in orders]
     best = max(tried, key=lambda order: order.expected_ratio(delta, trials))
@@ -249,14 +251,14 @@ def _play_order(
     if not with_curve:
         return PlayedAttack(cost, sides[0], sides[1], distributions)
     # The curve uses the order that leaks most, whose single events may be rare.
-    own = PlayedOrder(TunedOrder(mu, repetitions, folded[0], _CURVE_CELL))
-    right = np.append(own.game.edges[1], np.inf)
+    of_curve = PlayedOrder(TunedOrder(mu, repetitions, folded[0], _CURVE_CELL))
+    right = np.append(of_curve.game.edges[1], np.inf)
     thresholds = right[(right < folded[0].fold) & (right > mu - 5.0)][::_THRESHOLD_STEP]
     curves = [
         FoldedOrderCurve(repetitions, folded[0].fold, folded[0], rule=FixedThreshold(float(at)))
         for at in thresholds
     ]
-    scores = right[own.play(0.0, trials, rng)], right[own.play(mu, trials, rng)]
+    scores = right[of_curve.play(0.0, trials, rng)], right[of_curve.play(mu, trials, rng)]
     curve = _sharpest(curves, mu, trials)
     return PlayedAttack(cost, sides[0], sides[1], distributions, curve, scores)
 

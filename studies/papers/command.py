@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen == "all" and arguments.preset is not None:
             raise ValueError("preset needs the name of one reproduction, got all")
         settings = _settings(arguments.preset)
-        without_data = [name for name, one in REPRODUCTIONS.items() if not one.reads_data]
+        without_data = [name for name, entry in REPRODUCTIONS.items() if not entry.reads_data]
         names = without_data if chosen == "all" else [chosen]
         for name in names:
             console.check_writable(Path(arguments.out) / name)

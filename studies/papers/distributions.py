@@ -16,9 +16,9 @@ def tnb_with_mean(eta: float, mean: float) -> TruncatedNegativeBinomial:
     Raises:
         ValueError: no gamma gives this mean.
     """
-    found = TruncatedNegativeBinomial(eta, 0.5).with_mean(mean)
-    assert isinstance(found, TruncatedNegativeBinomial)
-    return found
+    distribution = TruncatedNegativeBinomial(eta, 0.5).with_mean(mean)
+    assert isinstance(distribution, TruncatedNegativeBinomial)
+    return distribution
 
 
 def cost_ratio(mean_runs: float, sampling_rate: float) -> float:

@@ -168,13 +168,13 @@ def load(path: Path) -> Iterator[KeptGame]:
     with np.load(path, allow_pickle=False) as file:
         described = json.loads(str(file["described"]))
         columns = {column: file[column] for column in file.files if column != "described"}
-    whole = AuditConfig.from_mapping(described["settings"])
-    config = _view(whole, described["view"])
+    all_views = AuditConfig.from_mapping(described["settings"])
+    config = _view(all_views, described["view"])
     of_run = np.repeat(columns["budget"], columns["runs"])
     for budget in np.unique(columns["budget"]):
         fixed = described["fixed"][budget]
         in_trials, in_runs = columns["budget"] == budget, of_run == budget
-        own = {
+        of_budget = {
             column: values[in_runs if column in _PER_RUN else in_trials]
             for column, values in columns.items()
             if column not in ("budget", "repeat")
@@ -182,11 +182,11 @@ def load(path: Path) -> Iterator[KeptGame]:
         yield KeptGame(
             name=path.stem,
             config=config,
-            epsilon=whole.epsilon[budget],
+            epsilon=all_views.epsilon[budget],
             noise_multiplier=fixed["noise_multiplier"],
             threshold=fixed["threshold"],
             split_top=fixed["split_top"],
-            planned=whole.trials * whole.repeats,
+            planned=all_views.trials * all_views.repeats,
             repeat=columns["repeat"][in_trials].astype(np.int64),
-            columns=own,
+            columns=of_budget,
         )

@@ -123,8 +123,8 @@ def _by_mean(
     """Epsilon over E[K], one curve for each family of distributions with its bound."""
     curves = Curves("mean", "epsilon")
     for name, (with_mean, bound) in families.items():
-        found = [bound(base, with_mean(mean), delta) for mean in means]
-        curves.add(name, means, [answer.epsilon for answer in found])
+        answers = [bound(base, with_mean(mean), delta) for mean in means]
+        curves.add(name, means, [answer.epsilon for answer in answers])
     return curves
 
 
@@ -226,9 +226,9 @@ def figure_7(
 
 def _more_models(table: pd.DataFrame, loose: str, tight: str) -> float:
     """How many times as many models the tight curve allows: a mean over the loose curve."""
-    one, other = (table[table["curve"] == name] for name in (loose, tight))
-    inside = one[one["epsilon"] <= other["epsilon"].max()]
-    reached = np.interp(inside["epsilon"], other["epsilon"], np.log(other["mean"]))
+    loose_curve, tight_curve = (table[table["curve"] == name] for name in (loose, tight))
+    inside = loose_curve[loose_curve["epsilon"] <= tight_curve["epsilon"].max()]
+    reached = np.interp(inside["epsilon"], tight_curve["epsilon"], np.log(tight_curve["mean"]))
     return float(np.exp(np.mean(reached - np.log(inside["mean"]))))
 
 
@@ -255,18 +255,18 @@ def figure_8(
     together = [profile(WorstOf(tuple(candidates)), _geometric(m), delta).epsilon for m in means]
     curves.add("all candidates, corollary 6.2", means, together)
     for candidate in candidates:
-        own = [profile(candidate, _geometric(mean), delta).epsilon for mean in means]
+        epsilons = [profile(candidate, _geometric(mean), delta).epsilon for mean in means]
         name = rf"$\sigma$ = {candidate.noise_multiplier:g}, T = {candidate.steps}, theorem 5.2"
-        curves.add(name, means, own)
+        curves.add(name, means, epsilons)
     title = f"Geometric K over candidates, rate {sampling_rate:g}"
     picture = draw(curves, title, "E[K] = m", _label(delta), x_scale="log", ylim=(0.0, None))
     compared = tuple(
         Comparison(
-            f"most steps at sigma = {one.noise_multiplier:g}",
-            one.steps,
-            _max_steps(one, epsilon, delta),
+            f"most steps at sigma = {candidate.noise_multiplier:g}",
+            candidate.steps,
+            _max_steps(candidate, epsilon, delta),
         )
-        for one in candidates
+        for candidate in candidates
     )
     return Result(curves.table, picture, compared)
 

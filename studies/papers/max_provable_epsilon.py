@@ -95,8 +95,10 @@ def max_provable_epsilon(
     apart = max(float(special.ndtri(chance) + special.ndtri(confidence)), 0.0)
 
     def missed(epsilon: float) -> float:
-        found = _nearest(p, q, epsilon, delta)
-        return math.inf if found is None else trials * _divergence(p, q, *found) - apart**2 / 2.0
+        nearest = _nearest(p, q, epsilon, delta)
+        return (
+            math.inf if nearest is None else trials * _divergence(p, q, *nearest) - apart**2 / 2.0
+        )
 
     try:
         largest = mechanism.epsilon(delta)
@@ -104,8 +106,8 @@ def max_provable_epsilon(
         largest = _LARGEST
 
     def is_shown(epsilon: float) -> bool:
-        found = _nearest(p, q, epsilon, delta)
-        return found is None or _power(p, q, *found, trials, 1.0 - confidence) > chance
+        nearest = _nearest(p, q, epsilon, delta)
+        return nearest is None or _power(p, q, *nearest, trials, 1.0 - confidence) > chance
 
     # Every epsilon that the audits fail to show is valid. The smallest one is near the normal
     # approximation.
@@ -120,16 +122,16 @@ def _around_shown(
     is_shown: Callable[[float], bool], guess: float, largest: float
 ) -> tuple[float, float]:
     """An interval of epsilon: the upper end is not shown, or `largest`; the lower end is, or 0."""
-    shown, step, here = is_shown(guess), _STEP, guess
+    shown, step, current = is_shown(guess), _STEP, guess
     while True:
-        ahead = here * (1.0 + step) + 1e-4 if shown else here / (1.0 + step) - 1e-4
+        ahead = current * (1.0 + step) + 1e-4 if shown else current / (1.0 + step) - 1e-4
         if ahead >= largest:
-            return largest, here
+            return largest, current
         if ahead <= 0.0:
-            return (here, 0.0) if is_shown(0.0) else (0.0, 0.0)
+            return (current, 0.0) if is_shown(0.0) else (0.0, 0.0)
         if is_shown(ahead) is not shown:
-            return (ahead, here) if shown else (here, ahead)
-        here, step = ahead, 2.0 * step
+            return (ahead, current) if shown else (current, ahead)
+        current, step = ahead, 2.0 * step
 
 
 def _excess(p: FloatArray, q: FloatArray, epsilon: float) -> float:
@@ -147,25 +149,27 @@ def _nearest(
 
     def missed(logit: float, side: int) -> float:
         shares[side] = float(special.expit(logit))
-        found = _pair_of_shares(p, q, factor, shares)
-        return _excess(found[side], found[1 - side], epsilon) - delta * (1.0 - _SLACK)
+        pair = _pair_of_shares(p, q, factor, shares)
+        return _excess(pair[side], pair[1 - side], epsilon) - delta * (1.0 - _SLACK)
 
     for _ in range(_TURNS):
-        found = _pair_of_shares(p, q, factor, shares)
-        now = _excess(*found, epsilon), _excess(*found[::-1], epsilon)
+        pair = _pair_of_shares(p, q, factor, shares)
+        now = _excess(*pair, epsilon), _excess(*pair[::-1], epsilon)
         # The share increases if its direction leaks too much, and decreases if it leaks too little.
         wrong = [
             excess > delta or (share > _NOTHING and excess < delta * (1.0 - 2.0 * _SLACK))
             for excess, share in zip(now, shares, strict=True)
         ]
         if not any(wrong):
-            return found
+            return pair
         side = int(now[1] > now[0]) if all(wrong) else wrong.index(True)
-        kept = safe_root(partial(missed, side=side), _LARGEST_LOGIT, -_LARGEST_LOGIT, 1e-4)
-        shares[side] = float(special.expit(kept))
-    found = _pair_of_shares(p, q, factor, shares)
-    is_kept = max(_excess(*found, epsilon), _excess(*found[::-1], epsilon)) <= delta
-    return found if is_kept else None
+        logit_of_share = safe_root(
+            partial(missed, side=side), _LARGEST_LOGIT, -_LARGEST_LOGIT, 1e-4
+        )
+        shares[side] = float(special.expit(logit_of_share))
+    pair = _pair_of_shares(p, q, factor, shares)
+    is_kept = max(_excess(*pair, epsilon), _excess(*pair[::-1], epsilon)) <= delta
+    return pair if is_kept else None
 
 
 def _pair_of_shares(
@@ -176,32 +180,42 @@ def _pair_of_shares(
     def at(log_ratio: float) -> tuple[FloatArray, FloatArray]:
         # With l1 = e^(-log_ratio / 2) and l2 = e^(log_ratio / 2), up to a common factor.
         first, second = math.exp(-0.5 * log_ratio), math.exp(0.5 * log_ratio)
-        less, more = p / first, q / second
-        for one, other, own, foreign, share in (
+        p_masses, q_masses = p / first, q / second
+        for masses, other_masses, weight, other_weight, share in (
             (p, q, first, second, shares[0]),
             (q, p, second, first, shares[1]),
         ):
-            exceeds = one * foreign > factor * other * own
-            above = one * foreign * (1.0 - share) > other * (factor * own + share * foreign)
-            tied = (one + other) / (factor * own + foreign)
+            exceeds = masses * other_weight > factor * other_masses * weight
+            above = masses * other_weight * (1.0 - share) > other_masses * (
+                factor * weight + share * other_weight
+            )
+            tied = (masses + other_masses) / (factor * weight + other_weight)
             with np.errstate(divide="ignore", invalid="ignore"):
-                larger = np.where(above, one / (own + share * foreign / factor), factor * tied)
-                smaller = np.where(above, other / (foreign * (1.0 - share)), tied)
-            if one is p:
-                less, more = np.where(exceeds, larger, less), np.where(exceeds, smaller, more)
+                larger = np.where(
+                    above, masses / (weight + share * other_weight / factor), factor * tied
+                )
+                smaller = np.where(above, other_masses / (other_weight * (1.0 - share)), tied)
+            if masses is p:
+                p_masses, q_masses = (
+                    np.where(exceeds, larger, p_masses),
+                    np.where(exceeds, smaller, q_masses),
+                )
             else:
-                less, more = np.where(exceeds, smaller, less), np.where(exceeds, larger, more)
-        return less, more
+                p_masses, q_masses = (
+                    np.where(exceeds, smaller, p_masses),
+                    np.where(exceeds, larger, q_masses),
+                )
+        return p_masses, q_masses
 
     def gap(log_ratio: float) -> float:
-        less, more = at(log_ratio)
-        return math.log(float(less.sum())) - math.log(float(more.sum()))
+        p_masses, q_masses = at(log_ratio)
+        return math.log(float(p_masses.sum())) - math.log(float(q_masses.sum()))
 
     end = 1.0
     while gap(-end) * gap(end) > 0.0:
         end *= 2.0  # ends where it exceeds every log ratio of p and q, and epsilon
-    less, more = at(float(optimize.brentq(gap, -end, end, xtol=1e-14)))
-    return less / less.sum(), more / more.sum()
+    p_masses, q_masses = at(float(optimize.brentq(gap, -end, end, xtol=1e-14)))
+    return p_masses / p_masses.sum(), q_masses / q_masses.sum()
 
 
 def _divergence(p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray) -> float:
@@ -213,7 +227,9 @@ def _power(
     p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray, trials: int, error: float
 ) -> float:
     """Largest power against (p, q) of a test of (p0, q0) with this error, rounded up."""
-    sides = [DiscreteMechanism(one, other).pairs[0] for one, other in ((p, p0), (q, q0))]
+    sides = [
+        DiscreteMechanism(alternative, null).pairs[0] for alternative, null in ((p, p0), (q, q0))
+    ]
     try:
         pair = compose([(side, trials) for side in sides], _CELLS)
     except Unresolved:

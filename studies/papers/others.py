@@ -70,8 +70,8 @@ def _theorem_1(mean: float, base: DpSgd, delta: float, ratio: float) -> float:
     """Theorem 1 of DP-HyPO for a geometric K."""
     root = math.sqrt(ratio)
     protocol = Adaptive(tnb_with_mean(1.0, mean), 1.0 / root, root)
-    found = hypo(base, protocol, delta)
-    return found.epsilon if found.applies else math.nan
+    bound = hypo(base, protocol, delta)
+    return bound.epsilon if bound.applies else math.nan
 
 
 def subset_bound(

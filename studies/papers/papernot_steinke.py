@@ -72,10 +72,10 @@ def figure_3(
 def _epsilons(rho: float, distributions: Sequence[Repetitions], delta: float) -> list[float | None]:
     """Epsilon by theorem 2 for each distribution; by composition if K is fixed."""
     return [
-        ZeroConcentratedDp(rho * one.k).renyi_epsilon(delta)
-        if isinstance(one, Fixed)
-        else renyi(ZeroConcentratedDp(rho), one, delta).epsilon
-        for one in distributions
+        ZeroConcentratedDp(rho * distribution.k).renyi_epsilon(delta)
+        if isinstance(distribution, Fixed)
+        else renyi(ZeroConcentratedDp(rho), distribution, delta).epsilon
+        for distribution in distributions
     ]
 
 
@@ -93,7 +93,7 @@ def figure_4(
     """Epsilon over the expected number of repetitions."""
     curves = Curves("mean", "epsilon")
     naive = _fixed_up_to(100.0)
-    curves.add(_NAIVE, [one.mean for one in naive], _epsilons(rho, naive, delta))
+    curves.add(_NAIVE, [distribution.mean for distribution in naive], _epsilons(rho, naive, delta))
     means = np.geomspace(1.05, largest_mean, points)
     for eta in etas:
         distributions = [tnb_with_mean(eta, mean) for mean in means]
@@ -127,8 +127,10 @@ def _utility(
         families[_name(eta)] = [tnb_with_mean(eta, mean) for mean in means]
     for name, distributions in families.items():
         epsilons = _epsilons(rho, distributions, delta)
-        utilities = [utility(one) for one in distributions]
-        curves.add(name, epsilons, utilities, mean=[one.mean for one in distributions])
+        utilities = [utility(distribution) for distribution in distributions]
+        curves.add(
+            name, epsilons, utilities, mean=[distribution.mean for distribution in distributions]
+        )
     picture = draw(
         curves,
         f"Base {rho:g}-zCDP",
@@ -211,9 +213,9 @@ def corollary_16(base: Mechanism, acceptance: float) -> Callable[[FloatArray], F
     """
 
     def curve(alpha: FloatArray) -> FloatArray:
-        rest = alpha - 1.0
-        second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(rest, 1.0 + 1e-12))
-        return base.renyi(alpha) + (second - 2.0 * math.log(acceptance)) / rest
+        alpha_minus_1 = alpha - 1.0
+        second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(alpha_minus_1, 1.0 + 1e-12))
+        return base.renyi(alpha) + (second - 2.0 * math.log(acceptance)) / alpha_minus_1
 
     return curve
 

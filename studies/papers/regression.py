@@ -69,14 +69,14 @@ class Draw:
     def delta(self, epsilon: FloatArray) -> FloatArray:
         """The privacy profile E max(1 - e^(epsilon - U), 0) at epsilon [n]."""
         a, c = self.scale, self.curvature
-        rest = epsilon - (c + a * a) / 2.0
-        # U exceeds epsilon beyond the larger root of c z^2 / 2 + a z = rest.
-        above = np.maximum(rest, 0.0)
+        margin = epsilon - (c + a * a) / 2.0
+        # U exceeds epsilon beyond the larger root of c z^2 / 2 + a z = margin.
+        above = np.maximum(margin, 0.0)
         z = 2.0 * above / (a + np.sqrt(a * a + 2.0 * c * above))
         root = math.sqrt(1.0 + c)
-        log_rest = rest + a * a / (2.0 * (1.0 + c)) - math.log1p(c) / 2.0
+        log_margin = margin + a * a / (2.0 * (1.0 + c)) - math.log1p(c) / 2.0
         log_tail = special.log_ndtr(-(root * z + a / root))
-        return np.asarray(2.0 * (special.ndtr(-z) - np.exp(log_rest + log_tail)))
+        return np.asarray(2.0 * (special.ndtr(-z) - np.exp(log_margin + log_tail)))
 
     @property
     def profile(self) -> PrivacyProfile:
@@ -95,14 +95,14 @@ def _protocol(scale: float) -> ProposeTestRelease:
 
 def _by_liu_talwar(draw: Draw, protocol: ProposeTestRelease) -> float:
     test = protocol.test_epsilon, protocol.test_delta, protocol.failure
-    found = liu_talwar(propose_test_release(draw.profile, *test), protocol.repetitions, DELTA)
-    return found.epsilon
+    bound = liu_talwar(propose_test_release(draw.profile, *test), protocol.repetitions, DELTA)
+    return bound.epsilon
 
 
 def _by_bound(name: str) -> Callable[[Draw, ProposeTestRelease], float]:
     def epsilon(draw: Draw, protocol: ProposeTestRelease) -> float:
-        found = find(name, ProposeTestRelease).function(draw.profile, protocol, DELTA)
-        return found.epsilon
+        bound = find(name, ProposeTestRelease).function(draw.profile, protocol, DELTA)
+        return bound.epsilon
 
     return epsilon
 
@@ -301,11 +301,13 @@ def figure_5(
     problem = _problem(dataset, data_root, records, validation)
     rows = []
     for epsilon in epsilons:
-        found = {_NOT_PRIVATE: _error(problem.solution(np.array([1e-6])), problem.test)}
-        found |= _untuned(problem, epsilon, tunings, np.random.default_rng(seed))
+        error_of_method = {_NOT_PRIVATE: _error(problem.solution(np.array([1e-6])), problem.test)}
+        error_of_method |= _untuned(problem, epsilon, tunings, np.random.default_rng(seed))
         for name, accounting in _ACCOUNTINGS.items():
             scale = _largest_scale(epsilon, accounting)
-            found[name] = _tested(problem, scale, tunings, np.random.default_rng([seed, 1]))
+            error_of_method[name] = _tested(
+                problem, scale, tunings, np.random.default_rng([seed, 1])
+            )
         rows += [
             {
                 "epsilon": epsilon,
@@ -313,7 +315,7 @@ def figure_5(
                 **mean_and_error(errors, "error"),
                 "released": len(errors) if name != _NOT_PRIVATE else tunings,
             }
-            for name, errors in found.items()
+            for name, errors in error_of_method.items()
         ]
     table = pd.DataFrame(rows)
     lines = [

@@ -104,11 +104,11 @@ class Reproduction:
 
     def work(self, settings: Mapping[str, Any]) -> float:
         """The amount of work, relative to the paper's settings, if it grows with every count."""
-        known = inspect.signature(self.compute).parameters
+        parameters = inspect.signature(self.compute).parameters
         times = 1.0
         for name, value in settings.items():
             name = _FORMER_SETTINGS.get(name, name)
-            default = known[name].default if name in known and name != "seed" else None
+            default = parameters[name].default if name in parameters and name != "seed" else None
             if isinstance(default, int) and isinstance(value, int):
                 times *= value / default
             elif isinstance(default, tuple) and isinstance(value, list | tuple):
@@ -124,12 +124,14 @@ class Reproduction:
         Raises:
             ValueError: a setting is unknown, or of another kind than its default.
         """
-        known = inspect.signature(self.compute).parameters
+        parameters = inspect.signature(self.compute).parameters
         chosen = {}
         for name, value in (settings or {}).items():
-            current = name if name in known else _FORMER_SETTINGS.get(name, name)
-            chosen[checks.one_of("setting", current, known)] = value
-        chosen = {name: _check(name, one, known[name].default) for name, one in chosen.items()}
+            current = name if name in parameters else _FORMER_SETTINGS.get(name, name)
+            chosen[checks.one_of("setting", current, parameters)] = value
+        chosen = {
+            name: _check(name, value, parameters[name].default) for name, value in chosen.items()
+        }
         if (times := self.work(chosen)) > _MAX_WORK:
             raise ValueError(
                 f"settings must need at most {_MAX_WORK:,} times the work of the paper's, got "

@@ -51,7 +51,7 @@ def figure_1(
     for outliers in (0, _OUTLIERS):
         places, labels = _data(datasets, outliers, rng)
         models = _descend(places, labels, _ALPHAS, epochs, rng)
-        found = _accuracy(models, places, labels)
+        accuracies = _accuracy(models, places, labels)
         rows += [
             {
                 "what": "curve",
@@ -59,7 +59,7 @@ def figure_1(
                 "alpha": alpha,
                 **mean_and_error(values, "accuracy"),
             }
-            for alpha, values in zip(_ALPHAS, found.T, strict=True)
+            for alpha, values in zip(_ALPHAS, accuracies.T, strict=True)
         ]
     places, labels = _data(1, _OUTLIERS, rng)
     sides = [(places[:, : _POINTS + more], labels[:, : _POINTS + more]) for more in (0, _OUTLIERS)]

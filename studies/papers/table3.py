@@ -197,7 +197,7 @@ def _bounds(
     confidence = config.confidence
     values = statistic.values
     sides = values[chosen & ~game.bit], values[chosen & game.bit]
-    found = {
+    bounds = {
         "epsilon_lower": _recommended(game, statistic, chosen),
         "paper_protocol": _paper_protocol(game, statistic, chosen),
     }
@@ -212,8 +212,8 @@ def _bounds(
             curve = WorstOrderCurve(repetitions, game.split_top, rule=rule)(
                 *sides, delta, confidence
             )
-        found["valid_curve"] = curve.epsilon
-    return found
+        bounds["valid_curve"] = curve.epsilon
+    return bounds
 
 
 def _all_runs(game: KeptGame) -> float:
@@ -283,9 +283,9 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
         numbers = np.unique(game.repeat)
         if "valid_curve" in pooled and game.threshold is None:
             pooled["all_runs"] = _all_runs(game)
-        each = [pooled["paper_protocol"]]
+        by_repeat = [pooled["paper_protocol"]]
         if len(numbers) > 1:
-            each = [
+            by_repeat = [
                 _paper_protocol(game, statistic, chosen & (game.repeat == number))
                 for number in numbers
             ]
@@ -303,9 +303,9 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
             "repeats": len(numbers),
             "confidence": config.confidence,
             **pooled,
-            "paper_protocol_mean": float(np.mean(each)),
-            "paper_protocol_min": min(each),
-            "paper_protocol_max": max(each),
+            "paper_protocol_mean": float(np.mean(by_repeat)),
+            "paper_protocol_min": min(by_repeat),
+            "paper_protocol_max": max(by_repeat),
             "shift": float(with_canary.mean() - without.mean()),
             "shift_error": math.hypot(stats.sem(with_canary), stats.sem(without)),
             "auc": auc,
@@ -359,13 +359,13 @@ def _equal_trials(games: list[KeptGame]) -> Iterator[str]:
         statistic = next(statistics(game))
         starts = range(0, len(game.bit) - count + 1, count)
         place = np.arange(len(game.bit))
-        found = [
+        bounds = [
             _recommended(game, statistic, (place >= start) & (place < start + count))
             for start in starts
         ]
         yield (
-            f"| {budget:g} | {count:,} | {len(found)} | {np.mean(found):.2f} | {_down(min(found))} "
-            f"| {_down(max(found))} |"
+            f"| {budget:g} | {count:,} | {len(bounds)} | {np.mean(bounds):.2f} "
+            f"| {_down(min(bounds))} | {_down(max(bounds))} |"
         )
 
 
@@ -385,16 +385,16 @@ def _overview(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The bounds of each row, as Markdown; `docs/table3.md` shows one budget of one run."""
     yield "| row | eps_B | trials | eps_L (95 %) | detectable | paper's protocol | printed |"
     yield f"|{'---|' * 7}"
-    for (name, budget), both in _of_both(rows).items():
-        first = both[0]
+    for (name, budget), rows_of_game in _of_both(rows).items():
+        first = rows_of_game[0]
         printed = _PRINTED.get(name, {}).get(budget)
         cells = [
             name,
             f"{budget:g}",
             f"{first['trials_out'] + first['trials_in']:,}",
-            ", ".join(_down(row["epsilon_lower"]) for row in both),
+            ", ".join(_down(row["epsilon_lower"]) for row in rows_of_game),
             _down(first["detectable"]),
-            ", ".join(_down(row["paper_protocol_mean"]) for row in both),
+            ", ".join(_down(row["paper_protocol_mean"]) for row in rows_of_game),
             "-" if printed is None else f"{printed[0]:.2f}, {printed[1]:.2f}",
         ]
         yield f"| {' | '.join(cells)} |"
@@ -423,24 +423,26 @@ def _known_curves(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _of_both(rows: list[dict[str, Any]]) -> dict[tuple[str, float], list[dict[str, Any]]]:
     """The rows of lambda_a and lambda_b of each game."""
-    found: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    games: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["statistic"] in ("lambda_a", "lambda_b"):
-            found[row["row"], row["epsilon_base"]].append(row)
-    return found
+            games[row["row"], row["epsilon_base"]].append(row)
+    return games
 
 
 def _separations(rows: list[dict[str, Any]], names: dict[str, str]) -> Iterator[str]:
     """AUC and standard error at eps_B = 4 of the statistics in `names`, one line for each game."""
     yield f"| row | {' | '.join(names.values())} |"
     yield f"|{'---|' * (1 + len(names))}"
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    cells_of_rows: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows:
         if row["epsilon_base"] == _SEPARATIONS_AT:
-            found[row["row"]][row["statistic"]] = f"{row['auc']:.3f} ({row['auc_error']:.3f})"
-    for name, cells in found.items():
+            cells_of_rows[row["row"]][row["statistic"]] = (
+                f"{row['auc']:.3f} ({row['auc_error']:.3f})"
+            )
+    for name, cells in cells_of_rows.items():
         if len(cells) > len(("lambda_a", "lambda_b")):  # In ETCV 4 all statistics are equivalent.
-            yield f"| {name} | {' | '.join(cells.get(each, '-') for each in names)} |"
+            yield f"| {name} | {' | '.join(cells.get(statistic, '-') for statistic in names)} |"
 
 
 def _down(value: float) -> str:
@@ -499,14 +501,14 @@ def _pair(row: str) -> str:
 
 def _draw_row(axes: Axes, row: str, table: pd.DataFrame) -> None:
     places = np.arange(len(_BUDGETS), dtype=float)
-    own = table[table["row"] == row]
-    known = table.drop_duplicates("epsilon_base").set_index("epsilon_base").reindex(_BUDGETS)
+    rows_of_game = table[table["row"] == row]
+    by_budget = table.drop_duplicates("epsilon_base").set_index("epsilon_base").reindex(_BUDGETS)
     for name, column, dashes, colour in (
         ("eps_U, any score (tight)", "tight", "-", 5),
         ("exact cost, increasing score", "exact_increasing_score", "--", 2),
         ("exact cost of one run", "one_run", ":", 7),
     ):
-        axes.plot(places, known[column], ls=dashes, color=COLOURS[colour], label=name)
+        axes.plot(places, by_budget[column], ls=dashes, color=COLOURS[colour], label=name)
     upper = [_PRINTED_UPPER[budget] for budget in _BUDGETS]
     axes.plot(places, upper, ls="-.", color=COLOURS[6], label="eps_U printed in the paper")
     printed = _PRINTED.get(row, {})
@@ -516,17 +518,19 @@ def _draw_row(axes: Axes, row: str, table: pd.DataFrame) -> None:
             label = f"eps_L printed in the paper, {name}"
             axes.plot(places - 0.28, values, marker, color="black", ms=8, label=label)
     for number, (statistic, (name, marker, colour)) in enumerate(_MARKS.items()):
-        found = own[own["statistic"] == statistic]
-        at = [_BUDGETS.index(budget) - 0.12 + 0.12 * number for budget in found["epsilon_base"]]
+        of_statistic = rows_of_game[rows_of_game["statistic"] == statistic]
+        at = [
+            _BUDGETS.index(budget) - 0.12 + 0.12 * number for budget in of_statistic["epsilon_base"]
+        ]
         look = {"ls": "", "marker": marker, "color": COLOURS[colour], "ms": 8}
-        axes.plot(at, found["epsilon_lower"], label=f"eps_L (95 %), {name}", **look)
+        axes.plot(at, of_statistic["epsilon_lower"], label=f"eps_L (95 %), {name}", **look)
         if statistic in ("lambda_a", "lambda_b"):
             label = f"paper's protocol on our trials, {name}"
-            axes.plot(at, found["paper_protocol_mean"], mfc="none", label=label, **look)
-        if statistic == "lambda_a" and found["valid_curve"].notna().any():
+            axes.plot(at, of_statistic["paper_protocol_mean"], mfc="none", label=label, **look)
+        if statistic == "lambda_a" and of_statistic["valid_curve"].notna().any():
             look |= {"marker": "^", "color": COLOURS[5]}
-            axes.plot(at, found["valid_curve"], label="eps_L (95 %), valid curve", **look)
-    if not len(own):
+            axes.plot(at, of_statistic["valid_curve"], label="eps_L (95 %), valid curve", **look)
+    if not len(rows_of_game):
         axes.text(0.5, 0.93, "not run", transform=axes.transAxes, ha="center", va="top")
     axes.set_title(f"{row.removesuffix(_WORST_ORDER)}: {_pair(row)}", fontsize="small", loc="left")
     axes.set_xlabel(r"$\varepsilon_B$ of one run", fontsize="small")

@@ -58,7 +58,7 @@ def compare(
         for number, arm in enumerate(arms):
             noise = arm.noise_multiplier(epsilon, steps)
             rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
-            found = _accuracies(arm.protocol, noise, data, steps, tunings, rng)
+            accuracies = _accuracies(arm.protocol, noise, data, steps, tunings, rng)
             rows.append(
                 {
                     "epsilon": epsilon,
@@ -66,7 +66,7 @@ def compare(
                     "ours": arm.ours,
                     "noise multiplier": noise,
                     "epsilon of one run": DpSgd(noise, steps).epsilon(DELTA),
-                    **mean_and_error(found, "accuracy"),
+                    **mean_and_error(accuracies, "accuracy"),
                     "cost ratio": _cost_ratio(arm.protocol),
                 }
             )
@@ -120,9 +120,9 @@ def ps_figure_7(
         for mean in means:
             protocol = RandomSearch(with_mean(mean))
             rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
-            found = _accuracies(protocol, noise_multiplier, data, steps, tunings, rng)
+            accuracies = _accuracies(protocol, noise_multiplier, data, steps, tunings, rng)
             # A tuning without any run guesses one of ten classes.
-            found = np.append(found, np.full(tunings - len(found), 0.1))
+            accuracies = np.append(accuracies, np.full(tunings - len(accuracies), 0.1))
             for bound, ours in (("renyi", False), ("region", True)):
                 total = find(bound).function(base, protocol, DELTA)
                 rows.append(
@@ -131,7 +131,7 @@ def ps_figure_7(
                         "arm": f"{name}, {'region' if ours else 'Renyi'} bound",
                         "ours": ours,
                         "mean": mean,
-                        **mean_and_error(found, "accuracy"),
+                        **mean_and_error(accuracies, "accuracy"),
                     }
                 )
     return _result(rows, "mean")
@@ -140,8 +140,8 @@ def ps_figure_7(
 def _data(dataset: str, data_root: str, records: int, validation: int) -> ThreatModel:
     """Training records, and the accuracy on validation records as the score; without an attack."""
     root = data_root or None
-    found = build("NTNV", "dirac", None, dataset, root, 0, records, validation)
-    held_out = found.validation_set
+    threat_model = build("NTNV", "dirac", None, dataset, root, 0, records, validation)
+    held_out = threat_model.validation_set
     assert held_out is not None
 
     def accuracy(observation: Observation) -> FloatArray:
@@ -156,7 +156,7 @@ def _data(dataset: str, data_root: str, records: int, validation: int) -> Threat
             correct += (models.logits(x).argmax(-1) == y).sum(1)
         return np.asarray(correct.double().numpy() / len(held_out))
 
-    return replace(found, score=UserScore(accuracy, "accuracy"))
+    return replace(threat_model, score=UserScore(accuracy, "accuracy"))
 
 
 def _cost_ratio(protocol: Protocol) -> float:

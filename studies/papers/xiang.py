@@ -105,15 +105,15 @@ def table_3(
     table = curves.table
     generic = table.loc[table["curve"] == next(iter(bounds)), "epsilon"]
     compared = tuple(
-        Comparison(f"eps_U at eps_B = {value:g}", _TABLE_3[value], ours)
-        for value, ours in zip(epsilons, generic, strict=True)
+        Comparison(f"eps_U at eps_B = {value:g}", _TABLE_3[value], epsilon)
+        for value, epsilon in zip(epsilons, generic, strict=True)
         if value in _TABLE_3 and (eta, gamma) == (0.0, 0.01)
     )
     if compared:
         curves.add(
             "printed in table 3",
             [one_run for one_run in epsilons if one_run in _TABLE_3],
-            [one.published for one in compared],
+            [comparison.published for comparison in compared],
         )
     picture = draw(
         curves,
@@ -258,16 +258,18 @@ def figure_6(
             bases = [calibrated(value, rate, steps, _DELTA) for value in epsilons]
             for column, parameters in enumerate(distributions):
                 repetitions = TruncatedNegativeBinomial(*parameters)
-                found: dict[str, list[float | None]] = {name: [] for name in (*_UPPER, *_LOWER)}
+                epsilons_of: dict[str, list[float | None]] = {
+                    name: [] for name in (*_UPPER, *_LOWER)
+                }
                 for index, base in enumerate(bases):
                     for name, bound in _UPPER.items():
-                        found[name].append(bound(base, repetitions, _DELTA).epsilon)
+                        epsilons_of[name].append(bound(base, repetitions, _DELTA).epsilon)
                     key = np.random.SeedSequence(seed, spawn_key=(row, column, index))
                     rng = np.random.default_rng(key)
                     for name, value in audit(base, repetitions, trials, rng).items():
-                        found[name].append(value)
+                        epsilons_of[name].append(value)
                     update(1)
-                for name, values in found.items():
+                for name, values in epsilons_of.items():
                     curves.add(
                         name, epsilons, values, sampling_rate=rate, repetitions=repetitions.spec
                     )
@@ -324,8 +326,8 @@ def example_1(
     tuned = [np.diff(repetitions.phi(np.concatenate([[0.0], np.cumsum(p)]))) for p in base]
     curves = Curves("output", "probability")
     compared = []
-    for data, one, best, printed in zip(("X", "X'"), base, tuned, _EXAMPLE_1, strict=True):
-        curves.add(f"one run on {data}", list("ABC"), one)
+    for data, one_run, best, printed in zip(("X", "X'"), base, tuned, _EXAMPLE_1, strict=True):
+        curves.add(f"one run on {data}", list("ABC"), one_run)
         curves.add(f"tuned on {data}", list("ABC"), best)
         compared += [
             Comparison(f"P[{output}] tuned on {data}", number, float(value))

@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     canary = datasets.load("MNIST", True, arguments.data_root, 1)
     for rate in RATES:
         for seed in range(3):
-            found = norms(records, canary, rate, seed)
+            measured = norms(records, canary, rate, seed)
             print(
-                f"learning rate {rate:g}, seed {seed}: MNIST[0] at least {found.shortest:.2f} C; "
-                f"{found.below:.0%} of the training records below C"
+                f"learning rate {rate:g}, seed {seed}: MNIST[0] at least {measured.shortest:.2f} C; "
+                f"{measured.below:.0%} of the training records below C"
             )
     return 0
 
