@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for seed in range(3):
             measured = norms(records, canary, rate, seed)
             print(
-                f"learning rate {rate:g}, seed {seed}: MNIST[0] at least {measured.shortest:.2f} C; "
-                f"{measured.below:.0%} of the training records below C"
+                f"learning rate {rate:g}, seed {seed}: MNIST[0] at least "
+                f"{measured.shortest:.2f} C; {measured.below:.0%} of the training records below C"
             )
     return 0
 
