@@ -231,10 +231,10 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     if isinstance(value, str) and (value in names or (dotted and "." in value)):
         return value
     folded = {name.lower(): name for name in names}
-    wanted = value.lower() if isinstance(value, str) else ""
-    if isinstance(value, str) and wanted in folded:
-        return folded[wanted]
-    near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
+    lowered = value.lower() if isinstance(value, str) else ""
+    if isinstance(value, str) and lowered in folded:
+        return folded[lowered]
+    near = difflib.get_close_matches(lowered, folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     or_dotted = " or a dotted name of your own" if dotted else ""
     raise InvalidInput(

@@ -132,7 +132,7 @@ def test_local_names_say_what_they_hold() -> None:
     ]
     pointing = [name for name in names if name in POINTING]
     assert len(names) > 10_000
-    assert len(pointing) <= 0.005 * len(names), sorted(pointing)
+    assert len(pointing) <= 0.004 * len(names), sorted(pointing)
     statements = "for each in x:\n    found, b.c = 1, 2\nrest += 1"
     assert set(assigned_names(statements)) == {"each", "found", "rest"}
 

@@ -56,10 +56,12 @@ class _Compiled:
         plus 1 if the layer has a bias.
         """
         # The extension receives addresses only, so these tensors must stay referenced.
-        given = [flat(p).contiguous() for p in theta]
-        totals = [torch.empty_like(p) for p in given]
-        addresses = np.array([[p.data_ptr() for p in part] for part in (given, totals)], np.uint64)
-        clip = clip.to(given[0]).contiguous()
+        flat_theta = [flat(p).contiguous() for p in theta]
+        totals = [torch.empty_like(p) for p in flat_theta]
+        addresses = np.array(
+            [[p.data_ptr() for p in part] for part in (flat_theta, totals)], np.uint64
+        )
+        clip = clip.to(flat_theta[0]).contiguous()
         norms = torch.empty_like(clip)
         chosen = torch.empty(0) if taken is None else taken.contiguous()
         width, inputs = (0, torch.empty(0)) if squares is None else (records.shape[2], squares)

@@ -117,7 +117,7 @@ def _user_factory(name: str) -> Any:
 
 def _check_per_record_gradients(name: str, model: nn.Module) -> None:
     for module in model.modules():
-        of_tensors = any(each._backward_hooks for each in module.parameters(recurse=False))
+        of_tensors = any(tensor._backward_hooks for tensor in module.parameters(recurse=False))
         if of_tensors or module._backward_hooks or module._backward_pre_hooks:
             raise InvalidInput(
                 f"model {name} must not change its gradients, got a backward hook on "

@@ -182,7 +182,7 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int
             a & _LOW,
         ]
         low, high = (low + 0x9E3779B9) % 2**32, (high + 0xBB67AE85) % 2**32
-    words = np.stack([each.reshape(groups, _GROUP) for each in c], axis=1)
+    words = np.stack([output.reshape(groups, _GROUP) for output in c], axis=1)
     return words.astype(np.uint32)
 
 

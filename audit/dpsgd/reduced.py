@@ -100,8 +100,8 @@ class ReducedEngine:
             shift = (mean - z.mean(axis=1)) / sigma + odds - gain / 2
             z *= 1 / sigma
             z += shift[:, None]
-            most = int(hits[part].max())
-            z[:, :most] += gain * (np.arange(most) < hits[part, None])
+            max_hits = int(hits[part].max())
+            z[:, :max_hits] += gain * (np.arange(max_hits) < hits[part, None])
             log_ratio[part] = softplus_sums(z)
         return 0.5 + sigma**2 * (missed + log_ratio / s.steps)
 

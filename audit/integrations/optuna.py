@@ -124,7 +124,7 @@ class _Train:
             sampler=optuna.samplers.RandomSampler(seed=trial.seed % 2**32),
             pruner=optuna.pruners.NopPruner(),
         )
-        asked = alone.ask()
+        optuna_trial = alone.ask()
         attributes: dict[str, float] = {"seed": trial.seed}
         for name in ("noise_multiplier", "steps", "sampling_rate"):
             try:
@@ -134,12 +134,18 @@ class _Train:
         if trial.expected_batch_size is not None:
             attributes["expected_batch_size"] = trial.expected_batch_size
         for name, attribute in attributes.items():
-            asked.set_user_attr(name, attribute)
-        value = self.objective(asked) if records is None else self.objective(asked, records)
+            optuna_trial.set_user_attr(name, attribute)
+        value = (
+            self.objective(optuna_trial)
+            if records is None
+            else self.objective(optuna_trial, records)
+        )
         if isinstance(value, tuple | list):
             raise ProtocolViolation(
                 "objective must return one number, got "
                 f"{checks.with_article(type(value).__name__)}: with several objectives no run is "
                 "the best"
             )
-        return Outcome(self.sign * float(value), (asked.params, asked.user_attrs.get("model")))
+        return Outcome(
+            self.sign * float(value), (optuna_trial.params, optuna_trial.user_attrs.get("model"))
+        )

@@ -216,9 +216,9 @@ class PremiseReport:
         """The first finding with its cause and its fix, and a line for each of the others."""
         if not self.findings:
             return []
-        first, *others = self._of_findings()
-        lines = [first[0], *(_cut(line, _COLUMNS_OF_CAUSE) for line in first[1:])]
-        return lines + [_cut(message, _COLUMNS) for message, _, _ in others]
+        first_finding, *further_findings = self._of_findings()
+        lines = [first_finding[0], *(_cut(line, _COLUMNS_OF_CAUSE) for line in first_finding[1:])]
+        return lines + [_cut(message, _COLUMNS) for message, _, _ in further_findings]
 
     def _of_findings(self) -> list[list[str]]:
         """Message, cause and fix of each finding."""

@@ -196,12 +196,12 @@ class Budget:
                 f"file must hold a budget, got {str(file)!r}, which cannot be read as one: "
                 f"{checks.one_line(error)}"
             ) from error
-        mine = json.loads(json.dumps(self._settings()))
-        if settings != mine:
-            different = next(name for name in mine if settings[name] != mine[name])
+        requested = json.loads(json.dumps(self._settings()))
+        if settings != requested:
+            different = next(name for name in requested if settings[name] != requested[name])
             raise InvalidInput(
                 f"{different} must be that of the budget in {str(file)!r}, "
-                f"{checks.one_line(settings[different])}, got {checks.one_line(mine[different])}: "
+                f"{checks.one_line(settings[different])}, got {checks.one_line(requested[different])}: "
                 "a cap cannot be changed later"
             )
         self._spent = spent

@@ -721,9 +721,9 @@ def _at_same_losses(curve: TightCurve, pair: LossPair) -> FloatArray:
     """
     if not isinstance(curve.pair, LossPair):
         return np.interp(curve.t, curve.pair.event_range, pair.event_range)
-    atoms, other = (len(p.pmf.loss) for p in (curve.pair, pair))
-    places, other_places = 1.5 + np.arange(atoms), 1.5 + np.arange(other)
+    atoms, other_atoms = (len(p.pmf.loss) for p in (curve.pair, pair))
+    places, other_places = 1.5 + np.arange(atoms), 1.5 + np.arange(other_atoms)
     losses = np.interp(curve.t, places, curve.pair.pmf.loss)
     t = np.interp(losses, pair.pmf.loss, other_places)
     t = np.where(curve.t < places[0], np.minimum(curve.t, t), t)
-    return np.where(curve.t > places[-1], np.maximum(curve.t - atoms + other, t), t)
+    return np.where(curve.t > places[-1], np.maximum(curve.t - atoms + other_atoms, t), t)

@@ -544,9 +544,11 @@ def compare_thresholds(experiment: Experiment, traces: Sequence[Trace]) -> None:
                 if not math.isclose(usual, value, rel_tol=_ROUNDING_OF_SETTINGS):
                     differing.setdefault(step, (usual, value))
         if differing:
-            step, (one, other) = min(differing.items())
+            step, (first_value, second_value) = min(differing.items())
             number = experiment.first_step + step + 1
-            finding = explain("step setting", step=number, name=name, one=one, other=other)
+            finding = explain(
+                "step setting", step=number, name=name, one=first_value, other=second_value
+            )
             experiment.verdicts.findings.append(finding)
 
 

@@ -279,17 +279,17 @@ def _places_of_noise(experiment: Experiment, draws: int) -> range:
         draws: number of draws, in a complete run, by functions that are used for noise.
     """
     steps, n = len(experiment.base.steps), len(experiment.records)
-    several = (
+    data_sets = (
         experiment.with_canary(experiment.pool[0]),
         copies(experiment.records, experiment.pool[-1], n),
     )
-    usual = [_complete_run(experiment, records).gradients for records in several]
+    usual = [_complete_run(experiment, records).gradients for records in data_sets]
     per_step = max(draws // max(steps, 1), 1)
     for offset in range(min(per_step, _MAX_DRAWS_OF_STEP)):
         # The draws of the steps come last, after those of initial weights.
         places = range((draws + offset) % per_step, draws, per_step)
         silenced = []
-        for records in several:
+        for records in data_sets:
             with recorded_keys(places):
                 silenced.append(_complete_run(experiment, records).gradients)
         if len({gradients.shape for gradients in (*usual, *silenced)}) > 1:

@@ -174,10 +174,10 @@ class _AtSize:
         both_seen = np.isfinite(self.units[:steps]) & np.isfinite(compared.units[:steps])
         if not both_seen.any():
             return None
-        mine, theirs = self.units[:steps][both_seen], compared.units[:steps][both_seen]
-        slack = 4 * self.rounding[:steps][both_seen] / theirs
-        sure = slack < 0.2 * np.abs(mine / theirs - 1)
-        return float(np.median(mine[sure] / theirs[sure])) if sure.any() else 1.0
+        units, compared_units = self.units[:steps][both_seen], compared.units[:steps][both_seen]
+        slack = 4 * self.rounding[:steps][both_seen] / compared_units
+        sure = slack < 0.2 * np.abs(units / compared_units - 1)
+        return float(np.median(units[sure] / compared_units[sure])) if sure.any() else 1.0
 
     def differs(self, compared: "_AtSize") -> bool:
         """Whether anything is different at the other size."""

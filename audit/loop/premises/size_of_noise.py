@@ -426,8 +426,8 @@ def _random_allocations(
         if np.any(drawn > 1) or np.any(drawn[:, seen_by_epoch.all(axis=1)] != 1):
             continue
         seen_always = seen_by_epoch.all(axis=0)
-        same = by_epoch[:, :, seen_always] == by_epoch[:, :1, seen_always]
-        is_fixed = epochs > 1 and bool(seen_always.any()) and bool(np.all(same))
+        is_same = by_epoch[:, :, seen_always] == by_epoch[:, :1, seen_always]
+        is_fixed = epochs > 1 and bool(seen_always.any()) and bool(np.all(is_same))
         with contextlib.suppress(InvalidInput):  # too little noise
             yield RandomAllocation(noise_multiplier, steps // epochs, epochs, fixed=is_fixed)
 

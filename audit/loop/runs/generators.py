@@ -101,12 +101,16 @@ def repeated_numbers(optimizer: Any, last: types.CodeType | None) -> str:
     noise = own_generator_of(optimizer)
     batches = [] if last is None else list(_generators_of_loaders(last))
     device = "cpu" if noise is None else noise.device.type
-    others = [*batches, *global_generators(device)]
-    if noise is not None and any(_alike(noise, other) for other in others):
+    generators = [*batches, *global_generators(device)]
+    if noise is not None and any(_alike(noise, generator) for generator in generators):
         return "noise"
     # The noise comes from the global generator, and the batches from one with the same numbers.
     used = [generator for generator in batches if generator is not noise]
-    if any(_alike(used_one, other) for used_one in used for other in global_generators("cpu")):
+    if any(
+        _alike(used_generator, generator)
+        for used_generator in used
+        for generator in global_generators("cpu")
+    ):
         return "batches"
     return ""
 

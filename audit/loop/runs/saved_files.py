@@ -165,10 +165,10 @@ class Shapes(NamedTuple):
 
         Of the frozen ones, at least one must be a matrix.
         """
-        there = Counter(a.shape for a in numbers.values() if a.dtype.kind == "f")
-        if self.trained and self.trained <= there:
+        shapes = Counter(a.shape for a in numbers.values() if a.dtype.kind == "f")
+        if self.trained and self.trained <= shapes:
             return True
-        return any(len(shape) > 1 for shape in self.frozen) and self.frozen <= there
+        return any(len(shape) > 1 for shape in self.frozen) and self.frozen <= shapes
 
 
 _NO_SHAPES = Shapes(Counter(), Counter())
