@@ -201,8 +201,8 @@ class Budget:
             different = next(name for name in requested if settings[name] != requested[name])
             raise InvalidInput(
                 f"{different} must be that of the budget in {str(file)!r}, "
-                f"{checks.one_line(settings[different])}, got {checks.one_line(requested[different])}: "
-                "a cap cannot be changed later"
+                f"{checks.one_line(settings[different])}, got "
+                f"{checks.one_line(requested[different])}: a cap cannot be changed later"
             )
         self._spent = spent
 
