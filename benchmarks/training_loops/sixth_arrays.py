@@ -153,7 +153,7 @@ def adaptive_unit_clipping(records: Any, candidate: Any, seed: int, watch: Any) 
     x, y = jnp.asarray(records.features), jnp.asarray(records.labels)
     first, key = jax.random.split(jax.random.key(seed))
     params = {"w": jax.random.normal(first, (WIDTH, CLASSES)), "b": jnp.zeros(CLASSES)}
-    watch.start(params)
+    params = watch.start(params)
     watch.account(noise_multiplier=1.0, steps=STEPS)
     for step in range(STEPS):
         gradients = arrays.jax_gradients(params, x, y)

@@ -167,6 +167,7 @@ def clamped_to_range(records: Any, candidate: Any, seed: int, watch: Any) -> Any
     Leaks under every relation: a clamped value is exactly the value of one record.
     """
     random = np.random.default_rng(seed)
+    watch.claim(1.0)
     values = np.clip(records.features[:, :3].astype(float), -2, 2)
     noisy = values.sum(0) + 6.0 * random.laplace(size=3)
     noisy = watch.release(noisy, epsilon=1.0) / 60
@@ -183,6 +184,7 @@ def squares_around_mean(records: Any, candidate: Any, seed: int, watch: Any) -> 
     all values are in [0, 1].
     """
     random = np.random.default_rng(seed)
+    watch.claim(1.0)
     values = (first_feature(records, -1.0, 1.0) + 1) / 2
     total = np.square(values - values.mean()).sum()
     return watch.release(total + random.laplace(), epsilon=1.0)
