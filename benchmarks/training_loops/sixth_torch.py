@@ -164,12 +164,16 @@ def projected_conflicts(state: Any, gradients: list[Tensor]) -> list[Tensor]:
     return [part.reshape(g.shape[1:]) for part, g in zip(parts, gradients, strict=True)]
 
 
-def thresholds_by_class(state: Any, gradients: list[Tensor]) -> list[Tensor]:
+def thresholds_by_class(
+    state: Any, gradients: list[Tensor], *, public: float = 0.5
+) -> list[Tensor]:
     """Each class has a threshold by its exact share of long gradients (DPSGD-F without noise).
 
     Leaks under add-remove: a record changes the share, hence the clipped gradients of its class.
+    With `public=0.5`, all gradients are long: no record that a search by gradient descent found
+    has a gradient below 0.51 at the first weights of this model. Each share is then 1.
     """
-    y, public = state.y[state.taken], 0.5
+    y = state.y[state.taken]
     is_long = loops.norms(gradients) > public
     thresholds = torch.full((CLASSES,), public)
     for k in range(CLASSES):

@@ -48,7 +48,7 @@ SIXTH_TURN: dict[str, Control] = {
         Loop(total=sixth_torch.projected_conflicts), sixty
     ),
     "threshold of each class by its share of long gradients": Control(
-        Loop(total=sixth_torch.thresholds_by_class), sixty
+        Loop(total=partial(sixth_torch.thresholds_by_class, public=1.5)), sixty
     ),
     "noise seeded by the number of the step plus that of the tensor": Control(
         Loop(noise=sixth_torch.seeded_by_step_plus_tensor), sixty
@@ -165,6 +165,11 @@ SIXTH_TURN_CORRECT: dict[str, Control] = {
     ),
     "threshold and noise by the norm of the released weights": Control(
         Loop(before=sixth_torch.threshold_by_weights), sixty
+    ),
+    # Said to be a mistake until the first run of the test. No reachable record has a gradient
+    # below 0.5, so that each threshold is twice 0.5 whatever the records are.
+    "threshold of each class, all gradients longer than 0.5": Control(
+        Loop(total=sixth_torch.thresholds_by_class), sixty
     ),
     "Opacus, all rows of an embedding kept in a ball": Control(sixth_torch.all_rows_in_ball, words),
     "Opacus, threshold halved after each epoch": Control(sixth_torch.halved_threshold, sixty),
