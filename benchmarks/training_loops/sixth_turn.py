@@ -141,6 +141,10 @@ SIXTH_TURN: dict[str, Control] = {
     ),
     "median, noise by its local sensitivity": Control(sixth_mechanisms.local_sensitivity, sixty),
     "noisy means clamped to the private range": Control(sixth_mechanisms.clamped_to_range, sixty),
+    # Added after the first run, because no run is clamped on the records of the control above.
+    "noisy means clamped to the private range, narrow records": Control(
+        sixth_mechanisms.clamped_to_range, sixth_mechanisms.narrow
+    ),
 }
 
 SIXTH_TURN_CORRECT: dict[str, Control] = {
