@@ -14,7 +14,7 @@ exceed the best known fold are cut into four.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,9 +38,12 @@ from audit.upper_bounds.ratio_lattice import RatioLattice, chords
 from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 
-# Lattice points per standard deviation of the loss, and their largest number, also for the product
-# of the other runs' ratios.
-_PER_DEVIATION, _MOST_PLACES, _MOST_PRODUCTS = 7.0, 72, 288
+# Lattice points per standard deviation of the loss, and their largest number, on a coarse lattice
+# and on a fine one; and the largest number for the product of the other runs' ratios.
+_COARSE, _FINE, _MOST_PRODUCTS = (7.0, 72), (12.0, 123), 288
+# Work is the number of products of ratios in the measures of folds: the largest work at which
+# squares are still cut, and the largest on the coarse lattice after which the fine one is computed.
+_MOST_WORK, _LITTLE_WORK = 60_000_000, 6_000_000
 # Points t per lattice point of the run, and their largest and smallest numbers.
 _FINER, _MOST_POINTS, _LEAST_POINTS = 1, 192, 64
 # Relative distance to the best known fold at which a square is not cut further.
@@ -50,7 +53,7 @@ _MAX_LEVEL, _MOST_PAIRS = 5, 1_000_000
 # Values in memory at once, and the largest number of released runs.
 _CHUNK, _MOST_RELEASED = 1 << 21, 12
 # A smaller gain over the other bounds is not worth the time.
-_WORTHWHILE = 0.005
+_WORTHWHILE = 0.002
 # Margins for the rounding of s and s', of phi's derivatives, and of the gain of a square.
 _ROUNDING, _DERIVATIVES, _GAIN = 1e-13, 1e-11, 1e-12
 # Share of delta that rare outputs may cost.
@@ -73,6 +76,32 @@ class _Folds:
 
     below: FloatArray
     below_with: FloatArray
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Bounds on h at the points t.
+
+    Attributes:
+        lower: lower bounds [n], by the best folds found.
+        upper: upper bounds [n].
+        work: the number of products of ratios that were computed.
+    """
+
+    lower: FloatArray
+    upper: FloatArray
+    work: int
+
+
+@dataclass(frozen=True)
+class _Smallest:
+    """The smallest of several bounds on delta."""
+
+    bounds: tuple["ShiftedProfiles | _Smallest", ...]
+
+    def delta(self, epsilon: float) -> float:
+        """The smallest delta at epsilon."""
+        return min(bound.delta(epsilon) for bound in self.bounds)
 
 
 class _Ends:
@@ -168,6 +197,8 @@ class FoldCurve:
         reach: the largest epsilon of interest; the bound also holds for others.
         least: the smallest delta of interest; it also holds for others.
         levels: how often squares are cut at most; fewer are faster and give a larger bound.
+        fine: whether the lattice is the fine one. Its bound is usually smaller, but larger if so
+            many squares are open that they are not cut.
     """
 
     pair: DominatingPair
@@ -176,20 +207,33 @@ class FoldCurve:
     reach: float
     least: float
     levels: int = _MAX_LEVEL
+    fine: bool = False
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+        own = min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+        # A curve on either lattice is a bound, so the smaller one is.
+        return own if self.finer is None else min(own, self.finer.delta(epsilon))
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
         """Chords of h over the points t."""
-        return chords(self.pair, self._t, self._values[1], self._most)
+        return chords(self.pair, self._t, self._values.upper, self._most)
 
     @cached_property
-    def lower(self) -> ShiftedProfiles:
+    def lower(self) -> "_Smallest":
         """The same chords over the values of the best folds found, for the size of the error."""
-        return chords(self.pair, self._t, self._values[0], self._most)
+        by_folds = chords(self.pair, self._t, self._values.lower, self._most)
+        return _Smallest((by_folds,) if self.finer is None else (by_folds, self.finer.lower))
+
+    @cached_property
+    def finer(self) -> "FoldCurve | None":
+        """The curve on the fine lattice, if the lattice is finer and the work is little."""
+        if self.levels < _MAX_LEVEL:
+            return None
+        curve = replace(self, fine=True)
+        is_finer = curve._lattice[1] < self._lattice[1]
+        return curve if is_finer and self._values.work <= _LITTLE_WORK else None
 
     @cached_property
     def _lattice(self) -> tuple[RatioLattice, float]:
@@ -203,8 +247,9 @@ class FoldCurve:
         inner = (below > negligible) & (above > negligible)
         # `RatioLattice.of` moves the rest to smaller r, which only makes the run less private.
         loss = atoms.loss[inner] if inner.any() else atoms.loss
-        places = min(_MOST_PLACES, _MOST_PRODUCTS // self._others)
-        spacing = max(atoms.deviation / _PER_DEVIATION, float(np.ptp(loss)) / places, 1e-6)
+        per_deviation, most_places = _FINE if self.fine else _COARSE
+        places = min(most_places, _MOST_PRODUCTS // self._others)
+        spacing = max(atoms.deviation / per_deviation, float(np.ptp(loss)) / places, 1e-6)
         spacing = _common_step(loss) or spacing
         run = RatioLattice.of(self.pair, spacing, math.ceil(700.0 / spacing), negligible)
         return run, spacing
@@ -296,15 +341,16 @@ class FoldCurve:
         return np.asarray(gain * (1.0 + _GAIN) - t * b * folds.below_with[index, place])
 
     @cached_property
-    def _values(self) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper bounds [2, n] on h at the points t."""
+    def _values(self) -> _Values:
         size = len(self._sides[0])
         squares = np.array([(i, j) for i in range(size - 1) for j in range(size - 1 - i)])
         pairs = None
         best = np.zeros(len(self._t))
         decided = np.zeros(len(self._t))
+        work, per_square = 0, self._others**2 * size
         for level in range(self.levels + 1):
             open_squares, open_t, values = [], [], []
+            work += len(squares) * per_square
             u, v = squares.T
             ends = self._ends(*(np.append(x, x + 1) / 2.0**level for x in (u, v)))
             for block, block_pairs in self._parts(squares, pairs):
@@ -320,22 +366,45 @@ class FoldCurve:
             # A square that is dropped is at most `_enough`, which the upper values below include.
             undecided = upper > self._enough(best)[t_index]
             corner, t_index, upper = corner[undecided], t_index[undecided], upper[undecided]
-            if level == self.levels or not len(upper) or 4 * len(upper) > _MOST_PAIRS:
-                np.maximum.at(decided, t_index, upper)
-                break
             # Each of these squares is cut into four.
             children = 2 * corner[:, None, :] + np.array(_CORNERS)
             squares, inverse = _unique(children.reshape(-1, 2))
+            too_many = 4 * len(upper) > _MOST_PAIRS
+            too_much = work + len(squares) * per_square > _MOST_WORK
+            if level == self.levels or not len(upper) or too_many or too_much:
+                np.maximum.at(decided, t_index, upper)
+                break
             pairs = np.stack([inverse.ravel(), np.repeat(t_index, 4)])
-        upper = np.maximum(self._enough(best), decided)
-        return best * self._factor, upper * self._factor
+        # h is falling, so a value at a smaller t is also a bound.
+        upper = np.minimum.accumulate(np.maximum(self._enough(best), decided))
+        return _Values(best * self._factor, upper * self._factor, work)
 
     def _enough(self, best: FloatArray) -> FloatArray:
         """Upper bounds [n] at which no square is cut further, from the best known folds [n].
 
-        P has mass 1, so differences far below delta at every t hardly change delta.
+        Delta weights h by the P-masses of outputs, so differences that are far below delta after
+        this weighting hardly change it.
         """
-        return best + _TOLERANCE * np.maximum(best, self.least / self._factor)
+        return best + _TOLERANCE * np.maximum(best, self._hardly_changes)
+
+    @cached_property
+    def _hardly_changes(self) -> FloatArray:
+        """Differences of h at the points t that change no delta by more than `least`, in units.
+
+        An output with ratio r has t = e^epsilon r, and its h is on a chord between two points. So
+        the value at a point affects at most the outputs whose t, for an epsilon between half of
+        `reach` and `reach`, is above the point before it and below the point after it.
+        """
+        run, spacing = self._lattice
+        log_t = np.log(self._t)
+        before, after = np.append(-math.inf, log_t[:-1]), np.append(log_t[1:], math.inf)
+        log_r = spacing * np.arange(run.first, run.last + 1)
+        above = np.append(np.cumsum(run.masses[::-1])[::-1], 0.0)
+        below = np.append(0.0, np.cumsum(run.masses))
+        from_top = above[np.searchsorted(log_r, before - self.reach)]
+        from_bottom = below[np.searchsorted(log_r, after - 0.5 * self.reach, side="right")]
+        mass = np.maximum(np.minimum(from_top, from_bottom) * len(log_t), 1e-300)
+        return self.least / self._factor * np.maximum(1.0, 1.0 / mass)
 
     def _parts(
         self, squares: IntArray, pairs: IntArray | None
@@ -459,7 +528,7 @@ def _common_step(loss: FloatArray) -> float:
         return 0.0
     step = float(sizes.min())
     multiples = sizes / step
-    exact = np.abs(multiples - np.rint(multiples)).max() < 1e-9 and multiples.max() <= _MOST_PLACES
+    exact = np.abs(multiples - np.rint(multiples)).max() < 1e-9 and multiples.max() <= _COARSE[1]
     return step if exact else 0.0
 
 
@@ -478,7 +547,7 @@ def _curves(
 
 
 def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) -> bool:
-    """Whether folds at lattice points already show that the bound gains less than 0.5 %."""
+    """Whether folds at lattice points already show that the bound gains less than 0.2 %."""
     worthwhile = (1.0 - _WORTHWHILE) * epsilon
     curves = _curves(base, protocol, epsilon, delta, levels=0)
     by_folds = max((curve.lower.delta(worthwhile) for curve in curves), default=0.0)

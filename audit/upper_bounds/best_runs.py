@@ -139,11 +139,17 @@ def fewer_runs(base: Mechanism, protocol: BestRuns) -> Callable[[float], float]:
     return delta
 
 
+class _Profile(Interface):
+    """A delta by epsilon."""
+
+    def delta(self, epsilon: float) -> float: ...
+
+
 class UpperAndLower(Interface):
     """A bound on delta by epsilon, and the value that shows the size of its rounding."""
 
     @property
-    def lower(self) -> ShiftedProfiles:
+    def lower(self) -> _Profile:
         """The value without rounding up."""
         ...
 
@@ -158,12 +164,6 @@ def with_fewer_runs(
     """Epsilon of both parts: at least m runs, with a curve for each direction, and fewer runs."""
     upper = delta_of_both(base, protocol, curves)
     return between(upper, delta_of_both(base, protocol, [curve.lower for curve in curves]), delta)
-
-
-class _Profile(Interface):
-    """A delta by epsilon."""
-
-    def delta(self, epsilon: float) -> float: ...
 
 
 def delta_of_both(

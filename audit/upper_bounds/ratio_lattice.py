@@ -89,6 +89,9 @@ def chords(pair: DominatingPair, t: FloatArray, psi: FloatArray, most: float) ->
     hull = numerics.lower_hull(1.0 / t, numerics.safe_log(psi / t))
     inverse, height = 1.0 / t[hull], (psi / t)[hull]
     slopes = np.diff(height, prepend=0.0) / np.diff(inverse, prepend=0.0)
+    # Where the chord's value at 0 exceeds `most`, the chord from a larger t to `most` is smaller.
+    steep = max(int((slopes <= most).sum()), 1)
+    inverse, height, slopes = inverse[:steep], height[:steep], slopes[:steep]
     # The chords as lines a - b t, the last of them to the value at 0.
     a = np.append(np.minimum(slopes, most), most)
     b = np.append(slopes * inverse - height, most * inverse[-1] - height[-1])

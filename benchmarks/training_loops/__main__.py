@@ -47,6 +47,7 @@ LISTS = (
     "later_reports",
     "public_threads",
     "fifth_turn",
+    "sixth_turn",
 )
 
 

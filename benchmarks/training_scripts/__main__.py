@@ -6,7 +6,8 @@
 The examples of Opacus run unmodified. Small random data and stand-ins for torchvision, datasets and
 transformers are used, because the data sets and the tokenizer must be downloaded. The other scripts
 have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer. Those in the
-folder `whole` (`--only whole`) are written in many styles.
+folder `whole` (`--only whole`) are written in many styles. Those in the folder `sixth_turn`
+(`--only sixth`) belong to the list of loops of this name.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from audit.errors import InvalidInput
 
 STAND_INS = Path(__file__).with_name("stand_ins")
 WHOLE = Path(__file__).with_name("whole")
+SIXTH = Path(__file__).with_name("sixth_turn")
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,10 @@ def whole_scripts() -> dict[str, Script]:
     alone.
     """
     return {
-        f"whole, {path.stem.replace('_', ' ')}": Script(path.read_text(), mistake=mistake)
+        f"{label}, {path.stem.replace('_', ' ')}": Script(path.read_text(), mistake=mistake)
+        for label, series in (("whole", WHOLE), ("sixth", SIXTH))
         for folder, mistake in (("mistakes", True), ("correct", False))
-        for path in sorted((WHOLE / folder).glob("*.txt"))
+        for path in sorted((series / folder).glob("*.txt"))
     }
 
 

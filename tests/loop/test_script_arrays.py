@@ -74,3 +74,28 @@ def test_other_arrays_stay(form: str) -> None:
     before = data.tensors[0].clone() if form == "expanded" else data.x.copy()
     rows_of(data)
     assert np.array_equal(np.asarray(data.tensors[0] if form == "expanded" else data.x), before)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        torch.tensor([3.0]),
+        torch.tensor([[3.0]]),
+        np.array([3], np.int16),
+        [3],
+        torch.tensor(3),
+        np.float32(3.0),
+        3,
+    ],
+)
+def test_an_exchanged_label_keeps_its_shape_and_type(label: Any) -> None:
+    """A scalar in place of a column of one number is broadcast to a matrix by a loss."""
+    form = ItemForm.of([(torch.zeros(2), label), (torch.ones(2), label)])
+    exchanged = form.items_of(TrainingSet(np.full((1, 2), 7.0), np.array([5])))
+    _, new = exchanged[0]
+    assert np.shape(new) == np.shape(label)
+    assert np.asarray(new).item() == 5
+    if not isinstance(label, np.generic):
+        assert type(new) is type(label)
+    if hasattr(label, "dtype"):
+        assert new.dtype == label.dtype

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, Laplac
 from audit.protocols import BestRuns
 from audit.upper_bounds.best_folds import FoldCurve
 from audit.upper_bounds.best_runs import log_derivative
+from audit.upper_bounds.ratio_lattice import chords
 
 DELTA = 1e-5
 
@@ -147,7 +149,7 @@ def test_no_fold_of_a_small_base_gains_more_than_the_squares_allow(spec: str, m:
         u = rng.uniform(0.0, 5.0, 500)
         folds = np.stack([u, rng.uniform(0.0, 5.0 - u)], axis=1)
         whole = [(i, j) for i in range(6) for j in range(6 - i)]
-        _, upper = curve._values
+        upper = curve._values.upper
         for place in range(0, len(curve._t), len(curve._t) // 3):
             t, bound = float(curve._t[place]), float(upper[place])
             gain = largest_fold(p, q, law, m, t, [*folds[place % 5 :: 5], *whole])
@@ -260,3 +262,26 @@ def test_fixed_numbers_of_runs_are_composed_at_every_delta() -> None:
         for spec in ("adaptive:0.5,2/fixed:3", "best:3/fixed:3"):
             found = upper_bounds.tuning_cost(GaussianMechanism(0.25), spec, delta).epsilon
             assert found == pytest.approx(known, rel=1e-8)
+
+
+def test_a_fine_lattice_only_makes_the_bound_smaller() -> None:
+    curve = FoldCurve(
+        GaussianMechanism(0.25).pairs[0], repetitions.parse_repetitions("tnb:0,0.01"), 3, 3.6, 1e-5
+    )
+    coarse = replace(curve, levels=4)  # computes no fine lattice
+    assert curve.finer is not None
+    assert coarse.finer is None
+    for epsilon in (2.5, 3.0, 3.5):
+        assert curve.delta(epsilon) <= curve.finer.delta(epsilon)
+        assert 0.9 * coarse.delta(epsilon) <= curve.delta(epsilon) <= coarse.delta(epsilon)
+        assert curve.lower.delta(epsilon) <= curve.delta(epsilon)
+
+
+def test_chords_to_the_largest_value_leave_out_points_above_them() -> None:
+    """A point above the chord from the value at 0 to a later point only made the bound larger."""
+    pair = GaussianMechanism(1.0).pairs[0]
+    t, psi = np.array([0.1, 1.0, 10.0]), np.array([0.5, 0.2, 0.01])
+    above = psi + np.array([0.45, 0.0, 0.0])
+    without, with_point = (chords(pair, x, y, 1.0) for x, y in ((t[1:], psi[1:]), (t, above)))
+    for epsilon in (0.0, 1.0, 2.0):
+        assert with_point.delta(epsilon) == pytest.approx(without.delta(epsilon), rel=1e-12)

@@ -7,6 +7,7 @@ saved files are compared.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -221,13 +222,16 @@ def _like(old: Any, values: Any) -> Any:
         return str(values)
     if isinstance(old, bool | int | float):
         return type(old)(np.asarray(values).item())
+    new, shape = np.asarray(values), np.shape(old)
+    # A label may be a column of one number, which a scalar would broadcast over a batch.
+    new = new.reshape(shape) if new.size == math.prod(shape) else new
     if isinstance(old, list):
-        return np.asarray(values).tolist()
+        return new.tolist()
     if hasattr(old, "detach"):
         import torch
 
-        return torch.as_tensor(np.array(values), dtype=old.dtype)
-    return np.asarray(values).astype(np.asarray(old).dtype)
+        return torch.tensor(new, dtype=old.dtype)
+    return new.astype(np.asarray(old).dtype)
 
 
 @dataclass
