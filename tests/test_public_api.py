@@ -186,6 +186,9 @@ _FLAGS: dict[tuple[str, str], Callable[..., Any]] = {
     ("Private", "disjoint"): lambda **flag: tuning.Private(1.0, 1.0, **flag),
     ("StudyFacts", "seeded"): lambda **flag: certificate.StudyFacts({}, **flag),
     ("StudyFacts", "key_kept"): lambda **flag: certificate.StudyFacts({}, **flag),
+    ("FoldCurve", "fine"): lambda **flag: upper_bounds.FoldCurve(
+        _PAIR, parse_repetitions("fixed:3"), 2, 1.0, 1e-5, **flag
+    ),
     ("SubsetCurve", "on_all"): lambda **flag: upper_bounds.SubsetCurve(
         _PAIR, _PAIR, _PAIR, 0.5, **flag
     ),

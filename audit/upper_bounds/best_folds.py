@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from audit import numerics
+from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
 from audit.arrays import FloatArray, IntArray, matrix_product
 from audit.errors import NotApplicable
@@ -208,6 +208,9 @@ class FoldCurve:
     least: float
     levels: int = _MAX_LEVEL
     fine: bool = False
+
+    def __post_init__(self) -> None:
+        checks.validate(self, "fine", checks.flag)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
