@@ -22,10 +22,12 @@ coverage of all estimators, docs/coverage_tables.md, has the table.
 """
 
 import argparse
+import csv
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
@@ -37,6 +39,7 @@ from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds import reduced_exact
 
+COMMITTED = Path(__file__).parents[1] / "docs" / "correlated-runs.csv"
 DELTA, CONFIDENCE, ALPHA = 1e-5, 0.95, 0.05
 GROUPINGS = ("alone", "repeats", "trials", "sides")
 REPEATS = 20
@@ -183,18 +186,43 @@ def coverage(
             yield Coverage(grouping, name, audits, too_large, float(values.mean()), truth)
 
 
+def committed() -> list[Coverage]:
+    """The rows of the page on coverage, docs/correlated-runs.csv."""
+    with COMMITTED.open(newline="") as file:
+        return [
+            Coverage(
+                row["grouping"],
+                row["bound"],
+                int(row["audits"]),
+                int(row["violations"]),
+                float(row["mean"]),
+                float(row["truth"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, and writes it as CSV if a file is named."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--audits", type=int, default=200)
     parser.add_argument("--spread", type=float, default=0.5)
     parser.add_argument("--groupings", nargs="+", choices=GROUPINGS, default=GROUPINGS)
+    parser.add_argument("--out", type=Path, help="a CSV file for the table")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of sides whose shifts reverse their order
     print("| shared by | bound | true epsilon | mean bound | too large |")
     print("|---|---|---|---|---|")
+    results = []
     for result in coverage(options.audits, spread=options.spread, groupings=options.groupings):
         print(result.row, flush=True)
+        results.append(result)
+    if options.out:
+        with options.out.open("w", newline="") as file:
+            names = [field.name for field in fields(Coverage)]
+            writer = csv.DictWriter(file, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(map(asdict, results))
 
 
 if __name__ == "__main__":
