@@ -72,14 +72,15 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
 
     Its gradient is then nearly orthogonal to those of the records, like the Dirac canary's. The
     direction is a feature that is 0 in every record, if one exists, else the direction in which the
-    records have the smallest mean square.
+    records have the smallest mean square. Whole numbers may be indices of a vocabulary, so that
+    every feature of their canary is the value that the records use least.
 
     Args:
         features: [n, ...] features of the records.
         labels: [n] classes.
 
     Returns:
-        The canary; its norm is twice that of the longest record.
+        The canary; its norm is twice that of the longest record, unless features are whole numbers.
 
     Raises:
         InvalidInput: there are no records, or the labels are not classes.
@@ -96,6 +97,11 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
             "canary must be crafted from at least one record with whole-number labels >= 0, got "
             f"{len(features)} records with labels of type {labels.dtype}"
         )
+    rarest_label = int(np.argmin(np.bincount(labels)))
+    if features.dtype.kind in "biu":
+        used, counts = np.unique(features, return_counts=True)
+        values = np.full(features.shape[1:], used[np.argmin(counts)])
+        return InputCanary(values, rarest_label, "crafted")
     flat = features.reshape(len(features), -1).astype(np.float64)
     length = _LENGTH * max(float(np.linalg.norm(flat, axis=1).max()), 1.0)
     direction = np.zeros(flat.shape[1])
@@ -113,4 +119,4 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     largest = float(np.finfo(kind).max)
     values = np.clip(length * direction, -largest, largest)
     values = values.reshape(features.shape[1:]).astype(kind)
-    return InputCanary(values, int(np.argmin(np.bincount(labels))), "crafted")
+    return InputCanary(values, rarest_label, "crafted")

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from opacus import PrivacyEngine
 from opacus.grad_sample import register_grad_sampler
 from opacus.layers import DPMultiheadAttention
 from opacus.schedulers import ExponentialNoise
@@ -23,12 +22,11 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.training_loops import arrays, loops
 from benchmarks.training_loops.arrays import NumpyLoop
 from benchmarks.training_loops.correct import Control
-from benchmarks.training_loops.loops import CLASSES, VOCABULARY, Loop
+from benchmarks.training_loops.loops import CLASSES, VOCABULARY, Loop, make_private
 
 OPACUS = "https://github.com/meta-pytorch/opacus/issues/"
 WIDTH, SIZE = 6, 24
@@ -152,32 +150,6 @@ def momentum_by_place(state: Any, each: list[Tensor]) -> list[Tensor]:
 
 
 # --- Opacus ---
-
-
-def make_private(
-    records: Any,
-    watch: Any,
-    module: nn.Module,
-    *,
-    batch: int = 6,
-    clip: float = 1.0,
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-    **options: Any,
-) -> Any:
-    """What `PrivacyEngine.make_private` returns, watched."""
-    data = TensorDataset(torch.from_numpy(records.features), torch.from_numpy(records.labels))
-    trained = [p for p in module.parameters() if p.requires_grad]
-    engine = PrivacyEngine(accountant="rdp")
-    private = engine.make_private(
-        module=module,
-        optimizer=optimizer(trained, lr=0.1),
-        data_loader=DataLoader(data, batch_size=batch),
-        noise_multiplier=1.0,
-        max_grad_norm=clip,
-        **options,
-    )
-    watch(private[1], private[0], engine.accountant)
-    return private
 
 
 def opacus_loop(

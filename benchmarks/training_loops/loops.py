@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus import PrivacyEngine
 from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 CLASSES = 3
 VOCABULARY = 12
@@ -48,7 +50,7 @@ def tokens(size: int = 16) -> Records:
 # --- models ---
 
 
-def mlp() -> nn.Module:
+def mlp() -> nn.Sequential:
     """Two layers."""
     return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
@@ -337,3 +339,29 @@ class Loop:
         if self.history is not None:
             accountant.history = self.history(self, state)
         return state.model if self.result is None else self.result(state, x, y)
+
+
+def make_private(
+    records: Any,
+    watch: Any,
+    module: nn.Module,
+    *,
+    batch: int = 6,
+    clip: float = 1.0,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **options: Any,
+) -> Any:
+    """What `PrivacyEngine.make_private` returns, watched."""
+    data = TensorDataset(torch.from_numpy(records.features), torch.from_numpy(records.labels))
+    trained = [p for p in module.parameters() if p.requires_grad]
+    engine = PrivacyEngine(accountant="rdp")
+    private = engine.make_private(
+        module=module,
+        optimizer=optimizer(trained, lr=0.1),
+        data_loader=DataLoader(data, batch_size=batch),
+        noise_multiplier=1.0,
+        max_grad_norm=clip,
+        **options,
+    )
+    watch(private[1], private[0], engine.accountant)
+    return private

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.training_loops import loops
-from benchmarks.training_loops.fifth_turn import make_private
-from benchmarks.training_loops.loops import CLASSES
+from benchmarks.training_loops.loops import CLASSES, make_private
 
 WORDS, WORKERS, BANK = 50, 5, 8
 

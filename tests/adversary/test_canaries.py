@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from canaries import DiracCanary, InputCanary
+from canaries import DiracCanary, InputCanary, crafted
 
 
 def test_dirac_canaries_are_equal() -> None:
@@ -56,3 +57,13 @@ def test_input_canary_converts_numpy_labels_to_int() -> None:
 def test_input_canary_rejects_features_that_are_not_real_arrays(features: Any) -> None:
     with pytest.raises(ValueError, match="canary features must be a numpy array of real numbers"):
         InputCanary(features, 0)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
+def test_a_crafted_record_of_whole_numbers_uses_a_value_of_the_records(kind: type) -> None:
+    """An index outside a vocabulary raises an error, and a negative number wraps in uint8."""
+    words: NDArray[Any] = np.array([[3, 3, 7], [3, 7, 7], [9, 3, 7]], kind)
+    canary = crafted(words, np.array([0, 1, 1]))
+    assert canary.features.tolist() == [9, 9, 9]
+    assert canary.features.dtype == kind
+    assert canary.label == 0

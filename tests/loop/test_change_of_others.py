@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from audit.loop import TrainingSet
 from audit.loop.premises.check_premises import check_premises
-from benchmarks.training_loops import loops
+from benchmarks.training_loops import loops, sixth_torch
 
 pytestmark = [pytest.mark.usefixtures("little_work"), pytest.mark.thorough]
 
@@ -84,3 +84,20 @@ def test_a_function_that_sorts_its_records_is_not_accused() -> None:
 def test_public_weights_of_classes_are_not_accused(dropout: float) -> None:
     found = check_premises(weighted(lambda y: 0.3, dropout), TrainingSet.of(loops.dense()))
     assert not found.report.broken, str(found.report)
+
+
+@pytest.mark.full_work
+def test_a_softmax_over_the_batch_is_found_although_equal_records_have_no_gradient() -> None:
+    """Copies of one record show neither noise nor batches."""
+    records = TrainingSet.of(sixth_torch.sixty())
+    report = check_premises(sixth_torch.softmax_over_records, records).report
+    assert [finding.kind for finding in report.findings] == ["others"], str(report)
+    assert "noise" not in report.tested
+
+
+@pytest.mark.full_work
+def test_rows_of_an_embedding_that_a_forward_pass_rescales_are_found() -> None:
+    """Weights depend on the words of a batch; records with other labels and equal words do not."""
+    records = TrainingSet.of(sixth_torch.words())
+    report = check_premises(sixth_torch.max_norm_of_rows, records).report
+    assert [finding.kind for finding in report.findings] == ["weights"], str(report)

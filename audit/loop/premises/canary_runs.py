@@ -354,12 +354,21 @@ def weights_without_noise(experiment: Experiment, pool: Sequence[PoolRecord]) ->
     of_data = [record for record in pool if record.family == "own"]
     # Large records may saturate the model, so that they move no weights.
     for record, *later_records in filter(None, (pool, of_data)):
-        last = later_records[-1] if later_records else record
-        compared = next((r for r in later_records if r.label != record.label), last)
+        compared = _most_different(record, later_records)
         step, depends = _step_of_weights(experiment, record, compared)
         if depends:
             return step
     return None
+
+
+def _most_different(record: PoolRecord, others: Sequence[PoolRecord]) -> PoolRecord:
+    """One of the others with other features and another label if possible, else other features."""
+
+    def difference(other: PoolRecord) -> tuple[bool, bool]:
+        same_features = np.array_equal(other.features, record.features)
+        return not same_features, bool(other.label != record.label)
+
+    return max(others, key=difference, default=record)
 
 
 def _step_of_weights(

@@ -34,6 +34,7 @@ from audit.loop.premises.experiment import (
     Check,
     Experiment,
     check_of,
+    copies,
     draw_alike,
     start,
 )
@@ -287,7 +288,7 @@ def _of_watched(
     compare_accountant(check, first, claim)
     short = compare_size(experiment, canaries, equal, claim, delta)
     _note_cost_of_replacement(check, first, delta)
-    if equal is not None and experiment.work_left() and equal.others().seen:
+    if experiment.work_left():
         _report_change_of_others(experiment, canaries, equal)
     compare_released(experiment, canaries)
     public_size = compare_numbers_of_records(experiment, canaries, equal, short)
@@ -300,7 +301,7 @@ def _of_watched(
 
 
 def _report_change_of_others(
-    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords
+    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords | None
 ) -> None:
     """Reports a record that changes what other records contribute.
 
@@ -309,9 +310,19 @@ def _report_change_of_others(
     the function sorts its records, an exchange moves the others to other batches.
     """
     verdicts = experiment.verdicts
+    if equal is not None:
+        change = equal.others()
+    elif experiment.base.opacus:
+        own = next((r for r in canaries.pool if r.family == "own"), canaries.pair[0])
+        equal_records = copies(experiment.records, own, len(experiment.records))
+        change = canary_runs.changes_other_records(experiment, canaries, equal_records)
+    else:
+        return
+    if not change.seen:
+        return
     is_broken = (
         experiment.base.opacus
-        and equal.others().with_equal_draws
+        and change.with_equal_draws
         and not canary_runs.orders_records(experiment, canaries)
     )
     if not is_broken:
