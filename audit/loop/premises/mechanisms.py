@@ -39,6 +39,8 @@ _UNEQUAL, _STANDARD_ERRORS = 0.1, 6.0
 _EQUAL_SCALES = 1e-3
 _MIN_DISTANCE = 0.03
 _MIN_RUNS_OF_STEPS = 8
+# Distance of forced values from the usual ones, at which what follows a release may differ.
+_FAR = 1000
 Pair = tuple[PoolRecord | None, PoolRecord | None]
 _Values = list[FloatArray]
 
@@ -195,8 +197,14 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
     reference = _reference(check, first, seeds)
     if reference is None:
         return None, None
-    _refuse_unused(check, first, seeds[0])
     neighbours, halves, pool = _neighbours(check)
+    if _is_unused(check, first, seeds[0]):
+        if _compare_returned(check, first, seeds[0], neighbours):
+            return _strongest([], pool), None
+        raise InvalidInput(
+            "train must use the value that watch.release returns, but other values changed "
+            "nothing: write value = watch.release(value)"
+        )
     runs = [_changes(check, first, data, seeds, reference) for data in neighbours]
     if any(isinstance(run, Finding) for run in runs):
         check.verdicts.findings.append(next(run for run in runs if isinstance(run, Finding)))
@@ -378,24 +386,27 @@ def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
     return [*values, *(np.zeros_like(value) for value in usual[len(values) :])]
 
 
-def _refuse_unused(check: Check, first: Trace, seed: int) -> None:
-    shifted = Trace(further=[_shift(value) for value in first.further], initial=first.initial)
+def _is_unused(check: Check, first: Trace, seed: int) -> bool:
+    """Whether the function returns the same for other values of its releases."""
     usual = check.runs.run(check.records, seed, like=first, digests=False)
-    shifted_run = check.runs.run(check.records, seed, like=shifted, digests=False)
-    if shifted_run.error or not usual.released or differences(usual.released, shifted_run.released):
-        return
-    raise InvalidInput(
-        "train must use the value that watch.release returns, but other values changed nothing: "
-        "write value = watch.release(value)"
-    )
+    other = check.runs.run(check.records, seed, like=_shifted(first, _FAR), digests=False)
+    if other.error or not usual.released:
+        return False
+    return not differences(usual.released, other.released)
 
 
-def _shift(value: Any) -> Any:
+def _shifted(first: Trace, by: float) -> Trace:
+    """The trace with every released value shifted."""
+    values = [_shift(value, by) for value in first.further]
+    return Trace(further=values, initial=first.initial)
+
+
+def _shift(value: Any, by: float) -> Any:
     if isinstance(value, dict):
-        return {key: _shift(item) for key, item in value.items()}
+        return {key: _shift(item, by) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_shift(item) for item in value])
-    return value + 1000 if hasattr(value, "__add__") and not isinstance(value, str) else value
+        return type(value)([_shift(item, by) for item in value])
+    return value + by if hasattr(value, "__add__") and not isinstance(value, str) else value
 
 
 def _neighbours(check: Check) -> tuple[list[TrainingSet], list[float], Sequence[PoolRecord]]:
@@ -614,20 +625,31 @@ def _compare_total(
 
 def _compare_returned(
     check: Check, first: Trace, seed: int, neighbours: Sequence[TrainingSet]
-) -> None:
-    """Reports returned numbers that depend on a record although all declared values are forced."""
-    usual = check.runs.run(check.records, seed, like=first, digests=False)
+) -> bool:
+    """Reports returned numbers that depend on a record although all declared values are forced.
+
+    What follows a release may depend on a record for some released values alone, such as a clamp to
+    the largest record. So values far above and far below the usual ones are forced, too.
+
+    Returns:
+        Whether there are such numbers.
+    """
     differing: dict[str, float] = {}
-    for data in neighbours:
-        if len(data) != len(check.records) and check.relation != "add-remove":
+    for forced in (first, _shifted(first, _FAR), _shifted(first, -_FAR)):
+        usual = check.runs.run(check.records, seed, like=forced, digests=False)
+        if usual.error is not None:
             continue
-        trace = check.runs.run(data, seed, like=first, digests=False)
-        if trace.error is None and trace.complete:
-            for name, gap in differences(usual.released, trace.released).items():
-                differing[name] = max(differing.get(name, 0.0), gap)
+        for data in neighbours:
+            if len(data) != len(check.records) and check.relation != "add-remove":
+                continue
+            trace = check.runs.run(data, seed, like=forced, digests=False)
+            if trace.error is None and trace.complete:
+                for name, gap in differences(usual.released, trace.released).items():
+                    differing[name] = max(differing.get(name, 0.0), gap)
     check.verdicts.tested.append("released numbers")
     if differing:
         check.verdicts.findings.append(released_outside(differing))
+    return bool(differing)
 
 
 def _strongest(releases: Sequence[_Release], pool: Sequence[PoolRecord]) -> PoolRecord | None:
