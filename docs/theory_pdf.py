@@ -32,9 +32,9 @@ def main(out: str) -> None:
     for statement in re.findall(r"<!-- proposition \d+ -->\n\n(.*?)<!-- end", text, re.DOTALL):
         proofs = proofs.replace(statement, "")
     text += "\n## Proofs\n" + re.sub(r"^#", "##", "\n## " + proofs, flags=re.MULTILINE)
-    # References to pages of the site.
+    # References to pages of the site and to headings, which have no labels in the paper.
     text = re.sub(r"\s+\(\[[^\]]+\]\((?!http)[^)]*\)\)", "", text)
-    text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)
+    text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*(?:\.md|#)[^)]*\)", r"\1", text)
     # Typst sets pandoc's translation of these three differently from TeX.
     text = text.replace(r"\big\|", r"\parallel").replace(r"\!", "").replace(r"\;", r"\quad")
     text = text.replace("his page", "his paper").replace("The page", "The paper")

@@ -488,7 +488,7 @@ def test_the_pages_of_the_menu_are_short() -> None:
     assert words["theory"] <= 6_000
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_paper_names_its_title_and_its_authors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
