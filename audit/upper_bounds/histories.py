@@ -402,7 +402,8 @@ class _Worse:
         self._lower = t[0] * ratio ** np.arange(-below, 0)
         self._upper = t[-1] * ratio ** np.arange(1, above + 1)
         self._t = t
-        self._size = int(fft.next_fast_len(len(t) + 2 * len(run.masses), real=True))
+        # A sum of products wraps around only for points beyond t, which are not used.
+        self._size = int(fft.next_fast_len(len(t) + below + above, real=True))
         small, large = run.least(cells.smallest), run.least(cells.largest)
         ratios = ratio ** np.arange(run.first, run.last + 1)
         # Transforms of the masses under P and P', up to the smaller limit and between the limits.
