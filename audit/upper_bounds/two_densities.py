@@ -19,6 +19,7 @@ from audit.arrays import FloatArray
 _BLOCK, _CHUNK = 16, 1 << 19
 # OpenBLAS starts threads for matrix products of more multiplications than this.
 _OF_ONE_THREAD = 1 << 18
+_OF_ONE_VECTOR = 1 << 13  # and for products with a vector, of more than this
 # Thresholds are searched anew once the number of runs is smaller by this factor.
 _REFRESH = 0.85
 # Larger logarithms of t are lowered to this one: lines a - b t only become larger.
@@ -209,15 +210,19 @@ class TwoDensities:
         limits_high, limits_low = limits / self._high, limits / self._low
         sums = sums.reshape(-1)
         together = min(max(_CHUNK // (2 * tail), 1), n * rows)
-        if len(self._larger) < 2 * tail * together:
-            self._larger = np.empty(2 * tail * together)
+        width = max(_OF_ONE_VECTOR // (2 * tail), 1)
+        if len(self._larger) < 2 * tail * (together + width):
+            # The last columns may be beyond the terms; they are not used, but must be finite.
+            self._larger = np.zeros(2 * tail * (together + width))
         for at in range(0, n * rows, together):
             part = slice(at, min(at + together, n * rows))
-            terms = self._larger[: 2 * tail * (part.stop - at)].reshape(2 * tail, -1)
-            np.maximum(values[:, part], limits_high[part], out=terms[:tail])
-            np.maximum(values[:, part], limits_low[part], out=terms[tail:])
-            sums[part] += np.einsum("i,ij->j", self._of_densities, terms)
-        return np.asarray(sums.reshape(n, *padded.shape[1:]))
+            number = -(-(part.stop - at) // width)
+            terms = self._larger[: 2 * tail * number * width].reshape(2 * tail, number * width)
+            np.maximum(values[:, part], limits_high[part], out=terms[:tail, : part.stop - at])
+            np.maximum(values[:, part], limits_low[part], out=terms[tail:, : part.stop - at])
+            columns = terms.reshape(2 * tail, number, width).transpose(1, 0, 2)
+            sums[part] += (self._of_densities @ columns).reshape(-1)[: part.stop - at]
+        return sums.reshape(n, *padded.shape[1:])
 
     def _thresholds(self, padded: FloatArray) -> FloatArray:
         """Thresholds [n, 2, m], the same for both ends of a cell."""
