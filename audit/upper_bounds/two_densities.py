@@ -140,7 +140,7 @@ class TwoDensities:
         cells = len(better) // 2
         self._indices = np.zeros((len(t), 2, cells), np.int64)
         self._densities = np.zeros((len(t), 2, cells))
-        self._picked = np.zeros(0, np.int64)
+        self._picked = np.zeros((0, 0, 0), np.int64)
         self._larger = np.zeros(0)  # memory for the terms, used again in every step
         self._next = np.inf
 
@@ -256,7 +256,7 @@ class TwoDensities:
             place = np.take_along_axis(order, at[..., None], axis=-1)[..., 0].T
             self._densities[:, side, :m] = np.where(place < len(tail), self._high, self._low)
             self._indices[:, side, :m] = len(tail) - 1 - place % len(tail)
-        self._picked = np.zeros(0, np.int64)
+        self._picked = np.zeros((0, 0, 0), np.int64)
 
     def largest(
         self, lines: EndLines, chances: FloatArray, runs: NDArray[np.int64]

@@ -220,11 +220,11 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
         return np.asarray(np.maximum(a - b * at, 0.3 / (1.0 + at) - 0.2 * at))
 
     for s in (0.02, 0.3):
-        value = np.broadcast_to(convex(t) / (1.0 + t), (2, 2, len(t)))
+        value = np.broadcast_to(convex(t)[:, None, None, None], (len(t), 2, 2, 1))
         step = TwoDensities(places, masses, 0.01, t, np.array([s, s]), low, high)
-        lines = np.full((2, 2), a), np.full((2, 2), 0.2)
-        computed, *again = (step(value, *lines, n=1) * (1.0 + t)).reshape(4, -1)
-        assert all(np.array_equal(computed, other) for other in again)
+        lines = np.full((2, 2, 1), a), np.full((2, 2, 1), 0.2)
+        computed, *again = step(value, *lines, n=1).reshape(len(t), 4).T
+        np.testing.assert_allclose(again, [computed] * 3, rtol=0, atol=1e-14)
         worse_first = np.append(0.0, 0.01 + np.append(0.0, np.cumsum(masses)))
         for at in range(28, 92, 4):
             gains = np.append(
