@@ -146,7 +146,8 @@ class TwoDensities:
 
     def rounding(self, values: FloatArray, a: FloatArray) -> FloatArray:
         """The error of one step [2, 2, m], over 1 + t."""
-        largest = np.maximum(np.abs(values * _of_points(self._weight)).max(axis=0), a)
+        relative = values * _of_points(self._weight)
+        largest = np.maximum(np.abs(relative, out=relative).max(axis=0), a)
         return np.asarray((self._taps + 8) * np.finfo(float).eps * self._high * largest)
 
     def __call__(self, values: FloatArray, a: FloatArray, b: FloatArray, n: int) -> FloatArray:
@@ -161,16 +162,21 @@ class TwoDensities:
         # Proposition 26 with eta = -threshold, which holds for every threshold.
         sums = self._sums(padded, threshold)
         if self._never:
-            share, low, high = self._share, self._low, self._high
-            zero = share * np.maximum(high * a, threshold)
-            zero += (1.0 - share) * np.maximum(low * a, threshold)
-            zero *= self._never
-            sums += zero
+            sums += self._never * self._at_zero(a, of_cells)
         # The last term rounds -threshold * better up.
         of_cells -= numerics.FLOAT_ROUNDING * np.abs(of_cells)
         for end, better in enumerate(self._better[..., :m]):
             sums[:, end] -= of_cells * better
         return sums
+
+    def _at_zero(self, a: FloatArray, threshold: FloatArray) -> FloatArray:
+        """The mean over both densities, of outputs with r = 0, for values a [2, 2, m] there."""
+        share, low, high = self._share, self._low, self._high
+        if np.all(threshold.max(axis=0) <= low * a.min(axis=0)):  # as almost always
+            return np.asarray((share * high + (1.0 - share) * low) * a)
+        limit = threshold[:, None]
+        zero = share * np.maximum(high * a, limit)
+        return np.asarray(zero + (1.0 - share) * np.maximum(low * a, limit))
 
     def _padded(self, values: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
         """The values [k, 2, 2, m] at all points that one more run can reach."""
