@@ -215,8 +215,8 @@ class HistoryCurve:
         Each round computes some cells again, divided into parts. Which cells these are only affects
         the size of the bound: every value is valid either way.
         """
-        parameters, _, t, _ = self._plan
-        if not self.adaptive.low < 1.0 < self.adaptive.high:
+        parameters, _, t, runs = self._plan
+        if not self.adaptive.low < 1.0 < self.adaptive.high or not runs.any():
             return psi
         run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t), _RARE_OUTPUTS)
         if not 1 < len(run.masses) <= _MAX_OUTPUTS:

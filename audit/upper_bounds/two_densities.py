@@ -113,7 +113,7 @@ class TwoDensities:
     ) -> None:
         ratio = t[1] / t[0]
         lowest, highest = int(places[0]), int(places[-1])
-        self._low, self._high = low, high
+        self._low, self._high, self._ends = low, high, (high, low)
         self._share = (1.0 - low) / (high - low) if low < 1.0 < high else 1.0
         self._never, self._t, self._better = never, t, better.reshape(-1, 2).T[:, None]
         self._weight = 1.0 / (1.0 + t)
@@ -246,23 +246,58 @@ class TwoDensities:
 
     def _search(self, padded: FloatArray) -> None:
         """The best thresholds for the middle of every cell, as places where V attains them."""
-        n, m = len(self._t), padded.shape[3]
-        tail = self._tail[::-1]
-        weights = np.concatenate([self._share * tail, (1.0 - self._share) * tail])
-        better = self._better[:, 0, :m].mean(axis=0)
+        better = self._better[:, 0].mean(axis=0)
+        m = padded.shape[3]
         for side, middle in enumerate(_middle(padded[self._start :]).transpose(1, 2, 0)):
-            rows, column = middle.strides
-            shape = (m, n, len(tail))
-            values = as_strided(middle, shape, (rows, column, column), writeable=False)[..., ::-1]
-            of_densities = np.concatenate([self._high * values, self._low * values], axis=-1)
-            # Both parts increase, so a sort that merges sorted parts is fast.
-            order = np.argsort(of_densities, axis=-1, kind="stable")
-            mass = np.cumsum(weights[order], axis=-1)
-            at = np.minimum((mass < better[:, None, None]).sum(axis=-1), mass.shape[-1] - 1)
-            place = np.take_along_axis(order, at[..., None], axis=-1)[..., 0].T
-            self._densities[:, side, :m] = np.where(place < len(tail), self._high, self._low)
-            self._indices[:, side, :m] = len(tail) - 1 - place % len(tail)
+            # The products of each density and all values [m, k], which increase backwards.
+            by_high, by_low = (np.ascontiguousarray(d * middle[:, ::-1]) for d in self._ends)
+            chosen = []
+            for products, others, density in ((by_high, by_low, 0), (by_low, by_high, 1)):
+                # Of the other density, the products from this place on are smaller; of two equal
+                # ones, that of C counts as smaller.
+                smaller = [
+                    np.searchsorted(other, product, "right" if density else "left")
+                    for other, product in zip(others, products, strict=True)
+                ]
+                place = (middle.shape[1] - np.stack(smaller))[:, ::-1]
+                last = self._reached(place, density, better[:m, None])
+                output = np.maximum(last, 0)
+                at_last = self._ends[density] * np.take_along_axis(
+                    middle, output + np.arange(len(self._t)), axis=1
+                )
+                chosen.append((output, np.where(last >= 0, at_last, np.inf)))
+            (in_high, smallest_high), (in_low, smallest_low) = chosen
+            # Without such an output, the largest product of all is the best.
+            is_none = np.isinf(np.minimum(smallest_high, smallest_low))
+            is_high = np.where(
+                is_none, middle[:, : len(self._t)] > 0.0, smallest_high <= smallest_low
+            )
+            self._densities[:, side, :m] = np.where(is_high, self._high, self._low).T
+            self._indices[:, side, :m] = np.where(is_high, in_high, in_low).T
         self._picked = np.zeros((0, 0, 0), np.int64)
+
+    def _reached(
+        self, place: NDArray[np.int64], density: int, better: FloatArray
+    ) -> NDArray[np.int64]:
+        """The last output [m, n] whose product and all smaller ones have the mass `better`.
+
+        It is -1 if no output has as much.
+
+        Args:
+            place: the first value [m, k] whose product with the other density is smaller.
+            density: 0 for outputs with the density C, and 1 for c.
+            better: the mass [m, 1].
+        """
+        n, tail = len(self._t), len(self._tail)
+        shares = self._share, 1.0 - self._share
+        from_here = np.append(np.cumsum(self._tail[::-1])[::-1], 0.0)
+        rows, column = place.strides
+        shape = (len(place), n, tail)
+        windows = as_strided(place, shape, (rows, column, column), writeable=False)
+        after = np.clip(windows - np.arange(n)[:, None], 0, tail)
+        mass = (shares[1 - density] * from_here).take(after)
+        mass += shares[density] * from_here[:-1]
+        return np.asarray((mass >= better[..., None]).sum(axis=-1) - 1)
 
     def largest(
         self, lines: EndLines, chances: FloatArray, runs: NDArray[np.int64]
