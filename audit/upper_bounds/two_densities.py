@@ -112,11 +112,12 @@ class TwoDensities:
         high: float,
     ) -> None:
         ratio = t[1] / t[0]
-        lowest, highest = int(places[0]), int(places[-1])
+        # At least one point beyond the lattice, for values that a line bounds.
+        lowest, highest = int(places[0]), max(int(places[-1]), 1)
         self._low, self._high, self._ends = low, high, (high, low)
         self._share = (1.0 - low) / (high - low) if low < 1.0 < high else 1.0
         self._never, self._t, self._better = never, t, better.reshape(-1, 2).T[:, None]
-        self._weight = 1.0 / (1.0 + t)
+        self._weight = _of_points(1.0 / (1.0 + t))
         self._lower = _of_points(ratio ** np.arange(lowest, 0))  # relative to the first point
         # The last block may reach beyond the lattice.
         self._blocks = -(-len(t) // _BLOCK)
@@ -146,7 +147,7 @@ class TwoDensities:
 
     def rounding(self, values: FloatArray, a: FloatArray) -> FloatArray:
         """The error of one step [2, 2, m], over 1 + t."""
-        relative = values * _of_points(self._weight)
+        relative = values * self._weight
         largest = np.maximum(np.abs(relative, out=relative).max(axis=0), a)
         return np.asarray((self._taps + 8) * np.finfo(float).eps * self._high * largest)
 
@@ -158,7 +159,7 @@ class TwoDensities:
             self._search(padded)
             self._next = _REFRESH * n
         of_cells = self._thresholds(padded)
-        threshold = np.stack([of_cells, of_cells], axis=1)
+        threshold = of_cells[:, None].repeat(2, axis=1)
         # Proposition 26 with eta = -threshold, which holds for every threshold.
         sums = self._sums(padded, threshold)
         if self._never:
@@ -182,7 +183,7 @@ class TwoDensities:
         """The values [k, 2, 2, m] at all points that one more run can reach."""
         below, beyond = len(self._lower), len(self._upper)
         padded = np.empty((below + len(values) + beyond, *a.shape))
-        lower, inner, upper = np.split(padded, [below, below + len(values)])
+        lower, inner, upper = padded[:below], padded[below:-beyond], padded[-beyond:]
         # A convex function is below its chord from t = 0, a decreasing one below its last value.
         np.multiply(values[0] - a, self._lower, out=lower)
         lower += a
@@ -207,10 +208,12 @@ class TwoDensities:
         flat = padded.reshape(len(padded), rows)
         blocks = _windows(flat, self._blocks, _BLOCK + start, _BLOCK)
         together = max(_OF_ONE_THREAD // self._kernel.size, 1)
-        sums = np.concatenate(
-            [self._kernel @ blocks[..., at : at + together] for at in range(0, rows, together)],
-            axis=2,
-        ).reshape(-1, rows)[:n]
+        if together >= rows:
+            products = self._kernel @ blocks
+        else:
+            parts = [blocks[..., at : at + together] for at in range(0, rows, together)]
+            products = np.concatenate([self._kernel @ part for part in parts], axis=2)
+        sums = products.reshape(-1, rows)[:n]
         # All other outputs at once: each is the same array, one row further on.
         values = _windows(flat[start:].reshape(-1), tail, n * rows, rows)
         limits_high, limits_low = limits / self._high, limits / self._low
@@ -317,31 +320,37 @@ class TwoDensities:
         a, error, b_of_ends = np.zeros((3, 2, 2, cells))
         b, slope = np.zeros((2, 2, cells))
         largest_u = lines.largest.reshape(-1, 2).T[:, None]
-        for n in range(int(runs.max()), -1, -1):  # after n runs
-            m = int(np.count_nonzero(runs >= n))
-            if m > values.shape[3]:
-                values = np.concatenate([values, np.zeros((len(t), 2, 2, m - values.shape[3]))], 3)
-            rounding = self.rounding(values, a[..., :m])
+        lost = (1.0 - self._t)[:, None, None]
+        counting = np.searchsorted(-runs, -np.arange(runs.max() + 1), "right")
+        m = 0
+        for n, chance in reversed([*enumerate(chances[: len(counting)].tolist())]):  # after n runs
+            if counting[n] > m:  # more cells
+                m = int(counting[n])
+                before, values = values, np.zeros((len(t), 2, 2, m))
+                values[..., : before.shape[3]] = before
+                a_m, b_m, slope_m, ends_m = a[..., :m], b[:, :m], slope[:, :m], b_of_ends[..., :m]
+                error_m, u_m, smallest = error[..., :m], largest_u[..., :m], lines.smallest[:m]
+                slope_of_smallest = lines.slope[:m]
+            rounding = self.rounding(values, a_m)
             after = values[:, :, 0]
-            values = self(values, a[..., :m], b_of_ends[..., :m], n)
-            values[:, :, 0] += chances[n] * (1.0 - t[..., 0])
+            values = self(values, a_m, ends_m, n)
+            values[:, :, 0] += chance * lost
             values[:, :, 1] += np.maximum(high * after, low * after)
-            first_a, first_b, first_slope = a[:, 0, :m].copy(), b[0, :m].copy(), slope[0, :m].copy()
-            a[..., :m] *= largest_u[..., :m]
-            a[:, 0, :m] += chances[n]
-            a[:, 1, :m] += high * first_a
-            slope[:, :m] = lines.smallest[:m] * slope[:, :m] + lines.slope[:m] * b[:, :m]
-            slope[1, :m] += low * first_slope
-            b[:, :m] *= lines.smallest[:m]
-            b[0, :m] += chances[n]
-            b[1, :m] += low * first_b
-            b_of_ends[..., :m] = (
-                lines.at_ends(b[:, :m], slope[:, :m]).reshape(2, m, 2).transpose(2, 0, 1)
-            )
-            _cap(values, a[..., :m] - b_of_ends[..., :m] * t)
+            more_a, more_b, more_slope = high * a_m[:, 0], low * b_m[0], low * slope_m[0]
+            a_m *= u_m
+            a_m[:, 0] += chance
+            a_m[:, 1] += more_a
+            slope_m *= smallest
+            slope_m += slope_of_smallest * b_m
+            slope_m[1] += more_slope
+            b_m *= smallest
+            b_m[0] += chance
+            b_m[1] += more_b
+            ends_m[:] = lines.at_ends(b_m, slope_m).reshape(2, m, 2).transpose(2, 0, 1)
+            _cap(values, a_m - ends_m * t)
             # An operator never increases an earlier error: its masses sum to at most 1.
-            error[:, 1, :m] += high * error[:, 0, :m]
-            error[..., :m] += rounding
+            error_m[:, 1] += high * error_m[:, 0]
+            error_m += rounding
         up = 4.0 * np.finfo(float).eps * float(runs.max()) + numerics.SUM_ROUNDING
         psi = values[:, :, 1] + (error[:, 1] + up * a[:, 1]) * (1.0 + t[..., 0])
         return psi.transpose(2, 1, 0), a[:, 1].T
@@ -372,7 +381,7 @@ def _windows(values: FloatArray, number: int, width: int, step: int) -> FloatArr
     """Parts [number, width, ...] of values [n, ...], each `step` values further on, not copied."""
     first = values.strides[0]
     shape, strides = (number, width, *values.shape[1:]), (step * first, *values.strides)
-    return as_strided(values, shape, strides, writeable=False)
+    return np.ndarray(shape, values.dtype, values, 0, strides)
 
 
 def _falls(logs: FloatArray) -> FloatArray:
