@@ -13,7 +13,7 @@ tail of 1e-40 keeps its digits.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -46,6 +46,8 @@ _PER_LOG, _LEAST_PER_LOG, _PER_UNIT = 64.0, 24.0, 128.0
 _MIDDLE, _GROWTH = 6.0, 0.03
 # Masses below this, at either end, are moved to a ratio of 0 or infinity.
 _NEGLIGIBLE = 1e-45
+# Sums of two values at once.
+_TOGETHER = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,12 @@ class _Ratio:
     mass: FloatArray  # probabilities [n]
     infinite: float  # mean of the part that was moved to infinity, with probability 0
     log_step: float  # largest spacing of the logarithms
+    fineness: float  # points of the grids, relative to the usual ones
 
     @staticmethod
-    def of_one_step(u: float) -> "_Ratio":
+    def of_one_step(u: float, fineness: float) -> "_Ratio":
         """Z = exp(u x - u^2/2) for x ~ N(0, 1), on a grid of log Z."""
-        per_log = max(min(_PER_LOG, _PER_UNIT / u), _LEAST_PER_LOG)
+        per_log = fineness * max(min(_PER_LOG, _PER_UNIT / u), _LEAST_PER_LOG)
         x = np.linspace(-REACH, REACH + u, math.ceil((2.0 * REACH + u) * per_log) + 1)
         at = np.exp(u * x - 0.5 * u * u)
         ends = np.concatenate([[-np.inf], x, [np.inf]])
@@ -72,19 +75,36 @@ class _Ratio:
         masses = np.append(mass[:-1] - up, 0.0) + np.append(0.0, up)
         masses[-1] += mass[-1]
         surplus = max(float(mean[-1] - at[-1] * mass[-1]), 0.0)
-        return _Ratio(at, masses, surplus, u / per_log)._trimmed()
+        return _Ratio(at, masses, surplus, u / per_log, fineness)._trimmed()
 
     def __add__(self, other: "_Ratio") -> "_Ratio":
         """The sum of two independent variables, spread to a new grid."""
-        sums = np.add.outer(self.at, other.at).ravel()
-        weights = np.multiply.outer(self.mass, other.mass).ravel()
-        at = self._grid_of_sum(other)
-        cell = np.clip(np.searchsorted(at, sums, side="right") - 1, 0, len(at) - 2)
-        gap = sums - at[cell]
-        share = np.clip(gap / (at[cell + 1] - at[cell]), 0.0, 1.0)
-        masses: FloatArray = np.bincount(cell, weights * (1.0 - share), len(at)).astype(np.float64)
-        masses += np.bincount(cell + 1, weights * share, len(at))
-        return _Ratio(at, masses, self.infinite + other.infinite, self.log_step)._trimmed()
+        at, count = self._grid_of_sum(other), len(other.at)
+        widths = np.diff(at)
+        masses = np.zeros(len(at))
+        # Few rows at a time stay in the cache of the processor.
+        rows = max(_TOGETHER // count, 1)
+        for first in range(0, len(self.at), rows):
+            part = slice(first, first + rows)
+            # Of two equal variables, each pair of different values counts twice.
+            start = first if other is self else 0
+            sums = np.add.outer(self.at[part], other.at[start:]).ravel()
+            weights = np.multiply.outer(self.mass[part], other.mass[start:])
+            if other is self:
+                size = len(weights)
+                weights[:, :size] *= np.triu(np.full((size, size), 2.0), 1) + np.eye(size)
+                weights[:, size:] *= 2.0
+            weights = weights.ravel()
+            cell = np.searchsorted(at, sums, side="right") - 1
+            np.clip(cell, 0, len(widths) - 1, out=cell)
+            sums -= at[cell]
+            sums /= widths[cell]
+            share = np.clip(sums, 0.0, 1.0, out=sums)
+            share *= weights
+            weights -= share
+            masses += np.bincount(cell, weights, len(at))
+            masses[1:] += np.bincount(cell, share, len(widths))
+        return replace(self, at=at, mass=masses, infinite=self.infinite + other.infinite)._trimmed()
 
     @property
     def _moments(self) -> tuple[float, float]:
@@ -103,6 +123,7 @@ class _Ratio:
         t = t[(t >= low) & (t <= high)]
         beyond = np.maximum(np.abs(t - mean) - _MIDDLE * deviation, 0.0)
         even = deviation / _PER_DEVIATION + _GROWTH * beyond
+        even /= self.fineness
         spacing = np.minimum(even, self.log_step * t)
         steps = np.append(0.0, np.cumsum(np.diff(t) / np.minimum(spacing[1:], spacing[:-1])))
         points = np.interp(np.linspace(0.0, steps[-1], math.ceil(steps[-1]) + 2), steps, t)
@@ -129,7 +150,7 @@ class _Ratio:
         beyond = float(self.mass[highest + 1 :].sum())
         surplus = max(float(means[highest + 1 :].sum()) - beyond * self.at[highest], 0.0)
         mass[-1] += beyond
-        return _Ratio(at, mass, self.infinite + surplus, self.log_step)
+        return replace(self, at=at, mass=mass, infinite=self.infinite + surplus)
 
     def pair(self, terms: int) -> LossPair:
         """The pair of the mean of `terms` ratios; P is the data set with the record."""
@@ -152,9 +173,9 @@ def _normal_masses(ends: FloatArray) -> FloatArray:
 
 
 @memoize(16)
-def _epoch(noise_multiplier: float, batches: int) -> LossPair:
+def _epoch(noise_multiplier: float, batches: int, fineness: float) -> LossPair:
     """The pair of one epoch, by repeated doubling of the number of terms."""
-    power = _Ratio.of_one_step(1.0 / noise_multiplier)
+    power = _Ratio.of_one_step(1.0 / noise_multiplier, fineness)
     total, terms = None, batches
     while terms:
         if terms & 1:
@@ -209,6 +230,7 @@ class RandomAllocation(Mechanism):
     fixed: bool = False
     neighbours: str = "add-remove"
     is_directed: ClassVar[bool] = True
+    _fineness: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         checks.validate(self, "batches", checks.integer, 1, _MAX_BATCHES)
@@ -239,6 +261,11 @@ class RandomAllocation(Mechanism):
         return self.noise_multiplier / (math.sqrt(self.epochs) if self.fixed else 1.0)
 
     @property
+    def coarse(self) -> "CoarseAllocation":
+        """The same run on coarse grids, for upper bounds in a ninth of the time."""
+        return CoarseAllocation(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
     def gaussian_mu(self) -> float | None:
         """The mu if a record draws among single steps, as in every batch; None otherwise."""
         if self._steps_of_group > 1:
@@ -262,7 +289,7 @@ class RandomAllocation(Mechanism):
         # Epochs with fresh draws compose. A batch that is drawn once gives one epoch (proposition
         # 25).
         epochs = 1 if self.fixed else self.epochs * self.per_epoch
-        return ((_epoch(self._step_noise, self._steps_of_group), epochs),)
+        return ((_epoch(self._step_noise, self._steps_of_group, self._fineness), epochs),)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -283,3 +310,17 @@ class RandomAllocation(Mechanism):
             f"{self.epochs} epochs of {self.batches} batches, each record in {times} of an epoch, "
             f"{drawn}, {self.neighbours} neighbours"
         )
+
+
+class CoarseAllocation(RandomAllocation):
+    """The same run on grids with a third of the points, in a ninth of the time.
+
+    Every grid gives a pair that dominates the run, so each cost is a valid upper bound.
+
+    Example:
+        >>> coarse = CoarseAllocation(noise_multiplier=1.0, batches=100, epochs=10)
+        >>> 1.70 < coarse.epsilon(1e-5) < 1.73
+        True
+    """
+
+    _fineness: ClassVar[float] = 1.0 / 3.0

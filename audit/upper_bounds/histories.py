@@ -216,8 +216,8 @@ class HistoryCurve:
         Each round computes some cells again, divided into parts. Which cells these are only affects
         the size of the bound: every value is valid either way.
         """
-        parameters, _, t, _ = self._plan
-        if not self.adaptive.low < 1.0 < self.adaptive.high:
+        parameters, _, t, runs = self._plan
+        if not self.adaptive.low < 1.0 < self.adaptive.high or not runs.any():
             return psi
         run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t), _RARE_OUTPUTS)
         if not 1 < len(run.masses) <= _MAX_OUTPUTS:
@@ -358,25 +358,32 @@ class HistoryCurve:
         # divided by 1 + t, and lines a - b t above both.
         value = np.zeros((2, len(u), len(t)))
         a, b, error = np.zeros((3, 2, len(u)))
-        for n in range(max_runs, -1, -1):  # after n runs
+        weights = worse.weights
+        lost = weights[0] - weights[1]  # (1 - t) / (1 + t)
+        for n, chance in reversed([*enumerate(chances.tolist())]):  # after n runs
             m = int(np.count_nonzero(runs >= n))
-            after = value[0, :m].copy()
-            rounding = worse.rounding(a[:, :m])
+            value_m, a_m, b_m, error_m = value[:, :m], a[:, :m], b[:, :m], error[:, :m]
+            after = value_m[0].copy()
+            rounding = worse.rounding(a_m)
             # V_n and W_n of proposition 11, from V_{n+1} and W_{n+1}: K adds one more worse run.
-            value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m])
-            value[0, :m] += chances[n] * (1.0 - t) / (1.0 + t)
+            value_m[:] = worse(value_m, a_m, b_m)
+            value_m[0] += chance * lost
             # The best run has the density C where the later runs gain, and c where they lose.
-            value[1, :m] += np.maximum(high * after, low * after)
-            a_after, b_after = a[0, :m], b[0, :m]
-            a[:, :m] = u[:m] * a[:, :m] + np.stack([np.full(m, chances[n]), high * a_after])
-            b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * b_after])
+            value_m[1] += np.maximum(high * after, low * after)
+            more_a, more_b = high * a_m[0], low * b_m[0]
+            a_m *= u[:m]
+            a_m[0] += chance
+            a_m[1] += more_a
+            b_m *= u_with[:m]
+            b_m[0] += chance
+            b_m[1] += more_b
             # The line of the simple bound is above the exact V_n and W_n ("Lines" after proposition
             # 11).
-            lines = (a[:, :m, None] - b[:, :m, None] * t) / (1.0 + t)
-            np.minimum(value[:, :m], lines, out=value[:, :m])
+            lines = a_m[..., None] * weights[0] - b_m[..., None] * weights[1]
+            np.minimum(value_m, lines, out=value_m)
             # An operator never increases an earlier error: its masses sum to at most 1.
-            error[1, :m] += high * error[0, :m]
-            error[:, :m] += rounding
+            error_m[1] += high * error_m[0]
+            error_m += rounding
         # Further runs count by the simple bound, rounded so that their total is an upper bound.
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * max_runs
         worse_than_best = numerics.safe_log([u, u_with])
@@ -400,10 +407,15 @@ class _Worse:
         ratio = t[1] / t[0]
         run = RatioLattice.of(pair, np.log(ratio), len(t))
         below, above = -run.first, run.last
-        self._lower = t[0] * ratio ** np.arange(-below, 0)
+        lower = t[0] * ratio ** np.arange(-below, 0)
         self._upper = t[-1] * ratio ** np.arange(1, above + 1)
-        self._t = t
-        self._size = int(fft.next_fast_len(len(t) + 2 * len(run.masses), real=True))
+        self._over_lower, self._over_upper = 1.0 / (1.0 + lower), 1.0 / (1.0 + self._upper)
+        self._chord = lower / t[0] * self._over_lower
+        self._ends = 1.0 + t[0], 1.0 + t[-1]
+        self._points = len(t)
+        self.weights = 1.0 / (1.0 + t), t / (1.0 + t)
+        # A sum of products wraps around only for points beyond t, which are not used.
+        self._size = int(fft.next_fast_len(len(t) + below + above, real=True))
         small, large = run.least(cells.smallest), run.least(cells.largest)
         ratios = ratio ** np.arange(run.first, run.last + 1)
         # Transforms of the masses under P and P', up to the smaller limit and between the limits.
@@ -419,20 +431,20 @@ class _Worse:
 
     def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
         """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m]."""
-        (_, m, n), t = value.shape, self._t
-        below, above = len(self._lower), len(self._upper)
-        padded = np.zeros((2, m, self._size))
+        m, n, below = value.shape[1], self._points, len(self._chord)
+        end, (at_first, at_last) = below + n + len(self._upper), self._ends
+        padded = np.empty((2, m, self._size))
         # A convex function is below its chord from t = 0, a decreasing one below its last value.
-        chord = (value[..., :1] * (1.0 + t[0]) - a[..., None]) * (self._lower / t[0])
-        padded[..., :below] = (a[..., None] + chord) / (1.0 + self._lower)
+        rise = value[..., :1] * at_first - a[..., None]
+        padded[..., :below] = a[..., None] * self._over_lower + rise * self._chord
         padded[..., below : below + n] = value
-        last_value = value[..., -1:] * (1.0 + t[-1])
-        line = np.minimum(last_value, a[..., None] - b[..., None] * self._upper)
-        padded[..., below + n : below + n + above] = line / (1.0 + self._upper)
+        line = np.minimum(value[..., -1:] * at_last, a[..., None] - b[..., None] * self._upper)
+        padded[..., below + n : end] = line * self._over_upper
+        padded[..., end:] = 0.0
         transform = fft.rfft(padded)
         positive = fft.rfft(np.maximum(padded, 0.0, out=padded), overwrite_x=True)
-        integral = (self._never[:m] * a)[..., None] / (1.0 + t)
-        for side, weight in enumerate((1.0 / (1.0 + t), t / (1.0 + t))):
+        integral = (self._never[:m] * a)[..., None] * self.weights[0]
+        for side, weight in enumerate(self.weights):
             spectrum = transform * self._small[side, :m]
             spectrum += positive * self._between[side, :m]
             integral += fft.irfft(spectrum, self._size, overwrite_x=True)[..., :n] * weight

@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from audit import numerics
 from audit.arrays import FloatArray
 
-# Points of t in a block of a matrix product, and values in the processor cache at once.
-_BLOCK, _CHUNK = 64, 1 << 13
+# Points of t in a block of a matrix product, and values of larger terms at once.
+_BLOCK, _CHUNK = 16, 1 << 19
+# OpenBLAS starts threads for matrix products of more multiplications than this.
+_OF_ONE_THREAD = 1 << 18
+_OF_ONE_VECTOR = 1 << 13  # and for products with a vector, of more than this
 # Thresholds are searched anew once the number of runs is smaller by this factor.
 _REFRESH = 0.85
 # Larger logarithms of t are lowered to this one: lines a - b t only become larger.
@@ -83,6 +86,10 @@ class TwoDensities:
     Both ends of a cell use the same thresholds, so that every value is a convex function of the
     probability that a run is better. No winner in the cell has a larger value than both ends.
 
+    Values are arrays [n, 2, 2, m]: points of the lattice, ends of a cell, before or after the best
+    run, and cells. The points come first, so that one more output of a run is the same array, a few
+    rows further on.
+
     Args:
         places: log r of the outputs [k], in units of the spacing of log t, increasing by 1.
         masses: P-probabilities [k] of the outputs.
@@ -105,133 +112,195 @@ class TwoDensities:
         high: float,
     ) -> None:
         ratio = t[1] / t[0]
-        lowest, highest = int(places[0]), int(places[-1])
+        # At least one point beyond the lattice, for values that a line bounds.
+        lowest, highest = int(places[0]), max(int(places[-1]), 1)
         self._low, self._high, self._ends = low, high, (high, low)
         self._share = (1.0 - low) / (high - low) if low < 1.0 < high else 1.0
-        self._never, self._t, self._better = never, t, better
-        self._lower = t[0] * ratio ** np.arange(lowest, 0)
+        self._never, self._t, self._better = never, t, better.reshape(-1, 2).T[:, None]
+        self._weight = _of_points(1.0 / (1.0 + t))
+        self._lower = _of_points(ratio ** np.arange(lowest, 0))  # relative to the first point
         # The last block may reach beyond the lattice.
         self._blocks = -(-len(t) // _BLOCK)
         spare = self._blocks * _BLOCK - len(t)
         # Its values are not used; they are finite, because infinite ones would make others invalid.
         beyond = np.log(t[-1]) + np.log(ratio) * np.arange(1, highest + 1 + spare)
-        self._upper = np.exp(np.minimum(beyond, _LARGEST_LOG))
+        self._upper = _of_points(np.exp(np.minimum(beyond, _LARGEST_LOG)))
         # Thresholds replace only outputs with large r, from the output `start` on.
         needed = _MARGIN * better.max() / min(self._share, 1.0 - self._share or 1.0)
         above = np.cumsum(masses[::-1])[::-1]
         start = max(int(np.count_nonzero(above >= min(needed, above[0]))) - 1, 0)
         self._start, self._taps = start, len(masses)
         self._tail = masses[start:]
-        self._kernel = np.zeros((_BLOCK + start, _BLOCK))
-        for column in range(_BLOCK):
-            self._kernel[column : column + start, column] = masses[:start]
-        self._indices = np.zeros((2, len(better) // 2, len(t)), np.int64)
-        self._densities = np.zeros((2, len(better) // 2, len(t)))
+        # Masses of the outputs with each density, times the density.
+        self._of_densities = np.concatenate(
+            [self._share * high * self._tail, (1.0 - self._share) * low * self._tail]
+        )
+        self._kernel = np.zeros((_BLOCK, _BLOCK + start))
+        for row in range(_BLOCK):
+            self._kernel[row, row : row + start] = masses[:start]
+        cells = len(better) // 2
+        self._indices = np.zeros((len(t), 2, cells), np.int64)
+        self._densities = np.zeros((len(t), 2, cells))
+        self._picked = np.zeros((0, 0, 0), np.int64)
+        self._larger = np.zeros(0)  # memory for the terms, used again in every step
         self._next = np.inf
 
-    def rounding(self, value: FloatArray, a: FloatArray) -> FloatArray:
-        """The error of one step [2, 2 m], over 1 + t."""
-        largest = np.maximum(np.abs(value).max(axis=2), a)
+    def rounding(self, values: FloatArray, a: FloatArray) -> FloatArray:
+        """The error of one step [2, 2, m], over 1 + t."""
+        relative = values * self._weight
+        largest = np.maximum(np.abs(relative, out=relative).max(axis=0), a)
         return np.asarray((self._taps + 8) * np.finfo(float).eps * self._high * largest)
 
-    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray, n: int) -> FloatArray:
-        """The new values [2, 2 m, n], over 1 + t, from values over 1 + t and lines [2, 2 m]."""
-        padded = self._padded(value, a, b)
+    def __call__(self, values: FloatArray, a: FloatArray, b: FloatArray, n: int) -> FloatArray:
+        """The new values [n, 2, 2, m], from values below lines a - b t [2, 2, m]."""
+        m = values.shape[3]
+        padded = self._padded(values, a, b)
         if n <= self._next:
             self._search(padded)
             self._next = _REFRESH * n
+        of_cells = self._thresholds(padded)
+        threshold = of_cells[:, None].repeat(2, axis=1)
+        # Proposition 26 with eta = -threshold, which holds for every threshold.
+        sums = self._sums(padded, threshold)
+        if self._never:
+            sums += self._never * self._at_zero(a, of_cells)
+        # The last term rounds -threshold * better up.
+        of_cells -= numerics.FLOAT_ROUNDING * np.abs(of_cells)
+        for end, better in enumerate(self._better[..., :m]):
+            sums[:, end] -= of_cells * better
+        return sums
+
+    def _at_zero(self, a: FloatArray, threshold: FloatArray) -> FloatArray:
+        """The mean over both densities, of outputs with r = 0, for values a [2, 2, m] there."""
         share, low, high = self._share, self._low, self._high
-        threshold = self._thresholds(padded)
-        # Proposition 26 with eta = -threshold, which holds for every threshold. The factor of
-        # `better` rounds -threshold * better up.
-        zero = share * np.maximum(high * a[..., None], threshold)
-        zero += (1.0 - share) * np.maximum(low * a[..., None], threshold)
-        better = self._better[: value.shape[1], None]
-        better = better * (1.0 - numerics.FLOAT_ROUNDING * np.sign(threshold))
-        sums = self._never * zero - threshold * better
-        sums += self._sums(
-            padded.reshape(-1, padded.shape[2]), threshold.reshape(-1, value.shape[2])
-        ).reshape(value.shape)
-        sums /= 1.0 + self._t
-        return np.asarray(sums)
+        if np.all(threshold.max(axis=0) <= low * a.min(axis=0)):  # as almost always
+            return np.asarray((share * high + (1.0 - share) * low) * a)
+        limit = threshold[:, None]
+        zero = share * np.maximum(high * a, limit)
+        return np.asarray(zero + (1.0 - share) * np.maximum(low * a, limit))
 
-    def capped(self, value: FloatArray, lines: FloatArray) -> FloatArray:
-        """The values [2, 2 m, n], replaced by lines where these are smaller on average.
-
-        Both ends of a cell are replaced or neither, so that the values stay convex functions of the
-        probability that a run is better.
-        """
-        is_below = _of_both(lines).sum(axis=2) < _of_both(value).sum(axis=2)
-        return np.where(np.repeat(is_below, 2, axis=1), lines, value)
-
-    def _padded(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
-        t = self._t
-        values = value * (1.0 + t)
+    def _padded(self, values: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
+        """The values [k, 2, 2, m] at all points that one more run can reach."""
+        below, beyond = len(self._lower), len(self._upper)
+        padded = np.empty((below + len(values) + beyond, *a.shape))
+        lower, inner, upper = padded[:below], padded[below:-beyond], padded[-beyond:]
         # A convex function is below its chord from t = 0, a decreasing one below its last value.
-        below = a[..., None] + (values[..., :1] - a[..., None]) * (self._lower / t[0])
-        lines = a[..., None] - b[..., None] * self._upper
-        last = np.broadcast_to(values[..., -1:], lines.shape)
-        padded = np.concatenate([below, values, self.capped(last, lines)], axis=2)
-        # Rounding and lines may leave values that increase; the largest ones beyond bound them.
-        return np.ascontiguousarray(np.maximum.accumulate(padded[..., ::-1], axis=2)[..., ::-1])
+        np.multiply(values[0] - a, self._lower, out=lower)
+        lower += a
+        inner[:] = values
+        upper[:] = values[-1]
+        _cap(upper, a - b * self._upper)
+        # Lines may leave values that increase; the largest ones beyond bound them.
+        np.maximum(inner, upper[0], out=inner)
+        np.maximum(lower, inner[0], out=lower)
+        # So may rounding.
+        if (padded[1:] > padded[:-1]).any():
+            np.maximum.accumulate(padded[::-1], axis=0, out=padded[::-1])
+        return padded
 
     def _sums(self, padded: FloatArray, threshold: FloatArray) -> FloatArray:
-        """The mean over outputs of the values or thresholds [k, n], of both densities."""
-        share, start = self._share, self._start
-        k, n = threshold.shape
+        """The mean over outputs of values or thresholds [n, 2, 2, m], for both densities."""
+        start, tail = self._start, len(self._tail)
+        n, rows = len(threshold), padded[0].size
+        limits = threshold.reshape(-1)
         # Outputs before `start` are above the threshold for both densities, whose mean is 1, at
         # both ends of a cell. Between them the sum with the threshold is used, convex in s.
-        blocks = _windows(padded, _BLOCK + start, self._blocks, _BLOCK)
-        sums = (blocks @ self._kernel).reshape(k, -1)[:, :n]
-        rows = max(_CHUNK // n, 1)
-        for first in range(0, k, rows):
-            block = slice(first, min(first + rows, k))
-            by_high, by_low = (
-                padded[block, start:] * (w * d)
-                for w, d in zip((share, 1.0 - share), self._ends, strict=True)
-            )
-            limit, limit_low = share * threshold[block], (1.0 - share) * threshold[block]
-            total, term, term_low = np.zeros_like(limit), np.empty_like(limit), np.empty_like(limit)
-            # Small arrays stay in the cache of the processor, one output after another.
-            for place, mass in enumerate(self._tail.tolist()):
-                window = slice(place, place + n)
-                np.maximum(by_high[:, window], limit, out=term)
-                np.maximum(by_low[:, window], limit_low, out=term_low)
-                term += term_low
-                term *= mass
-                total += term
-            sums[block] += total
-        return np.asarray(sums)
+        flat = padded.reshape(len(padded), rows)
+        blocks = _windows(flat, self._blocks, _BLOCK + start, _BLOCK)
+        together = max(_OF_ONE_THREAD // self._kernel.size, 1)
+        if together >= rows:
+            products = self._kernel @ blocks
+        else:
+            parts = [blocks[..., at : at + together] for at in range(0, rows, together)]
+            products = np.concatenate([self._kernel @ part for part in parts], axis=2)
+        sums = products.reshape(-1, rows)[:n]
+        # All other outputs at once: each is the same array, one row further on.
+        values = _windows(flat[start:].reshape(-1), tail, n * rows, rows)
+        limits_high, limits_low = limits / self._high, limits / self._low
+        sums = sums.reshape(-1)
+        together = min(max(_CHUNK // (2 * tail), 1), n * rows)
+        width = max(_OF_ONE_VECTOR // (2 * tail), 1)
+        if len(self._larger) < 2 * tail * (together + width):
+            # The last columns may be beyond the terms; they are not used, but must be finite.
+            self._larger = np.zeros(2 * tail * (together + width))
+        for at in range(0, n * rows, together):
+            part = slice(at, min(at + together, n * rows))
+            number = -(-(part.stop - at) // width)
+            terms = self._larger[: 2 * tail * number * width].reshape(2 * tail, number * width)
+            np.maximum(values[:, part], limits_high[part], out=terms[:tail, : part.stop - at])
+            np.maximum(values[:, part], limits_low[part], out=terms[tail:, : part.stop - at])
+            columns = terms.reshape(2 * tail, number, width).transpose(1, 0, 2)
+            sums[part] += (self._of_densities @ columns).reshape(-1)[: part.stop - at]
+        return sums.reshape(n, *padded.shape[1:])
 
     def _thresholds(self, padded: FloatArray) -> FloatArray:
-        """Thresholds [2, 2 m, n], the same for both ends of a cell."""
-        n, of_ends = len(self._t), _of_both(padded)
-        m = of_ends.shape[1]
-        places = self._indices[:, :m] + np.arange(self._start, self._start + n)
-        picked = np.take_along_axis(of_ends.mean(axis=2), places, axis=2)
-        threshold = picked * self._densities[:, :m]
-        if self._start > 0:
-            before = of_ends[..., self._start - 1 : self._start - 1 + n].min(axis=2)
+        """Thresholds [n, 2, m], the same for both ends of a cell."""
+        start, (n, _, m) = self._start, (len(self._t), *padded.shape[2:])
+        middle = _middle(padded[start:])
+        if self._picked.shape != (n, 2, m):
+            places = self._indices[..., :m] + np.arange(n)[:, None, None]
+            self._picked = places * (2 * m) + np.arange(2 * m).reshape(2, m)
+        threshold = middle.take(self._picked) * self._densities[..., :m]
+        if start > 0:
+            before = np.minimum(*padded[start - 1 : start - 1 + n].swapaxes(0, 1))
             np.minimum(threshold, self._low * before, out=threshold)
             np.minimum(threshold, self._high * before, out=threshold)
-        return np.repeat(threshold, 2, axis=1)
+        return np.asarray(threshold)
 
     def _search(self, padded: FloatArray) -> None:
         """The best thresholds for the middle of every cell, as places where V attains them."""
-        m, n = padded.shape[1] // 2, len(self._t)
-        tail = self._tail[::-1]
-        weights = np.concatenate([self._share * tail, (1.0 - self._share) * tail])
-        better = self._better[: 2 * m].reshape(m, 2).mean(axis=1)
-        for side, middle in enumerate(_of_both(padded).mean(axis=2)):
-            values = _windows(middle[:, self._start :], len(tail), n)[..., ::-1]
-            of_densities = np.concatenate([self._high * values, self._low * values], axis=-1)
-            # Both parts increase, so a sort that merges sorted parts is fast.
-            order = np.argsort(of_densities, axis=-1, kind="stable")
-            mass = np.cumsum(weights[order], axis=-1)
-            at = np.minimum((mass < better[:, None, None]).sum(axis=-1), mass.shape[-1] - 1)
-            place = np.take_along_axis(order, at[..., None], axis=-1)[..., 0]
-            self._densities[side, :m] = np.where(place < len(tail), self._high, self._low)
-            self._indices[side, :m] = len(tail) - 1 - place % len(tail)
+        better = self._better[:, 0].mean(axis=0)
+        m = padded.shape[3]
+        for side, middle in enumerate(_middle(padded[self._start :]).transpose(1, 2, 0)):
+            # The products of each density and all values [m, k], which increase backwards.
+            by_high, by_low = (np.ascontiguousarray(d * middle[:, ::-1]) for d in self._ends)
+            chosen = []
+            for products, others, density in ((by_high, by_low, 0), (by_low, by_high, 1)):
+                # Of the other density, the products from this place on are smaller; of two equal
+                # ones, that of C counts as smaller.
+                smaller = [
+                    np.searchsorted(other, product, "right" if density else "left")
+                    for other, product in zip(others, products, strict=True)
+                ]
+                place = (middle.shape[1] - np.stack(smaller))[:, ::-1]
+                last = self._reached(place, density, better[:m, None])
+                output = np.maximum(last, 0)
+                at_last = self._ends[density] * np.take_along_axis(
+                    middle, output + np.arange(len(self._t)), axis=1
+                )
+                chosen.append((output, np.where(last >= 0, at_last, np.inf)))
+            (in_high, smallest_high), (in_low, smallest_low) = chosen
+            # Without such an output, the largest product of all is the best.
+            is_none = np.isinf(np.minimum(smallest_high, smallest_low))
+            is_high = np.where(
+                is_none, middle[:, : len(self._t)] > 0.0, smallest_high <= smallest_low
+            )
+            self._densities[:, side, :m] = np.where(is_high, self._high, self._low).T
+            self._indices[:, side, :m] = np.where(is_high, in_high, in_low).T
+        self._picked = np.zeros((0, 0, 0), np.int64)
+
+    def _reached(
+        self, place: NDArray[np.int64], density: int, better: FloatArray
+    ) -> NDArray[np.int64]:
+        """The last output [m, n] whose product and all smaller ones have the mass `better`.
+
+        It is -1 if no output has as much.
+
+        Args:
+            place: the first value [m, k] whose product with the other density is smaller.
+            density: 0 for outputs with the density C, and 1 for c.
+            better: the mass [m, 1].
+        """
+        n, tail = len(self._t), len(self._tail)
+        shares = self._share, 1.0 - self._share
+        from_here = np.append(np.cumsum(self._tail[::-1])[::-1], 0.0)
+        rows, column = place.strides
+        shape = (len(place), n, tail)
+        windows = as_strided(place, shape, (rows, column, column), writeable=False)
+        after = np.clip(windows - np.arange(n)[:, None], 0, tail)
+        mass = (shares[1 - density] * from_here).take(after)
+        mass += shares[density] * from_here[:-1]
+        return np.asarray((mass >= better[..., None]).sum(axis=-1) - 1)
 
     def largest(
         self, lines: EndLines, chances: FloatArray, runs: NDArray[np.int64]
@@ -246,47 +315,73 @@ class TwoDensities:
         Returns:
             The values, and a [m, 2] of the lines a - b t of the contribution of these runs.
         """
-        t, low, high = self._t, self._low, self._high
-        value = np.zeros((2, 2 * len(runs), len(t)))
-        a, error = np.zeros((2, 2, 2 * len(runs)))
-        b = np.zeros((2, len(runs)))
-        slope = np.zeros((2, len(runs)))
-        for n in range(int(runs.max()), -1, -1):  # after n runs
-            m = int(np.count_nonzero(runs >= n))
-            rows = 2 * m
-            counted = value[:, :rows]
-            after, rounding = counted[0].copy(), self.rounding(counted, a[:, :rows])
-            counted[:] = self(counted, a[:, :rows], lines.at_ends(b[:, :m], slope[:, :m]), n)
-            counted[0] += chances[n] * (1.0 - t) / (1.0 + t)
-            counted[1] += np.maximum(high * after, low * after)
-            first_a, first_b, first_slope = a[0, :rows], b[0, :m], slope[0, :m]
-            more = np.stack([np.full(rows, chances[n]), high * first_a])
-            a[:, :rows] = lines.largest[:rows] * a[:, :rows] + more
-            more = np.stack([np.zeros(m), low * first_slope])
-            slope[:, :m] = lines.smallest[:m] * slope[:, :m] + lines.slope[:m] * b[:, :m] + more
-            more = np.stack([np.full(m, chances[n]), low * first_b])
-            b[:, :m] = lines.smallest[:m] * b[:, :m] + more
-            above = a[:, :rows, None] - lines.at_ends(b[:, :m], slope[:, :m])[..., None] * t
-            counted[:] = self.capped(counted, above / (1.0 + t))
+        t, low, high, cells = _of_points(self._t), self._low, self._high, len(runs)
+        values = np.zeros((len(t), 2, 2, 0))
+        a, error, b_of_ends = np.zeros((3, 2, 2, cells))
+        b, slope = np.zeros((2, 2, cells))
+        largest_u = lines.largest.reshape(-1, 2).T[:, None]
+        lost = (1.0 - self._t)[:, None, None]
+        counting = np.searchsorted(-runs, -np.arange(runs.max() + 1), "right")
+        m = 0
+        for n, chance in reversed([*enumerate(chances[: len(counting)].tolist())]):  # after n runs
+            if counting[n] > m:  # more cells
+                m = int(counting[n])
+                before, values = values, np.zeros((len(t), 2, 2, m))
+                values[..., : before.shape[3]] = before
+                a_m, b_m, slope_m, ends_m = a[..., :m], b[:, :m], slope[:, :m], b_of_ends[..., :m]
+                error_m, u_m, smallest = error[..., :m], largest_u[..., :m], lines.smallest[:m]
+                slope_of_smallest = lines.slope[:m]
+            rounding = self.rounding(values, a_m)
+            after = values[:, :, 0]
+            values = self(values, a_m, ends_m, n)
+            values[:, :, 0] += chance * lost
+            values[:, :, 1] += np.maximum(high * after, low * after)
+            more_a, more_b, more_slope = high * a_m[:, 0], low * b_m[0], low * slope_m[0]
+            a_m *= u_m
+            a_m[:, 0] += chance
+            a_m[:, 1] += more_a
+            slope_m *= smallest
+            slope_m += slope_of_smallest * b_m
+            slope_m[1] += more_slope
+            b_m *= smallest
+            b_m[0] += chance
+            b_m[1] += more_b
+            ends_m[:] = lines.at_ends(b_m, slope_m).reshape(2, m, 2).transpose(2, 0, 1)
+            _cap(values, a_m - ends_m * t)
             # An operator never increases an earlier error: its masses sum to at most 1.
-            error[1, :rows] += high * error[0, :rows]
-            error[:, :rows] += rounding
+            error_m[:, 1] += high * error_m[:, 0]
+            error_m += rounding
         up = 4.0 * np.finfo(float).eps * float(runs.max()) + numerics.SUM_ROUNDING
-        psi = (value[1] + (error[1] + up * a[1])[:, None]) * (1.0 + t)
-        return psi.reshape(len(runs), 2, -1), a[1].reshape(-1, 2)
+        psi = values[:, :, 1] + (error[:, 1] + up * a[:, 1]) * (1.0 + t[..., 0])
+        return psi.transpose(2, 1, 0), a[:, 1].T
 
 
-def _windows(values: FloatArray, width: int, number: int, step: int = 1) -> FloatArray:
-    """Consecutive parts [k, number, width] of rows [k, n], without a copy."""
-    rows, column = values.strides
-    shape, strides = (len(values), number, width), (rows, step * column, column)
-    return as_strided(values, shape, strides, writeable=False)
+def _cap(values: FloatArray, lines: FloatArray) -> None:
+    """Replaces values [n, 2, 2, m] by lines where these are smaller on average over both ends.
+
+    Both ends of a cell are replaced or neither, so that the values stay convex functions of the
+    probability that a run is better.
+    """
+    is_below = lines[:, 0] + lines[:, 1] < values[:, 0] + values[:, 1]
+    if is_below.any():
+        np.copyto(values, lines, where=is_below[:, None])
 
 
-def _of_both(value: FloatArray) -> FloatArray:
-    """Values [2, 2 m, n] as [2, m, 2, n]: both ends of each cell."""
-    sides, rows, points = value.shape
-    return value.reshape(sides, rows // 2, 2, points)
+def _of_points(values: FloatArray) -> FloatArray:
+    """Values [n] at the points as an array [n, 1, 1, 1]."""
+    return values[:, None, None, None]
+
+
+def _middle(values: FloatArray) -> FloatArray:
+    """Means [n, 2, m] of values [n, 2, 2, m] over both ends of the cells."""
+    return np.asarray(0.5 * (values[:, 0] + values[:, 1]))
+
+
+def _windows(values: FloatArray, number: int, width: int, step: int) -> FloatArray:
+    """Parts [number, width, ...] of values [n, ...], each `step` values further on, not copied."""
+    first = values.strides[0]
+    shape, strides = (number, width, *values.shape[1:]), (step * first, *values.strides)
+    return np.ndarray(shape, values.dtype, values, 0, strides)
 
 
 def _falls(logs: FloatArray) -> FloatArray:

@@ -22,6 +22,7 @@ from audit.accounting import (
     scale_noise,
     solve_epsilon,
 )
+from audit.accounting.random_allocation import _Ratio
 from audit.certificate import conditions
 from audit.errors import InvalidInput
 from audit.integrations.random_allocation import RandomAllocationSampler
@@ -306,3 +307,33 @@ def test_loops_with_the_sampler_are_accused_for_too_little_noise_only(
     result = audit.check(train, data, claim=run.epsilon(DELTA), attack=False, seed=1)
     assert result.premises is not None
     assert [finding.premise for finding in result.premises.findings] == found
+
+
+@pytest.mark.parametrize("fineness", [0.1, 1.0])
+def test_sums_of_equal_and_of_different_variables_are_sums_over_all_pairs(fineness: float) -> None:
+    first, second = (_Ratio.of_one_step(u, fineness) for u in (0.7, 2.5))
+    for left, right in ((first, first), (first, second), (second, first)):
+        total = left + right
+        # Without the part at infinity, masses and means of all pairs stay the same.
+        masses = float(np.multiply.outer(left.mass, right.mass).sum())
+        values = float(left.mass @ np.add.outer(left.at, right.at) @ right.mass)
+        assert float(total.mass.sum()) == pytest.approx(masses, rel=1e-13)
+        infinite = left.infinite + right.infinite
+        assert float(total.mass @ total.at) + total.infinite - infinite == pytest.approx(
+            values, rel=1e-12
+        )
+        # The mean part above any limit is at least that of the pairs, by convexity.
+        sums = np.add.outer(left.at, right.at)
+        weights = np.multiply.outer(left.mass, right.mass)
+        for limit in (0.3, 1.9, 2.6, 7.0, 40.0):
+            exact = float((weights * np.maximum(sums - limit, 0.0)).sum())
+            spread = float(total.mass @ np.maximum(total.at - limit, 0.0))
+            assert exact * (1.0 - 1e-12) <= spread <= exact * (1.0 + 0.05 / fineness)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("noise", [0.8, 1.5])
+def test_coarse_grids_cost_slightly_more(noise: float, fixed: bool) -> None:
+    run = RandomAllocation(noise, 60, 4, fixed=fixed)
+    for delta in (1e-3, 1e-5, 1e-10):
+        assert run.epsilon(delta) < run.coarse.epsilon(delta) < 1.01 * run.epsilon(delta) + 1e-3

@@ -164,6 +164,19 @@ def test_first_curves_take_a_second_and_are_refined_downwards(title: str) -> Non
     assert attained <= curve[20]
 
 
+@pytest.mark.parametrize("run", ALLOCATIONS, ids=["fresh", "fixed"])
+def test_first_curves_of_random_allocation_are_at_least_the_smallest_bounds(
+    run: audit.accounting.RandomAllocation,
+) -> None:
+    # They are computed on coarse grids, which take a ninth of the time.
+    for title in ("random search, logarithmic K", "grid, every point once"):
+        curve = calculator.first_curve(run, title, 20, 1e-5)
+        for runs in (2, 20):
+            spec = calculator.protocol_of(title, runs).spec
+            smallest = calculator.cost(run, spec, 1e-5)
+            assert smallest < curve[runs] < 1.3 * smallest + 0.8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("title", calculator.cases(10))
 def test_first_curves_are_at_least_the_smallest_bounds(title: str) -> None:

@@ -221,11 +221,11 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
         return np.asarray(np.maximum(a - b * at, 0.3 / (1.0 + at) - 0.2 * at))
 
     for s in (0.02, 0.3):
-        value = np.broadcast_to(convex(t) / (1.0 + t), (2, 2, len(t)))
+        value = np.broadcast_to(convex(t)[:, None, None, None], (len(t), 2, 2, 1))
         step = TwoDensities(places, masses, 0.01, t, np.array([s, s]), low, high)
-        lines = np.full((2, 2), a), np.full((2, 2), 0.2)
-        computed, *again = (step(value, *lines, n=1) * (1.0 + t)).reshape(4, -1)
-        assert all(np.array_equal(computed, other) for other in again)
+        lines = np.full((2, 2, 1), a), np.full((2, 2, 1), 0.2)
+        computed, *again = step(value, *lines, n=1).reshape(len(t), 4).T
+        np.testing.assert_allclose(again, [computed] * 3, rtol=0, atol=1e-14)
         worse_first = np.append(0.0, 0.01 + np.append(0.0, np.cumsum(masses)))
         for at in range(28, 92, 4):
             gains = np.append(
@@ -243,6 +243,41 @@ def test_one_more_run_equals_the_best_two_densities(low: float, high: float) -> 
             best = (high * share * g_high + low * (1.0 - share) * g_low)[inside].max()
             assert best <= computed[at] + 1e-9
             assert computed[at] <= best + 1e-4
+
+
+@pytest.mark.parametrize("is_positive", [True, False])
+def test_thresholds_are_those_of_sorted_products(is_positive: bool) -> None:
+    # The smallest product of a density and a value that, with all smaller ones, has the mass s.
+    rng, (low, high), cells, n = np.random.default_rng(5), (0.6, 1.5), 3, 30
+    share, places = (1.0 - low) / (high - low), np.arange(-6, 7)
+    for zeros in (0, 7):
+        masses = rng.dirichlet([1.0] * len(places))
+        masses[3 : 3 + zeros] = 0.0
+        masses *= 0.9 / masses.sum()
+        t = np.exp(0.2 * np.arange(n))
+        # Values with ties, at both ends of each cell.
+        steps = rng.integers(0, 3, (n, 2, 2, cells))
+        values = -np.cumsum(steps, axis=0) + (80.0 if is_positive else 30.0)
+        better = rng.uniform(0.02, 0.5, cells).repeat(2)
+        step = TwoDensities(places, masses, 0.1, t, better, low, high)
+        a, b = values[0] + 1.0, np.full((2, 2, cells), 1.0)
+        padded = step._padded(values, a, b)
+        step._search(padded)
+        threshold = step._thresholds(padded)
+        start = step._start
+        tail, of_cells = masses[start:], padded[start:].mean(axis=1)
+        weights = np.concatenate([share * tail, (1.0 - share) * tail])
+        for point, side, cell in itertools.product(range(n), range(2), range(cells)):
+            window = of_cells[point : point + len(tail), side, cell]
+            products = np.concatenate([high * window, low * window])
+            order = np.argsort(products, kind="stable")
+            sums = np.cumsum(weights[order])
+            reached = min(int((sums < better[2 * cell]).sum()), len(order) - 1)
+            expected = products[order[reached]]
+            if start:
+                before = padded[start - 1 + point, :, side, cell].min()
+                expected = min(expected, low * before, high * before)
+            assert threshold[point, side, cell] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.slow
