@@ -74,6 +74,8 @@ from audit.loop.premises.verdicts import (
 from audit.loop.runs.coupled_runs import Accounted, DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
 
+# First runs in which one record among equal ones must not change the number of random draws.
+_RUNS_WITH_DIGESTS = 12
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
 _MIN_BATCHES = 400
 # Relative error of the size of all noise at which runs suffice. At 0.004, the test no longer found
@@ -222,11 +224,20 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         count = len(runs.of_quiet)
         seed = experiment.seed_of(1000 + count)
         needed = data[:1] if runs.full else data
-        traces = [experiment.coupled(records, seed, digests=False) for records in needed]
+        digests = count < _RUNS_WITH_DIGESTS
+        traces = [experiment.coupled(records, seed, digests=digests) for records in needed]
         if any(experiment.ended_early(trace) for trace in traces):
             if not _explained_end(experiment, traces, count):
                 return None
             break
+        if digests and not all(draw_alike(t, traces[0], experiment.steps) for t in traces[2:]):
+            # Other records then get other random numbers, which shows as if it changed them.
+            experiment.verdicts.cannot_test(
+                "the number of random draws depends on the record (rejection sampling), so that "
+                "runs cannot be coupled",
+                ("noise", "batches"),
+            )
+            return None
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
         drawn = traces[0].own_initial
         if count < _MIN_RUNS_OF_WEIGHTS or count * len(drawn) < _MANY_WEIGHTS:
