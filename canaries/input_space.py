@@ -73,7 +73,8 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     Its gradient is then nearly orthogonal to those of the records, like the Dirac canary's. The
     direction is a feature that is 0 in every record, if one exists, else the direction in which the
     records have the smallest mean square. Whole numbers may be indices of a vocabulary, so that
-    every feature of their canary is the value that the records use least.
+    every feature of their canary is the value that the records use least, moved into the range of
+    the feature.
 
     Args:
         features: [n, ...] features of the records.
@@ -100,7 +101,9 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     rarest_label = int(np.argmin(np.bincount(labels)))
     if features.dtype.kind in "biu":
         used, counts = np.unique(features, return_counts=True)
-        values = np.full(features.shape[1:], used[np.argmin(counts)])
+        # Each column of a table may have another vocabulary, so values stay within its range.
+        values = np.maximum(used[np.argmin(counts)], features.min(axis=0))
+        values = np.minimum(values, features.max(axis=0))
         return InputCanary(values, rarest_label, "crafted")
     flat = features.reshape(len(features), -1).astype(np.float64)
     length = _LENGTH * max(float(np.linalg.norm(flat, axis=1).max()), 1.0)

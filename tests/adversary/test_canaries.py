@@ -62,8 +62,16 @@ def test_input_canary_rejects_features_that_are_not_real_arrays(features: Any) -
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
 def test_a_crafted_record_of_whole_numbers_uses_a_value_of_the_records(kind: type) -> None:
     """An index outside a vocabulary raises an error, and a negative number wraps in uint8."""
-    words: NDArray[Any] = np.array([[3, 3, 7], [3, 7, 7], [9, 3, 7]], kind)
+    words: NDArray[Any] = np.array([[3, 3, 9], [3, 9, 7], [8, 7, 3]], kind)
     canary = crafted(words, np.array([0, 1, 1]))
-    assert canary.features.tolist() == [9, 9, 9]
+    assert canary.features.tolist() == [8, 8, 8]
     assert canary.features.dtype == kind
     assert canary.label == 0
+
+
+def test_a_crafted_record_of_a_table_stays_within_the_range_of_each_column() -> None:
+    """Each column may have another vocabulary, whose indices end at its largest value."""
+    table: NDArray[Any] = np.array([[0, 5, 20], [1, 5, 21], [1, 6, 20], [0, 6, 21], [0, 5, 22]])
+    canary = crafted(table, np.zeros(5, np.int64))
+    assert canary.features.tolist() == [1, 6, 22]
+    assert crafted(table > 5, np.zeros(5, np.int64)).features.tolist() == [False, True, True]

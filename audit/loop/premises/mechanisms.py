@@ -39,8 +39,9 @@ _UNEQUAL, _STANDARD_ERRORS = 0.1, 6.0
 _EQUAL_SCALES = 1e-3
 _MIN_DISTANCE = 0.03
 _MIN_RUNS_OF_STEPS = 8
-# Distance of forced values from the usual ones, at which what follows a release may differ.
-_FAR = 1000
+# Distance of forced values from the usual ones, at which what follows a release may differ, and the
+# smallest ratio of this distance to the largest number of a value.
+_FAR, _TIMES_AS_FAR = 1000, 10
 Pair = tuple[PoolRecord | None, PoolRecord | None]
 _Values = list[FloatArray]
 
@@ -389,24 +390,45 @@ def _values_before_error(trace: Trace, first: Trace) -> _Values | None:
 def _is_unused(check: Check, first: Trace, seed: int) -> bool:
     """Whether the function returns the same for other values of its releases."""
     usual = check.runs.run(check.records, seed, like=first, digests=False)
-    other = check.runs.run(check.records, seed, like=_shifted(first, _FAR), digests=False)
-    if other.error or not usual.released:
+    if not usual.released:
         return False
-    return not differences(usual.released, other.released)
+    for by in (_FAR, -_FAR):  # a threshold may have the same outcome on one side
+        other = check.runs.run(check.records, seed, like=_shifted(first, by), digests=False)
+        if other.error or differences(usual.released, other.released):
+            return False
+    return True
 
 
-def _shifted(first: Trace, by: float) -> Trace:
-    """The trace with every released value shifted."""
-    values = [_shift(value, by) for value in first.further]
+def _shifted(first: Trace, by: int) -> Trace:
+    """The trace with every released value shifted by `by`, and large values by more."""
+    values = []
+    for value, declared in zip(first.further, first.declared, strict=True):
+        numbers = np.zeros(0) if declared.values is None else declared.values
+        largest = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+        multiple = max(1, math.ceil(largest * _TIMES_AS_FAR / _FAR))
+        values.append(_shift(value, by * multiple))
     return Trace(further=values, initial=first.initial)
 
 
-def _shift(value: Any, by: float) -> Any:
+def _shift(value: Any, by: int) -> Any:
+    """The value plus `by`, at most as far as its type reaches; texts stay."""
     if isinstance(value, dict):
         return {key: _shift(item, by) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([_shift(item, by) for item in value])
-    return value + by if hasattr(value, "__add__") and not isinstance(value, str) else value
+        members = [_shift(item, by) for item in value]
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+    if isinstance(value, bool):
+        return by > 0
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
+        if value.dtype.kind == "b":
+            return np.full_like(value, by > 0)[()]
+        ends = np.iinfo(value.dtype)
+        exact = [min(max(int(v) + by, int(ends.min)), int(ends.max)) for v in value.ravel()]
+        return np.array(exact, dtype=value.dtype).reshape(value.shape)[()]
+    try:
+        return value + by
+    except (TypeError, OverflowError):  # texts, and short whole numbers of other libraries
+        return value
 
 
 def _neighbours(check: Check) -> tuple[list[TrainingSet], list[float], Sequence[PoolRecord]]:
@@ -629,7 +651,9 @@ def _compare_returned(
     """Reports returned numbers that depend on a record although all declared values are forced.
 
     What follows a release may depend on a record for some released values alone, such as a clamp to
-    the largest record. So values far above and far below the usual ones are forced, too.
+    the largest record. So values far above and far below the usual ones are forced, too. A run may
+    then release further values. These are forced on neighbours as well, since a record may change
+    them.
 
     Returns:
         Whether there are such numbers.
@@ -639,10 +663,11 @@ def _compare_returned(
         usual = check.runs.run(check.records, seed, like=forced, digests=False)
         if usual.error is not None:
             continue
+        like = replace(forced, further=usual.further)
         for data in neighbours:
             if len(data) != len(check.records) and check.relation != "add-remove":
                 continue
-            trace = check.runs.run(data, seed, like=forced, digests=False)
+            trace = check.runs.run(data, seed, like=like, digests=False)
             if trace.error is None and trace.complete:
                 for name, gap in differences(usual.released, trace.released).items():
                     differing[name] = max(differing.get(name, 0.0), gap)

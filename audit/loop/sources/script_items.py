@@ -231,7 +231,9 @@ def _like(old: Any, values: Any) -> Any:
         import torch
 
         return torch.tensor(new, dtype=old.dtype)
-    return new.astype(np.asarray(old).dtype)
+    new = new.astype(np.asarray(old).dtype)
+    # An array without dimensions has no hash, with which a script may look up its class.
+    return new[()] if isinstance(old, np.generic) else new
 
 
 @dataclass
