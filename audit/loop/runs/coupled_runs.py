@@ -159,7 +159,7 @@ class Trace:
         expected_batch_size: the divisor of the watched optimizer of Opacus, or None.
         moved_generators: libraries whose global generator was drawn from since `watch` was called,
             if the run returned the state of a generator.
-        own_initial: [d], the weights that this run drew itself, in coupled runs without digests;
+        own_initial: [d], the weights that this run drew itself, in coupled runs;
             other runs keep no copy.
         repeats: "noise" or "batches" if they repeat the numbers of another generator, or "".
         by_opacus: whether the watched optimizer is one of Opacus, or of a subclass.
@@ -413,7 +413,7 @@ class RecordingWatch(Watch):
         return {}
 
     def _keep_own_weights(self, state: Mapping[str, Any]) -> None:
-        if self._like is None or self._digests:
+        if self._like is None:
             return
         arrays = [as_numbers(value) for value in state.values()]
         flat = [np.float64(a).ravel() for a in arrays if a is not None and a.dtype.kind == "f"]
