@@ -382,6 +382,10 @@ class LabelAttack:
         return without, with_record, best
 
 
+# A search that gains less has stayed at its start, which large mu make a local optimum.
+_MOVED = 1e-3
+
+
 def label_attack(
     mu: float,
     protocol: Adaptive,
@@ -396,7 +400,8 @@ def label_attack(
         mu: mu of the base mechanism.
         protocol: the distribution of K and the range of densities relative to the prior.
         delta: in (0, 1).
-        evaluations: largest number of attacks that the search evaluates, with a coarse lattice.
+        evaluations: largest number of attacks that a search evaluates, with a coarse lattice; a
+            search that stays at its start is followed by another one.
         spacing: the spacing of the returned attack; it is larger if mu is very small.
         start: limits of the front by label and then of the back, from which the search begins; by
             default they follow from the best order of random search.
@@ -408,10 +413,13 @@ def label_attack(
         True
     """
     top, low, epsilon = start_of_search(mu, protocol, delta)
-    limits = (
-        np.array([top + 2.5, top, top + 1.5, low + 0.1, low - 1.5, low - 1.2])
-        if start is None
-        else np.asarray(start, dtype=np.float64)
+    starts = (
+        [np.asarray(start, dtype=np.float64)]
+        if start is not None
+        else [
+            np.array([top + 2.5, top, top + 1.5, low + 0.1, low - 1.5, low - 1.2]),
+            np.array([top + 1.0, top - 0.7, top + 0.2, low + 0.1, low - 1.5, low - 1.2]),
+        ]
     )
     tuned = {"epsilon": epsilon}
 
@@ -429,14 +437,25 @@ def label_attack(
 
     from scipy import optimize  # slow to import, and rarely needed
 
-    simplex = np.vstack([limits, limits + np.diag([0.4, 0.2, -0.4, 0.15, 0.4, 0.4])])
-    optimum = optimize.minimize(
-        lost,
-        limits,
-        method="Nelder-Mead",
-        options={"maxfev": evaluations, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": simplex},
-    )
-    best = attack(np.asarray(optimum.x), spacing)
+    searched: list[tuple[float, FloatArray]] = []
+    for limits in starts:
+        first = lost(limits)
+        simplex = np.vstack([limits, limits + np.diag([0.4, 0.2, -0.4, 0.15, 0.4, 0.4])])
+        optimum = optimize.minimize(
+            lost,
+            limits,
+            method="Nelder-Mead",
+            options={
+                "maxfev": evaluations,
+                "xatol": 1e-3,
+                "fatol": 1e-5,
+                "initial_simplex": simplex,
+            },
+        )
+        searched.append((float(optimum.fun), np.asarray(optimum.x)))
+        if optimum.fun < first - _MOVED:
+            break
+    best = attack(min(searched, key=lambda search: search[0])[1], spacing)
     return max(_adapted(best, delta), key=lambda adapted: adapted.epsilon(delta))
 
 
