@@ -48,6 +48,8 @@ _SLACK = 1e-13
 _TAILS = 5.0
 # Points of evidence on either side that the search distinguishes at most.
 _MOST_COUNTS = 400
+# A search that gains less has stayed at its start, which large mu make a local optimum.
+_MOVED = 1e-3
 # Rounds in which the sampler is adapted to the epsilon that it attains.
 _ROUNDS = 3
 
@@ -382,10 +384,6 @@ class LabelAttack:
         return without, with_record, best
 
 
-# A search that gains less has stayed at its start, which large mu make a local optimum.
-_MOVED = 1e-3
-
-
 def label_attack(
     mu: float,
     protocol: Adaptive,
@@ -439,7 +437,7 @@ def label_attack(
 
     searched: list[tuple[float, FloatArray]] = []
     for limits in starts:
-        first = lost(limits)
+        at_start = lost(limits)
         simplex = np.vstack([limits, limits + np.diag([0.4, 0.2, -0.4, 0.15, 0.4, 0.4])])
         optimum = optimize.minimize(
             lost,
@@ -453,7 +451,7 @@ def label_attack(
             },
         )
         searched.append((float(optimum.fun), np.asarray(optimum.x)))
-        if optimum.fun < first - _MOVED:
+        if optimum.fun < at_start - _MOVED:
             break
     best = attack(min(searched, key=lambda search: search[0])[1], spacing)
     return max(_adapted(best, delta), key=lambda adapted: adapted.epsilon(delta))

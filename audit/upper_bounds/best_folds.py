@@ -214,9 +214,9 @@ class FoldCurve:
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        own = min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+        on_lattice = min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
         # A curve on either lattice is a bound, so the smaller one is.
-        return own if self.finer is None else min(own, self.finer.delta(epsilon))
+        return on_lattice if self.finer is None else min(on_lattice, self.finer.delta(epsilon))
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
@@ -369,12 +369,13 @@ class FoldCurve:
             # A square that is dropped is at most `_enough`, which the upper values below include.
             undecided = upper > self._enough(best)[t_index]
             corner, t_index, upper = corner[undecided], t_index[undecided], upper[undecided]
-            # Each of these squares is cut into four.
-            children = 2 * corner[:, None, :] + np.array(_CORNERS)
-            squares, inverse = _unique(children.reshape(-1, 2))
-            too_many = 4 * len(upper) > _MOST_PAIRS
-            too_much = work + len(squares) * per_square > _MOST_WORK
-            if level == self.levels or not len(upper) or too_many or too_much:
+            is_last = level == self.levels or not len(upper) or 4 * len(upper) > _MOST_PAIRS
+            if not is_last:
+                # Each of these squares is cut into four.
+                children = 2 * corner[:, None, :] + np.array(_CORNERS)
+                squares, inverse = _unique(children.reshape(-1, 2))
+                is_last = work + len(squares) * per_square > _MOST_WORK
+            if is_last:
                 np.maximum.at(decided, t_index, upper)
                 break
             pairs = np.stack([inverse.ravel(), np.repeat(t_index, 4)])

@@ -313,8 +313,8 @@ def _report_change_of_others(
     if equal is not None:
         change = equal.others()
     elif experiment.base.opacus:
-        own = next((r for r in canaries.pool if r.family == "own"), canaries.pair[0])
-        equal_records = copies(experiment.records, own, len(experiment.records))
+        copied = next((r for r in canaries.pool if r.family == "own"), canaries.pair[0])
+        equal_records = copies(experiment.records, copied, len(experiment.records))
         change = canary_runs.changes_other_records(experiment, canaries, equal_records)
     else:
         return

@@ -395,8 +395,8 @@ def _is_unused(check: Check, first: Trace, seed: int) -> bool:
     if not usual.released:
         return False
     for by in (_FAR, -_FAR):  # a threshold may have the same outcome on one side
-        other = check.runs.run(check.records, seed, like=_shifted(first, by), digests=False)
-        if other.error or differences(usual.released, other.released):
+        shifted = check.runs.run(check.records, seed, like=_shifted(first, by), digests=False)
+        if shifted.error or differences(usual.released, shifted.released):
             return False
     return True
 
@@ -674,11 +674,11 @@ def _compare_returned(
         usual = check.runs.run(check.records, seed, like=forced, digests=False)
         if usual.error is not None:
             continue
-        like = replace(forced, further=usual.further)
+        all_forced = replace(forced, further=usual.further)
         for data in neighbours:
             if len(data) != len(check.records) and check.relation != "add-remove":
                 continue
-            trace = check.runs.run(data, seed, like=like, digests=False)
+            trace = check.runs.run(data, seed, like=all_forced, digests=False)
             if trace.error is None and trace.complete:
                 for name, gap in differences(usual.released, trace.released).items():
                     differing[name] = max(differing.get(name, 0.0), gap)
