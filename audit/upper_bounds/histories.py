@@ -36,19 +36,10 @@ from audit.upper_bounds.region import ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.two_densities import EndLines, TwoDensities
 
-# Numbers of events (s, s') and of lattice points per standard deviation of the loss, and the
-# largest number of values (cell, point, run) for which they are used. With more than
-# `_MOST_VALUES`, fewer runs are considered.
-_RESOLUTIONS = (
-    (48, 8, 2e6),
-    (48, 5, 1.2e7),
-    (48, 4, 1.2e7),
-    (48, 3, 1.2e7),
-    (48, 2, 1.2e7),
-    (32, 2, 1.2e7),
-    (24, 1, math.inf),
-)
-_MOST_VALUES = 1.2e8
+# Number of events (s, s') between cells. Few suffice: the cells that decide the bound are divided.
+_EVENTS = 16
+# Lattice points per standard deviation of the loss: the largest number with little enough work.
+_PER_DEVIATION = (6, 5, 4, 3, 2, 1)
 # Proposition 11 is computed at every n-th point of the lattice.
 _SKIPPED = 2
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
@@ -59,18 +50,25 @@ _LARGEST_EPSILON = 200.0
 _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
 # Expected number of winners among later runs, below which these count by the simple bound.
 _NOTHING = 1e-14
-# Numbers of cells that are computed again by proposition 26, and of parts of each, in every round;
-# the power of a cell's share; and the largest number of outputs on the lattice for this.
-_ROUNDS, _DECISIVE, _MAX_OUTPUTS = ((14, 1), (6, 3), (6, 2)), 8, 1024
-# A direction whose epsilon by proposition 11 is below this share of the largest has one round.
-_NEARLY_LARGEST = 0.97
+# In every round proposition 26 divides and computes again at most this many cells, each in two
+# parts. The rounds end once two of them together lower epsilon by less than this share.
+_CELLS_OF_A_ROUND, _MAX_ROUNDS, _CONVERGED = 8, 8, 1e-3
+# The power of a cell's share, and the largest number of outputs on the lattice for this.
+_DECISIVE, _MAX_OUTPUTS = 8, 1024
 # Outputs with a total probability below this are moved to the others, and the contribution of
 # further runs, relative to Psi, that is left to the simple bound in these rounds.
-_RARE_OUTPUTS, _FEW = 1e-11, 1e-4
-# Largest number of products of a value and a probability in a round.
-_MOST_PRODUCTS = 2.5e9
+_RARE_OUTPUTS, _FEW = 1e-11, 1e-2
 # The part of the lattice of log t that is computed again: this far below 0 and beyond epsilon.
 _NEAR = 3.0, 2.5
+# Work counts values (cell, point, run) of proposition 26. A value of proposition 11 costs as much
+# as this many, and a run as much as these by proposition 11 and by 26, as measured. The limits are
+# those with rounds of proposition 26 and without.
+_WORK_OF_A_VALUE, _WORK_OF_A_RUN, _MOST_WORK = 2.7, (4000, 8000), (7e7, 1e8)
+# The lattice leaves work for this many rounds, with the runs that have this share of E[K].
+_EXPECTED_ROUNDS, _MAIN_SHARE = 2, 0.99
+# The share of this work, and of the runs, for a base of one direction, for the direction that costs
+# most, and for the first look at the others.
+_ALONE, _FIRST, _QUICK = (1.5, 1.0), (1.0, 1.0), (0.3, 0.5)
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
 _TRANSFORM = 3e-15
 
@@ -110,7 +108,7 @@ class HistoryCurve:
         adaptive: the simple adaptive bound of the same direction; this one is never larger.
         run: this direction of one run with any fixed candidate.
         reach: the largest epsilon of interest; the bound also holds for others.
-        rounds: how often the cells that decide the bound are computed by proposition 26.
+        effort: the shares of the usual work and of the runs considered.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -124,7 +122,7 @@ class HistoryCurve:
     adaptive: AdaptiveCurve
     run: DominatingPair
     reach: float
-    rounds: int = len(_ROUNDS)
+    effort: tuple[float, float] = _FIRST
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
@@ -143,13 +141,6 @@ class HistoryCurve:
             return simple
         return min(profiles().delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), simple)
 
-    def with_rounds(self, rounds: int) -> "HistoryCurve":
-        """The same curve with another number of rounds, which share what is computed before."""
-        curve = replace(self, rounds=rounds)
-        computed = ("_plan", "_psi", "_of_any_densities")
-        vars(curve).update({name: vars(self)[name] for name in computed if name in vars(self)})
-        return curve
-
     @cached_property
     def upper(self) -> ShiftedProfiles:
         """Shifted profiles of the base, the hinges of chords over points (t, Psi(t))."""
@@ -166,31 +157,42 @@ class HistoryCurve:
         psi_at_zero *= 1.0 + numerics.SUM_ROUNDING
         return chords(
             self.adaptive.pair,
-            self._plan[2],
+            self.plan[2],
             np.clip(psi.max(axis=0), 0.0, psi_at_zero),
             psi_at_zero,
         )
 
     @cached_property
-    def _plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
+    def plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
         """The ends of the cells, the cells [m], the lattice of t, and the runs of each cell."""
-        k = np.arange(_MAX_RUNS + 1)
+        largest = int(_MAX_RUNS * self.effort[1])
+        k = np.arange(largest + 1)
         repetitions = self.adaptive.repetitions
-        expected = np.cumsum(k * repetitions.pmf(k))
-        max_runs = min(
-            max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * repetitions.mean)), 1), _MAX_RUNS
-        )
-        for events, per_deviation, most_values in _RESOLUTIONS:
-            parameters = replace(self.adaptive, points=events).events
-            cells, t = _Cells.of(self.adaptive, parameters), self._lattice(per_deviation)
-            runs = _horizon(cells.largest, repetitions.pmf(k[: max_runs + 1]), _NOTHING)
-            if runs.sum() * len(t) <= most_values:
+        expected = np.cumsum(k * repetitions.pmf(k)) / repetitions.mean
+        max_runs = min(max(int(np.searchsorted(expected, 1.0 - _NEGLIGIBLE)), 1), largest)
+        parameters = replace(self.adaptive, points=_EVENTS).events
+        cells = _Cells.of(self.adaptive, parameters)
+        runs = _horizon(cells.largest, repetitions.pmf(k[: max_runs + 1]), _NOTHING)
+        main_runs = min(int(np.searchsorted(expected, _MAIN_SHARE)), max_runs)
+        for per_deviation in _PER_DEVIATION:
+            t = self._lattice(per_deviation)
+            of_rounds = _WORK_OF_A_RUN[1] + 8.0 * _CELLS_OF_A_ROUND * len(t) * (1 + per_deviation)
+            work = self._work(runs, t) + _EXPECTED_ROUNDS * main_runs * of_rounds
+            if work <= self.effort[0] * _MOST_WORK[0]:
                 break
-        while np.minimum(runs, max_runs).sum() * len(t) > _MOST_VALUES:
-            max_runs //= 2
-        if expected[max_runs] < 0.5 * repetitions.mean:
+        else:
+            # No round is worth a lattice with one point per deviation.
+            t = self._lattice(_PER_DEVIATION[-2])
+            t = t if self._work(runs, t) <= self.effort[0] * _MOST_WORK[1] else self._lattice(1)
+        if expected[max_runs] < 0.5:
             max_runs = 1  # nothing to gain
         return parameters, cells, t, np.minimum(runs, max_runs)
+
+    @staticmethod
+    def _work(runs: NDArray[np.int64], t: FloatArray) -> float:
+        """The work of proposition 11 for cells with these runs."""
+        values = float(runs.sum()) * len(t) / _SKIPPED
+        return _WORK_OF_A_RUN[0] * float(runs.max()) + _WORK_OF_A_VALUE * values
 
     def _lattice(self, per_deviation: float) -> FloatArray:
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
@@ -205,7 +207,7 @@ class HistoryCurve:
 
         It is computed at some of the points. It is convex, and so below its chords between them.
         """
-        _, cells, t, runs = self._plan
+        _, cells, t, runs = self.plan
         few_points = t[::_SKIPPED]
         psi = self._largest(_Worse(self.run, few_points, cells), few_points, cells, runs)
         return np.stack([np.interp(t, few_points, of_cell) for of_cell in psi])
@@ -216,7 +218,7 @@ class HistoryCurve:
         Each round computes some cells again, divided into parts. Which cells these are only affects
         the size of the bound: every value is valid either way.
         """
-        parameters, _, t, runs = self._plan
+        parameters, _, t, runs = self.plan
         if not self.adaptive.low < 1.0 < self.adaptive.high or not runs.any():
             return psi
         run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t), _RARE_OUTPUTS)
@@ -225,35 +227,35 @@ class HistoryCurve:
         # The first and the last cell have no event at one of their ends.
         starts = np.concatenate([[np.nan], parameters])
         ends = np.concatenate([parameters, [np.nan]])
-        for cells, pieces in _ROUNDS[: self.rounds]:
-            epsilon = self._epsilon_of(psi)
-            share, level = self._shares(psi, run, epsilon)
+        work, epsilons = self._work(runs, t), [self._epsilon_of(psi)]
+        while len(epsilons) <= _MAX_ROUNDS:
+            share, level = self._shares(psi, run, epsilons[-1])
             share[np.isnan(starts + ends)] = 0.0
-            cells = min(cells, int(_MOST_PRODUCTS / (pieces * self._products_of_cell(run))))
-            chosen = np.argsort(-share)[:cells]
-            chosen = np.sort(chosen[share[chosen] > 0.0])
-            if not len(chosen):
+            decisive = np.argsort(-share)[: min(_CELLS_OF_A_ROUND, np.count_nonzero(share > 0.0))]
+            # As many of these cells as the remaining work allows.
+            while len(decisive):
+                chosen = np.sort(decisive)
+                middles = 0.5 * (starts[chosen] + ends[chosen])
+                lower_ends = np.stack([starts[chosen], middles], axis=1).ravel()
+                upper_ends = np.stack([middles, ends[chosen]], axis=1).ravel()
+                parts = _Parts.of(self, lower_ends, upper_ends, run, epsilons[-1], level)
+                if work + parts.work <= self.effort[0] * _MOST_WORK[0]:
+                    break
+                decisive = decisive[: len(decisive) // 2]
+            if not len(decisive):
                 break
-            shares = np.arange(pieces + 1) / pieces
-            limits = starts[chosen, None] + (ends - starts)[chosen, None] * shares
-            limits[:, -1] = ends[chosen]
-            lower_ends, upper_ends = limits[:, :-1].ravel(), limits[:, 1:].ravel()
-            smaller = np.repeat(psi[chosen], pieces, axis=0)
-            # The largest of all parts bounds the cell, and so does its old value.
-            np.minimum(
-                smaller, self._of_parts(lower_ends, upper_ends, run, epsilon, level), out=smaller
-            )
+            work += parts.work
+            # The largest of both parts bounds the cell, and so does its old value.
+            smaller = np.minimum(np.repeat(psi[chosen], 2, axis=0), self._of_parts(parts))
             psi = np.concatenate([np.delete(psi, chosen, axis=0), smaller])
             starts = np.concatenate([np.delete(starts, chosen), lower_ends])
             ends = np.concatenate([np.delete(ends, chosen), upper_ends])
             order = np.argsort(np.where(np.isnan(starts), -np.inf, starts))
             psi, starts, ends = psi[order], starts[order], ends[order]
+            epsilons.append(self._epsilon_of(psi))
+            if len(epsilons) > 2 and epsilons[-1] >= (1.0 - _CONVERGED) * epsilons[-3]:
+                break
         return psi
-
-    def _products_of_cell(self, run: RatioLattice) -> float:
-        """Products of a value and a probability that one cell takes by proposition 26."""
-        _, _, t, runs = self._plan
-        return 4.0 * float(runs.max()) * len(t) * len(run.masses)
 
     def _epsilon_of(self, psi: FloatArray) -> float:
         """Epsilon of a bound, at the delta that the simple bound has at `reach`."""
@@ -269,7 +271,7 @@ class HistoryCurve:
         self, psi: FloatArray, run: RatioLattice, epsilon: float
     ) -> tuple[FloatArray, float]:
         """How much each cell [m] decides the bound, and the mean of Psi where it does."""
-        t, total = self._plan[2], np.maximum(psi.max(axis=0), 0.0)
+        t, total = self.plan[2], np.maximum(psi.max(axis=0), 0.0)
         place = np.rint((np.log(t) - epsilon) / np.log(t[1] / t[0])).astype(np.int64) - run.first
         reached = (place >= 0) & (place < len(run.masses))
         weight = np.where(reached, run.masses[np.clip(place, 0, len(run.masses) - 1)], 0.0) * total
@@ -277,42 +279,19 @@ class HistoryCurve:
         level = float(weight @ total) / max(float(weight.sum()), 1e-300)
         return (weight * relative**_DECISIVE).sum(axis=1), level
 
-    def _of_parts(
-        self,
-        first: FloatArray,
-        last: FloatArray,
-        run: RatioLattice,
-        epsilon: float,
-        level: float,
-    ) -> FloatArray:
+    def _of_parts(self, parts: "_Parts") -> FloatArray:
         """Psi [m, n] of cells between events, by proposition 26; infinite far from epsilon."""
-        adaptive, t = self.adaptive, self._plan[2]
-        below, above = np.searchsorted(np.log(t), [-_NEAR[0], epsilon + _NEAR[1]])
-        inner = slice(int(below), int(above) + 1)
-        log_left, log_left_with = adaptive.pair.events(
-            np.stack([first, 0.5 * (first + last), last])
-        )
-        lines = EndLines.of(log_left, log_left_with, adaptive.low, adaptive.high)
-        worse = TwoDensities(
-            np.arange(run.first, run.last + 1.0),
-            run.masses,
-            run.never,
-            t[inner],
-            -np.expm1(log_left[[0, 2]]).T.ravel(),
-            adaptive.low,
-            adaptive.high,
-        )
-        chances = adaptive.repetitions.pmf(np.arange(int(self._plan[3].max()) + 1))
-        runs = _horizon(lines.largest[::2], chances, _FEW * level)
-        runs = np.clip(runs, 1, len(chances) - 1)
-        runs = np.maximum.accumulate(runs[::-1])[::-1]
-        value, earlier_a = worse.largest(lines, chances, runs)
-        _, log_smallest = adaptive.worse(log_left[2], log_left_with[2])
+        t = self.plan[2]
+        value, earlier_a = parts.worse.largest(parts.lines, parts.chances, parts.runs)
         value += self._further(
-            lines.largest.reshape(-1, 2), np.exp(log_smallest), earlier_a, runs, t[inner]
+            parts.lines.largest.reshape(-1, 2),
+            parts.smallest_with,
+            earlier_a,
+            parts.runs,
+            t[parts.inner],
         )
-        psi = np.full((len(first), len(t)), np.inf)
-        psi[:, inner] = value.max(axis=1)
+        psi = np.full((len(parts.runs), len(t)), np.inf)
+        psi[:, parts.inner] = value.max(axis=1)
         return psi
 
     def _further(
@@ -451,12 +430,63 @@ class _Worse:
         return np.asarray(integral)
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Cells between events, for proposition 26."""
+
+    worse: TwoDensities
+    lines: EndLines
+    smallest_with: FloatArray  # smallest probability [m] that a run is worse, with the record
+    chances: FloatArray  # P[K = k] from k = 0 on
+    runs: NDArray[np.int64]  # the number of runs [m] that count for each cell
+    inner: slice  # the points that are computed
+
+    @staticmethod
+    def of(
+        curve: HistoryCurve,
+        first: FloatArray,
+        last: FloatArray,
+        run: RatioLattice,
+        epsilon: float,
+        level: float,
+    ) -> "_Parts":
+        """The cells between events with parameters from `first` to `last` [m]."""
+        adaptive, (_, _, t, runs_of_all) = curve.adaptive, curve.plan
+        below, above = np.searchsorted(np.log(t), [-_NEAR[0], epsilon + _NEAR[1]])
+        inner = slice(int(below), int(above) + 1)
+        log_left, log_left_with = adaptive.pair.events(
+            np.stack([first, 0.5 * (first + last), last])
+        )
+        lines = EndLines.of(log_left, log_left_with, adaptive.low, adaptive.high)
+        worse = TwoDensities(
+            np.arange(run.first, run.last + 1.0),
+            run.masses,
+            run.never,
+            t[inner],
+            -np.expm1(log_left[[0, 2]]).T.ravel(),
+            adaptive.low,
+            adaptive.high,
+        )
+        chances = adaptive.repetitions.pmf(np.arange(int(runs_of_all.max()) + 1))
+        runs = _horizon(lines.largest[::2], chances, _FEW * level)
+        runs = np.clip(runs, 1, len(chances) - 1)
+        runs = np.maximum.accumulate(runs[::-1])[::-1]
+        _, log_smallest = adaptive.worse(log_left[2], log_left_with[2])
+        return _Parts(worse, lines, np.exp(log_smallest), chances, runs, inner)
+
+    @property
+    def work(self) -> float:
+        """The number of values (cell, point, run), and what the runs cost besides."""
+        return float(_WORK_OF_A_RUN[1] * self.runs.max() + self.runs.sum() * self.worse.work)
+
+
 def _at_other_delta(
     base: Mechanism, protocol: Adaptive, delta: float, certified: float
 ) -> BoundValue:
     """The bound by the curves for another delta, which are valid for every delta."""
-    curves = _curves(base, protocol, certified)
-    return BoundValue(_largest_epsilon(curves, delta))
+    (first, _), *others = _curves(base, protocol, certified)
+    profiles = [first.delta, *(quick for _, quick in others)]
+    return BoundValue(largest_epsilon(profiles, delta))
 
 
 @bound(
@@ -479,37 +509,39 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         1.47
     """
-    curves = _curves(base, protocol, delta)
-    return BoundValue(_largest_epsilon(curves, delta))
+    return BoundValue(_largest_epsilon(_curves(base, protocol, delta), delta))
 
 
-def _largest_epsilon(curves: list[HistoryCurve], delta: float) -> float:
+def _largest_epsilon(curves: "_Curves", delta: float) -> float:
     """The largest epsilon of all directions at delta.
 
     Usually the quick bound of one direction is below the epsilon of the other one.
     """
     return largest_epsilon(
-        (curve.delta for curve in curves), delta, [curve.quick_delta for curve in curves]
+        [curve.delta for curve, _ in curves], delta, [quick for _, quick in curves]
     )
 
 
-@numerics.memoize(4)
-def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> list[HistoryCurve]:
-    """The curves of all directions, the one that costs most at delta first.
+_Curves = list[tuple[HistoryCurve, Callable[[float], float]]]
 
-    Calibrations and certificates use them more than once.
+
+@numerics.memoize(4)
+def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> _Curves:
+    """The curves of all directions and their quick bounds.
+
+    The direction with the largest simple bound at delta comes first; it usually costs most.
+    Calibrations and certificates use the curves more than once.
     """
     curves = [
         HistoryCurve(plain, run, reach=solve_epsilon(plain.delta, delta))
         for plain, run in _directions(base, protocol)
     ]
     if len(curves) == 1:
-        return curves
-    costs = [solve_epsilon(curve.quick_delta, delta) for curve in curves]
-    # A direction that costs less decides only at larger deltas, if at all.
+        curves = [replace(curves[0], effort=_ALONE)]
+    first, *others = sorted(curves, key=lambda curve: -curve.reach)
     return [
-        curve if cost >= _NEARLY_LARGEST * max(costs) else curve.with_rounds(1)
-        for cost, curve in sorted(zip(costs, curves, strict=True), key=lambda pair: -pair[0])
+        (first, first.quick_delta),
+        *((curve, replace(curve, effort=_QUICK).delta) for curve in others),
     ]
 
 

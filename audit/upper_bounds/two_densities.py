@@ -145,6 +145,11 @@ class TwoDensities:
         self._larger = np.zeros(0)  # memory for the terms, used again in every step
         self._next = np.inf
 
+    @property
+    def work(self) -> float:
+        """Values of one cell and run; an output that a threshold may replace counts a sixth."""
+        return 4.0 * len(self._t) * (1.0 + len(self._tail) / 6.0)
+
     def rounding(self, values: FloatArray, a: FloatArray) -> FloatArray:
         """The error of one step [2, 2, m], over 1 + t."""
         relative = values * self._weight
