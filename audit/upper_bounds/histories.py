@@ -28,6 +28,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.combinations import any_fixed
+from audit.accounting.pairs import PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves
@@ -37,9 +38,12 @@ from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.two_densities import EndLines, TwoDensities
 
 # Number of events (s, s') between cells. Few suffice: the cells that decide the bound are divided.
-_EVENTS = 16
+# With a loss of few values there are more, because s' has corners.
+_EVENTS, _EVENTS_WITH_CORNERS = 16, 48
 # Lattice points per standard deviation of the loss: the largest number with little enough work.
 _PER_DEVIATION = (6, 5, 4, 3, 2, 1)
+# For a loss with few values the spacing is a part of one of them, among a few of these parts.
+_FEW_OUTPUTS, _TRIED_MULTIPLES = 16, 3
 # Proposition 11 is computed at every n-th point of the lattice.
 _SKIPPED = 2
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
@@ -91,6 +95,22 @@ class _Cells:
         # within.
         ends = np.append(0.0, largest), np.append(least_with, -np.inf), np.append(smallest, -np.inf)
         return _Cells(*(np.exp(end) for end in ends))
+
+
+def _with_little_spread(outputs: PrivacyLossPmf, spacing: float) -> float:
+    """A spacing of at most this size that spreads a loss with few values little.
+
+    A loss between two points of the lattice is divided among them in every run. A multiple of the
+    spacing is not.
+    """
+    losses = np.abs(outputs.loss)
+    coarse = _SKIPPED * spacing
+    multiples = np.ceil(losses[losses > 0.0] / coarse)[:, None] + np.arange(_TRIED_MULTIPLES)
+    tried = np.append(coarse, losses[losses > 0.0, None] / multiples)
+    # The variance that a loss between two points gets.
+    above = outputs.loss / tried[:, None] % 1.0
+    spread = (tried[:, None] ** 2 * above * (1.0 - above)) @ outputs.mass
+    return float(tried[np.argmin(spread)]) / _SKIPPED
 
 
 def _horizon(worse: FloatArray, chances: FloatArray, nothing: float) -> NDArray[np.int64]:
@@ -170,7 +190,9 @@ class HistoryCurve:
         repetitions = self.adaptive.repetitions
         expected = np.cumsum(k * repetitions.pmf(k)) / repetitions.mean
         max_runs = min(max(int(np.searchsorted(expected, 1.0 - _NEGLIGIBLE)), 1), largest)
-        parameters = replace(self.adaptive, points=_EVENTS).events
+        has_corners = len(self.run.atoms(np.inf).loss) <= _FEW_OUTPUTS
+        events = _EVENTS_WITH_CORNERS if has_corners else _EVENTS
+        parameters = replace(self.adaptive, points=events).events
         cells = _Cells.of(self.adaptive, parameters)
         runs = _horizon(cells.largest, repetitions.pmf(k[: max_runs + 1]), _NOTHING)
         main_runs = min(int(np.searchsorted(expected, _MAIN_SHARE)), max_runs)
@@ -196,7 +218,10 @@ class HistoryCurve:
 
     def _lattice(self, per_deviation: float) -> FloatArray:
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
-        spacing = max(self.run.atoms(np.inf).deviation / per_deviation, reach / _MOST_POINTS)
+        outputs = self.run.atoms(np.inf)
+        spacing = max(outputs.deviation / per_deviation, reach / _MOST_POINTS)
+        if len(outputs.loss) <= _FEW_OUTPUTS:
+            spacing = _with_little_spread(outputs, spacing)
         below = math.ceil(_BEYOND / spacing)
         points = _SKIPPED * math.ceil(reach / spacing / _SKIPPED) + 1
         return np.asarray(np.exp(spacing * (np.arange(points) - below)))
@@ -272,9 +297,13 @@ class HistoryCurve:
     ) -> tuple[FloatArray, float]:
         """How much each cell [m] decides the bound, and the mean of Psi where it does."""
         t, total = self.plan[2], np.maximum(psi.max(axis=0), 0.0)
-        place = np.rint((np.log(t) - epsilon) / np.log(t[1] / t[0])).astype(np.int64) - run.first
-        reached = (place >= 0) & (place < len(run.masses))
-        weight = np.where(reached, run.masses[np.clip(place, 0, len(run.masses) - 1)], 0.0) * total
+        place = (np.log(t) - epsilon) / np.log(t[1] / t[0]) - run.first
+        # An output that leads between two points counts at both.
+        weight = np.zeros(len(t))
+        for index in (np.floor(place), np.floor(place) + 1.0):
+            reached = (index >= 0) & (index < len(run.masses))
+            weight[reached] += run.masses[index[reached].astype(np.int64)]
+        weight *= total
         relative = np.maximum(psi, 0.0) / np.where(total > 0.0, total, 1.0)
         level = float(weight @ total) / max(float(weight.sum()), 1e-300)
         return (weight * relative**_DECISIVE).sum(axis=1), level
