@@ -504,7 +504,7 @@ def test_the_paper_names_its_title_and_its_authors(
     assert source.index("=== Proposition 1\n") < source.index("=== Proposition 16\n")
     assert "{include}" not in source
     assert "The page" not in source
-    assert "three labels attains 2.300 where the bound is 2.386." in " ".join(source.split())
+    assert "three labels attains 2.300 where the bound is 2.385." in " ".join(source.split())
     assert "square.stroked.tiny" not in source
     paper = (tmp_path / "theory.pdf").read_bytes()
     assert b"/Title(The privacy cost of tuning: bounds and attacks)" in paper

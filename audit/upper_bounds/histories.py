@@ -72,7 +72,7 @@ _WORK_OF_A_VALUE, _WORK_OF_A_RUN, _MOST_WORK = 2.7, (4000, 8000), (7e7, 1e8)
 _EXPECTED_ROUNDS, _MAIN_SHARE = 2, 0.99
 # The share of this work, and of the runs, for a base of one direction, for the direction that costs
 # most, and for the first look at the others.
-_ALONE, _FIRST, _QUICK = (1.5, 1.0), (1.0, 1.0), (0.3, 0.5)
+_ALONE, _FIRST, _QUICK = (1.75, 1.0), (1.0, 1.0), (0.3, 0.5)
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
 _TRANSFORM = 3e-15
 
