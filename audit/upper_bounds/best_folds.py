@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
@@ -104,6 +104,23 @@ class _Smallest:
         return min(bound.delta(epsilon) for bound in self.bounds)
 
 
+@dataclass(frozen=True)
+class _Logged:
+    """Numbers at least 0 and their logarithms, which pairs of a square and t use many times."""
+
+    value: FloatArray
+    log: FloatArray
+
+    @staticmethod
+    def of(value: FloatArray) -> "_Logged":
+        """Numbers with their logarithms."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return _Logged(value, np.log(value))
+
+    def __getitem__(self, index: Any) -> "_Logged":
+        return _Logged(self.value[index], self.log[index])
+
+
 class _Ends:
     """Powers of the measures at both ends of the likelihood ratio, from which folds are made.
 
@@ -157,31 +174,50 @@ class _Ends:
 
         All terms are positive, so sums keep their relative accuracy.
         """
-        n = self._others
-        size = n * (low_powers[1].shape[1] - 1) + 1
+        n, places = self._others, low_powers[1].shape[1]
         if n == 1:
             return low_powers[1][low] + high_powers[1][high]
         products = low_powers[n][low] + high_powers[n][high]
+        # Numbers of finite ratios that have mass at the bottom and on top.
+        bottom = np.clip(np.ceil(self._u[low]).astype(np.int64) - 1, 0, places)
+        top = np.clip(np.ceil(self._v[high]).astype(np.int64), 0, places)
         starts = np.flatnonzero(np.append(True, np.diff(low) > 0))
         for start, end in zip(starts, [*starts[1:], len(low)], strict=True):
-            rows = high[start:end]
+            rows, at_bottom, on_top = high[start:end], bottom[start], top[start:end].max()
+            if not at_bottom or not on_top:
+                continue
             for k in range(1, n):
-                low_power, high_power = low_powers[k][low[start]], high_powers[n - k][rows]
-                # Row i of this matrix is `low_power`, moved by i places.
-                padded = np.pad(low_power, high_power.shape[1] - 1)
-                shifted = sliding_window_view(padded, size)[::-1]
-                products[start:end] += math.comb(n, k) * matrix_product(high_power, shifted)
+                # Beyond these places one of the two powers is 0.
+                first = (n - k) * (places - on_top)
+                low_power = low_powers[k][low[start], : k * (at_bottom - 1) + 1]
+                high_power = high_powers[n - k][rows, first:]
+                last = first + high_power.shape[1] + len(low_power) - 1
+                product = matrix_product(high_power, _shifted(low_power, high_power.shape[1]))
+                products[start:end, first:last] += math.comb(n, k) * product
         return products
+
+
+def _shifted(values: FloatArray, rows: int) -> FloatArray:
+    """A matrix [rows, n + rows - 1] whose row i is `values` [n], moved by i places."""
+    padded = np.zeros(len(values) + 2 * (rows - 1))
+    padded[rows - 1 : rows - 1 + len(values)] = values
+    size, (step,) = len(values) + rows - 1, padded.strides
+    return np.ndarray((rows, size), padded.dtype, padded, (rows - 1) * step, (-step, step))
 
 
 def _powers(masses: FloatArray, max_terms: int) -> list[FloatArray]:
     """Masses [n, j (k - 1) + 1] of the sums of j values, for each j <= `max_terms`, from [n, k]."""
     powers = [np.ones((len(masses), 1))]
+    # Later rows have more points, so the rows before the first one with a mass here have none.
+    has_mass = masses > 0.0
+    firsts = np.where(has_mass.any(axis=0), has_mass.argmax(axis=0), len(masses))
     for _ in range(max_terms):
         power = powers[-1]
         longer = np.zeros((len(masses), power.shape[1] + masses.shape[1] - 1))
         for place in range(masses.shape[1]):
-            longer[:, place : place + power.shape[1]] += masses[:, place : place + 1] * power
+            first = firsts[place]
+            moved = slice(place, place + power.shape[1])
+            longer[first:, moved] += masses[first:, place : place + 1] * power[first:]
         powers.append(longer)
     return powers
 
@@ -331,17 +367,18 @@ class FoldCurve:
         return _Ends(u, v, low, high, (p, q), self._others)
 
     def _gains(
-        self, folds: _Folds, index: IntArray, a: FloatArray, b: FloatArray, t: FloatArray
+        self, folds: _Folds, index: IntArray, a: "_Logged", b: "_Logged", t: "_Logged"
     ) -> FloatArray:
         """The integral of [a - t b R]_+ over folds [n], rounded up, for broadcast arguments."""
         run, spacing = self._lattice
-        with np.errstate(divide="ignore", invalid="ignore"):
-            place = (np.log(a) - np.log(t) - np.log(b)) / spacing - self._others * run.first
+        with np.errstate(invalid="ignore"):
+            place = (a.log - t.log - b.log) / spacing - self._others * run.first
         size = folds.below.shape[1] - 1
         place = np.clip(np.floor(np.nan_to_num(place, nan=-1.0)) + 1.0, 0, size).astype(np.int64)
         # If rounding moves the place by one, a - t b R is nearly 0 there, which `_GAIN` covers.
-        gain = a * folds.below[index, place]
-        return np.asarray(gain * (1.0 + _GAIN) - t * b * folds.below_with[index, place])
+        gain = a.value * folds.below[index, place]
+        loss = t.value * b.value * folds.below_with[index, place]
+        return np.asarray(gain * (1.0 + _GAIN) - loss)
 
     @cached_property
     def _values(self) -> _Values:
@@ -445,6 +482,7 @@ class FoldCurve:
         s, s_with = self._events(u, v)
         folds = ends.folds(u, v)
         a, b = self._slopes(1.0 - s), self._slopes(1.0 - s_with)
+        logged_a, logged_b, logged_t = map(_Logged.of, (a, b, self._t))
         if pairs is None:
             index, t_index = (
                 axis_index.ravel() for axis_index in np.indices((len(squares), len(self._t)))
@@ -454,11 +492,13 @@ class FoldCurve:
         # Values of folds at two corners, which are attained on the lattice.
         for corner in (0, 3):
             fold = inverse[index, corner]
-            value = self._gains(folds, fold, a[fold], b[fold], self._t[t_index])
+            value = self._gains(folds, fold, logged_a[fold], logged_b[fold], logged_t[t_index])
             np.maximum.at(best, t_index, value)
         # The largest measure with the largest a and the smallest b is a bound of first order.
         best_corner, worst_corner = inverse[index, 0], inverse[index, 3]
-        simple = self._gains(folds, worst_corner, a[best_corner], b[worst_corner], self._t[t_index])
+        simple = self._gains(
+            folds, worst_corner, logged_a[best_corner], logged_b[worst_corner], logged_t[t_index]
+        )
         simple *= 1.0 + _DERIVATIVES
         keep = simple > self._enough(best)[t_index]
         index, t_index, simple = index[keep], t_index[keep], simple[keep]
@@ -504,15 +544,17 @@ class FoldCurve:
         where G(c, d) has the measure of corner c and the lines at corner d. That is at most the
         largest G(c, c) plus 3/8 of the largest G(c, d) + G(d, c) - G(c, c) - G(d, d).
         """
-        t = self._t[t_index]
+        t = _Logged.of(self._t)[t_index]
         fold = inverse[index]
-        line_a, line_b = a[index], b[index]
+        # One array for each corner, so that its values are next to each other.
+        line_a = [_Logged.of(at_corner)[index] for at_corner in a.T]
+        line_b = [_Logged.of(at_corner)[index] for at_corner in b.T]
 
         def gain(c: int, d: int) -> FloatArray:
-            return self._gains(folds, fold[:, c], line_a[:, d], line_b[:, d], t)
+            return self._gains(folds, fold[:, c], line_a[d], line_b[d], t)
 
         equal = [gain(c, c) for c in range(4)]
-        mixed = np.zeros(len(t))
+        mixed = np.zeros(len(index))
         for c, d in _SIDES:
             np.maximum(mixed, gain(c, d) + gain(d, c) - equal[c] - equal[d], out=mixed)
         return np.asarray(np.max(equal, axis=0) + 0.375 * mixed)
