@@ -214,6 +214,8 @@ FAMILY_ERROR = 1e-5
 SHORTFALL = 0.01
 """A shortfall of the noise that is smaller than this is not reported."""
 _POWER = 0.8
+# No records that are drawn several times make a contribution this many times too large.
+_NOT_BY_DRAWING, _ESTIMATED = 100.0, 1.05
 _OF_COUPLED_RUNS = ("contribution", "noise", "batches", "released numbers")
 Words = Callable[[TestResult], Finding]
 """Puts a significant test into words."""
@@ -364,11 +366,13 @@ class Verdicts:
         cause = None
         if "influence" in by_kind:
             cause = by_kind.pop("influence")
-        elif factors and "size" in by_kind:
-            # A contribution that varies by a factor between batches does not explain a larger one.
-            if _shortfall(by_kind["size"]) > max(factors):
+        elif "size" in by_kind:
+            # A contribution that varies by a factor between batches does not explain a larger one,
+            # nor do records that are drawn several times explain one that is very much too large.
+            # The shortfall is estimated.
+            if _shortfall(by_kind["size"]) > _ESTIMATED * max(factors, default=_NOT_BY_DRAWING):
                 cause = by_kind.pop("size")
-            else:
+            elif factors:
                 by_kind["size"] = _explained(by_kind["size"])
         all_findings = [*self.findings, *by_kind.values()]
         self.findings[:] = (
