@@ -48,6 +48,7 @@ LISTS = (
     "public_threads",
     "fifth_turn",
     "sixth_turn",
+    "seventh_turn",
 )
 
 

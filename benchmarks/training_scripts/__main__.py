@@ -7,7 +7,7 @@ The examples of Opacus run unmodified. Small random data and stand-ins for torch
 transformers are used, because the data sets and the tokenizer must be downloaded. The other scripts
 have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer. Those in the
 folder `whole` (`--only whole`) are written in many styles. Those in the folder `sixth_turn`
-(`--only sixth`) belong to the list of loops of this name.
+(`--only sixth`) belong to the list of loops of this name, as those in `seventh_turn` do.
 """
 
 import argparse
@@ -29,6 +29,23 @@ from audit.errors import InvalidInput
 STAND_INS = Path(__file__).with_name("stand_ins")
 WHOLE = Path(__file__).with_name("whole")
 SIXTH = Path(__file__).with_name("sixth_turn")
+SEVENTH = Path(__file__).with_name("seventh_turn")
+# Arguments of scripts of the last folder, by name.
+SEVENTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "hardest_of_the_batch": ("--keep", "0.5", "--sigma", "1.2"),
+    "r_drop_in_one_batch": ("--num-train-epochs", "3"),
+    "class_weights_of_last_epoch": ("--max_epochs", "4"),
+    "expert_usage_in_buffer": ("--experts", "4", "--save", "experts.pt"),
+    "boosted_record_weights": ("--clip", "4.0"),
+    "incomplete_physical_batches_skipped": ("--physical", "4"),
+    "learned_loss_weights": ("--variance-lr", "0.1"),
+    "student_distilled_on_private_inputs": ("--temperature", "1.5"),
+    "two_views_in_one_backward": ("--alpha", "1.0"),
+    "frozen_backbone_in_trainer": ("--batch_size", "25", "--sigma", "1.2"),
+    "student_distilled_on_generated_inputs": ("--rounds", "5"),
+    "easy_records_first": ("--limits", "0.8", "1.5", "3.0"),
+    "masked_texts_of_public_length": ("--width", "5"),
+}
 
 
 @dataclass(frozen=True)
@@ -210,8 +227,12 @@ def whole_scripts() -> dict[str, Script]:
     alone.
     """
     return {
-        f"{label}, {path.stem.replace('_', ' ')}": Script(path.read_text(), mistake=mistake)
-        for label, series in (("whole", WHOLE), ("sixth", SIXTH))
+        f"{label}, {path.stem.replace('_', ' ')}": Script(
+            path.read_text(),
+            SEVENTH_ARGUMENTS.get(path.stem, ()) if series == SEVENTH else (),
+            mistake=mistake,
+        )
+        for label, series in (("whole", WHOLE), ("sixth", SIXTH), ("seventh", SEVENTH))
         for folder, mistake in (("mistakes", True), ("correct", False))
         for path in sorted((series / folder).glob("*.txt"))
     }
