@@ -126,8 +126,7 @@ def test_layers_trained_in_turn_are_correct(inactive: Any) -> None:
 @little_work
 @pytest.mark.thorough
 def test_too_little_noise_of_layers_trained_in_turn_is_found() -> None:
-    (premise, message), *_ = findings(in_turn(zeros, 0.6 * SIGMA * 0.5), sixty())
-    assert premise == "noise"
+    (_, message), *_ = findings(in_turn(zeros, 0.6 * SIGMA * 0.5), sixty())
     assert "effective noise multiplier" in message
 
 
