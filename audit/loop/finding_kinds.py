@@ -813,6 +813,16 @@ _ALL = (
         test="check_premises.check_premises",
     ),
     FindingKind(
+        "order of keys",
+        "released numbers",
+        "The keys of declared value {value} are {order} for all of {seeds} seeds, and {other} "
+        "after one record is exchanged: their order has no noise.",
+        "The keys are in the order of exact counts (as in `Counter.most_common`), of exact sums, "
+        "or of the records.",
+        "Add the keys in a public order, or sort them by the noisy values.",
+        test="orders_of_keys.compare_orders",
+    ),
+    FindingKind(
         "saved",
         "released numbers",
         "{file} holds the weights and {names}, which {depend} on the record although every "

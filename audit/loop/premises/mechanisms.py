@@ -21,8 +21,9 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.experiment import Check, Experiment, replace_one
+from audit.loop.premises.experiment import Check, Experiment, copies, replace_one
 from audit.loop.premises.noise import TestResult, estimate_noise, independence
+from audit.loop.premises.orders_of_keys import compare_orders, one_of_each_label
 from audit.loop.premises.verdicts import SHORTFALL, explain, released_outside
 from audit.loop.runs.coupled_runs import DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
@@ -233,7 +234,12 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
     if releases:
         check.verdicts.tested += ["contribution", "noise"]
     _compare_total(check, releases, first.claimed if claim is None else claim, delta)
-    _compare_returned(check, first, seeds[0], neighbours)
+    compare_orders(check, first)
+    # A chain of neighbours leads to copies of one record.
+    copied = [
+        copies(check.records, record, len(check.records)) for record in one_of_each_label(check)
+    ]
+    _compare_returned(check, first, seeds[0], [*neighbours, *copied])
     return _strongest(releases, pool), None
 
 
