@@ -312,6 +312,17 @@ _ALL = (
         test="noise.noise_from_weights",
     ),
     FindingKind(
+        "same noise",
+        "noise",
+        "The noise of `{first}` and that of `{second}` have correlation {correlation:.3g}: a "
+        "multiple of the second one subtracts all noise from the first, and one record changes "
+        "the difference.",
+        "One key, or two generators with one seed, draw both.",
+        "Split the key for each released number, or draw all noise from one generator.",
+        test="shared_noise.shared_noise",
+        explains=("tensors",),
+    ),
+    FindingKind(
         "shared noise",
         "noise",
         "The {of} of the noise of a step and that of another step of the same run have correlation "

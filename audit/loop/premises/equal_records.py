@@ -63,6 +63,7 @@ from audit.loop.premises.noise import (
     scale_by_batch,
     shape_of_noise,
 )
+from audit.loop.premises.shared_noise import numbers_of_steps
 from audit.loop.premises.verdicts import (
     divided_by_batch,
     explain,
@@ -417,7 +418,12 @@ def _measured(case: _Case) -> EqualRecords:
         experiment.verdicts.findings.append(divided_by_batch(spread, case.others().seen))
     experiment.verdicts.random_gradients = case.random_gradients
     _test_noise(case)
-    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed)
+    steps = None
+    if not case.random_gradients:
+        base, first_step = experiment.base, experiment.first_step
+        gradients = case.of_quiet, case.mixed, case.counts, noise.live
+        steps = numbers_of_steps(base.names, base.slices, *gradients, first_step)
+    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed, steps)
     if experiment.accounted is not None:
         _test_noise_along_contributions(case, experiment.accounted)
         if not case.varying and case.canaries.comparable is None:

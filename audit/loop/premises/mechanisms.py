@@ -8,7 +8,7 @@ other seeds show the noise.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Check, Experiment, copies, replace_one
 from audit.loop.premises.noise import TestResult, estimate_noise, independence
 from audit.loop.premises.orders_of_keys import compare_orders, one_of_each_label
+from audit.loop.premises.shared_noise import Numbers, declared_numbers, shared_noise
 from audit.loop.premises.verdicts import SHORTFALL, explain, released_outside
 from audit.loop.runs.coupled_runs import DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
@@ -230,6 +231,8 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
         if not _reports_missing_noise(check, release, len(first.declared)):
             releases.append(_without_copies(release))
     _collect(check, releases, len(first.declared))
+    changes_of_all = [_known_changes(runs, place, values) for place, values in enumerate(noisy)]
+    check.verdicts.collect(*shared_noise(declared_numbers(noisy, changes_of_all), ()))
     _compare_scales(check, first, neighbours, seeds, reference, noisy)
     if releases:
         check.verdicts.tested += ["contribution", "noise"]
@@ -243,8 +246,18 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
     return _strongest(releases, pool), None
 
 
+def _known_changes(runs: Sequence[Any], place: int, values: FloatArray) -> FloatArray:
+    """[P, d], what each neighbour changes in a declared value; NaN where that is unknown."""
+    unknown = np.full(values.shape[1], np.nan)
+    changes = (run[place] if isinstance(run, list) else None for run in runs)
+    return np.stack([unknown if change is None else change for change in changes])
+
+
 def compare_declared_of_steps(
-    experiment: Experiment, runs: Sequence[Sequence[DeclaredNoise]], exchanged: Sequence[Any]
+    experiment: Experiment,
+    runs: Sequence[Sequence[DeclaredNoise]],
+    exchanged: Sequence[Any],
+    steps: Iterable[Numbers] | None = None,
 ) -> None:
     """Tests the sizes of values that a training loop declares with their noise.
 
@@ -254,6 +267,8 @@ def compare_declared_of_steps(
         experiment: the experiment, which collects what is found.
         runs: the declared values of runs with other seeds on equal records.
         exchanged: those of the first runs, with the same seeds, after a record was exchanged.
+        steps: the coordinates of each step, whose noise is compared with that of the values; None
+            compares none.
     """
     declared = experiment.base.declared
     share = 1.0 if experiment.relation == "replace-one" else 0.5
@@ -278,6 +293,8 @@ def compare_declared_of_steps(
         if changes.any() and not _reports_missing_noise(experiment, release, len(declared)):
             releases.append(_without_copies(release))
     tests = [release.size_test() for release in releases]
+    if steps is not None:
+        _compare_shared_noise(experiment, runs, exchanged, steps)
     if tests:
         at = min(range(len(tests)), key=lambda i: tests[i].p_value)
         # Bonferroni's inequality over the values.
@@ -286,6 +303,30 @@ def compare_declared_of_steps(
             replace(tests[at], p_value=p_value),
             words=partial(_size_words, releases[at], len(declared)),
         )
+
+
+def _compare_shared_noise(
+    experiment: Experiment,
+    runs: Sequence[Sequence[DeclaredNoise]],
+    exchanged: Sequence[Any],
+    steps: Iterable[Numbers],
+) -> None:
+    """Tests whether a declared value has the same noise as another one, or as a step."""
+    usual = [value.values for value in experiment.base.declared]
+    columns = [
+        tuple(_column(rows, place, values) for rows in (runs, exchanged))
+        for place, values in enumerate(usual)
+        if values is not None
+    ]
+    # Values whose shape differs between runs are left out.
+    columns = [
+        pair for pair in columns if len(pair[0]) == len(runs) and len(pair[1]) == len(exchanged)
+    ]
+    if not columns or not exchanged:
+        return
+    values = [noisy for noisy, _ in columns]
+    changes = [others - noisy[: len(others)] for noisy, others in columns]
+    experiment.verdicts.collect(*shared_noise(declared_numbers(values, changes), steps))
 
 
 def _column(rows: Sequence[Sequence[DeclaredNoise]], place: int, usual: FloatArray) -> FloatArray:
