@@ -15,7 +15,7 @@ from audit.loop.premises.check_premises import check_premises
 from benchmarks.training_loops.seventh_torch import SIGMA
 from benchmarks.training_loops.sixth_torch import sixty
 
-pytestmark = [pytest.mark.full_work, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 PROTOTYPES = 6
 
 

@@ -27,7 +27,7 @@ from benchmarks.training_loops.seventh_torch import (
     with_noise,
 )
 
-pytestmark = [pytest.mark.usefixtures("little_work"), pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 DATA = TrainingSet(np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 3)
 Train = Callable[..., Any]
 

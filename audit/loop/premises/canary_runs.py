@@ -63,8 +63,8 @@ _ROUNDING_OF_SETTINGS = 1e-6
 # records are added between those of many gradient norms that contribute most.
 _MAX_PAIRS, _ROUNDS_OF_LENGTHS = 4, 2
 # Seeds that find a role which a record has in a tenth of the runs: 0.9^32 = 0.034 miss it. Only the
-# first steps are compared.
-_SEEDS_OF_ROLES, _STEPS_OF_ROLES = 32, 2
+# first steps are compared, within this share of the work.
+_SEEDS_OF_ROLES, _STEPS_OF_ROLES, _WORK_OF_ROLES = 32, 2, 0.1
 
 
 @dataclass(frozen=True)
@@ -691,8 +691,10 @@ def _in_random_roles(experiment: Experiment, canaries: CanaryRuns) -> FloatArray
         return reach
     first_steps = replace(experiment, steps=steps, stop_after=steps)
     data = [experiment.with_canary(record) for record in _of_unlike_sizes(canaries)]
+    work_before = experiment.runs.work
     for number in range(_SEEDS_OF_ROLES):
-        if not experiment.work_left(0.5):
+        used = experiment.runs.work - work_before
+        if not experiment.work_left(0.5) or used > _WORK_OF_ROLES * experiment.max_work:
             break
         seed = experiment.seed_of(1500 + number)
         runs = [first_steps.coupled(records, seed) for records in data]

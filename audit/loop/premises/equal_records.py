@@ -421,9 +421,11 @@ def _measured(case: _Case) -> EqualRecords:
     steps = None
     if not case.random_gradients:
         base, first_step = experiment.base, experiment.first_step
-        gradients = case.of_quiet, case.mixed, case.counts, noise.live
+        of_pool = np.stack([trace.gradients[: experiment.steps] for trace in case.canaries.traces])
+        gradients = case.of_quiet, case.mixed, of_pool, case.counts, noise.live
         steps = numbers_of_steps(base.names, base.slices, *gradients, first_step)
-    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed, steps)
+    declared = [trace.declared for trace in case.canaries.traces]
+    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed, declared, steps)
     if experiment.accounted is not None:
         _test_noise_along_contributions(case, experiment.accounted)
         if not case.varying and case.canaries.comparable is None:

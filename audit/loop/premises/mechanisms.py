@@ -257,6 +257,7 @@ def compare_declared_of_steps(
     experiment: Experiment,
     runs: Sequence[Sequence[DeclaredNoise]],
     exchanged: Sequence[Any],
+    of_pool: Sequence[Any] = (),
     steps: Iterable[Numbers] | None = None,
 ) -> None:
     """Tests the sizes of values that a training loop declares with their noise.
@@ -267,6 +268,7 @@ def compare_declared_of_steps(
         experiment: the experiment, which collects what is found.
         runs: the declared values of runs with other seeds on equal records.
         exchanged: those of the first runs, with the same seeds, after a record was exchanged.
+        of_pool: those of runs with one seed that differ in one record.
         steps: the coordinates of each step, whose noise is compared with that of the values; None
             compares none.
     """
@@ -294,7 +296,7 @@ def compare_declared_of_steps(
             releases.append(_without_copies(release))
     tests = [release.size_test() for release in releases]
     if steps is not None:
-        _compare_shared_noise(experiment, runs, exchanged, steps)
+        _compare_shared_noise(experiment, (runs, exchanged, of_pool), steps)
     if tests:
         at = min(range(len(tests)), key=lambda i: tests[i].p_value)
         # Bonferroni's inequality over the values.
@@ -307,26 +309,27 @@ def compare_declared_of_steps(
 
 def _compare_shared_noise(
     experiment: Experiment,
-    runs: Sequence[Sequence[DeclaredNoise]],
-    exchanged: Sequence[Any],
+    rows: tuple[Sequence[Sequence[DeclaredNoise]], Sequence[Any], Sequence[Any]],
     steps: Iterable[Numbers],
 ) -> None:
     """Tests whether a declared value has the same noise as another one, or as a step."""
     usual = [value.values for value in experiment.base.declared]
     columns = [
-        tuple(_column(rows, place, values) for rows in (runs, exchanged))
+        [_column(rows_of_runs, place, values) for rows_of_runs in rows]
         for place, values in enumerate(usual)
         if values is not None
     ]
     # Values whose shape differs between runs are left out.
-    columns = [
-        pair for pair in columns if len(pair[0]) == len(runs) and len(pair[1]) == len(exchanged)
-    ]
-    if not columns or not exchanged:
+    counts = [len(rows_of_runs) for rows_of_runs in rows]
+    columns = [column for column in columns if [len(values) for values in column] == counts]
+    if not columns:
         return
-    values = [noisy for noisy, _ in columns]
-    changes = [others - noisy[: len(others)] for noisy, others in columns]
-    experiment.verdicts.collect(*shared_noise(declared_numbers(values, changes), steps))
+    changes = [
+        np.concatenate([mixed - noisy[: len(mixed)], of_pool[1:] - of_pool[:1]])
+        for noisy, mixed, of_pool in columns
+    ]
+    noisy = [values for values, _, _ in columns]
+    experiment.verdicts.collect(*shared_noise(declared_numbers(noisy, changes), steps))
 
 
 def _column(rows: Sequence[Sequence[DeclaredNoise]], place: int, usual: FloatArray) -> FloatArray:

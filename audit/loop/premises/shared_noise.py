@@ -153,6 +153,7 @@ def numbers_of_steps(
     slices: Sequence[slice],
     of_equal: FloatArray,
     mixed: FloatArray,
+    of_pool: FloatArray,
     counts: FloatArray | None,
     live: NDArray[np.bool_],
     first_step: int,
@@ -164,6 +165,7 @@ def numbers_of_steps(
         slices: their coordinates.
         of_equal: [R, T, D], released gradients of runs with other seeds.
         mixed: [R', T, D], those of the first seeds after a record was exchanged.
+        of_pool: [P, T, D], those of runs with one seed that differ in one record.
         counts: [R, T], numbers proportional to the batch sizes, or None.
         live: [T, D], coordinates that are not public.
         first_step: number of steps before the first of them.
@@ -171,7 +173,12 @@ def numbers_of_steps(
     for t in range(of_equal.shape[1]):
         columns = np.flatnonzero(live[t])
         values = of_equal[:, t, columns]
-        changes = mixed[:, t, columns] - values[: len(mixed)]
+        changes = np.concatenate(
+            [
+                mixed[:, t, columns] - values[: len(mixed)],
+                of_pool[1:, t, columns] - of_pool[:1, t, columns],
+            ]
+        )
 
         def name(index: int, step: int = first_step + t + 1, columns: Any = columns) -> str:
             tensors = zip(names, slices, strict=True)
