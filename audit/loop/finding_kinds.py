@@ -312,6 +312,17 @@ _ALL = (
         test="noise.noise_from_weights",
     ),
     FindingKind(
+        "same noise",
+        "noise",
+        "The noise of `{first}` and that of `{second}` have correlation {correlation:.3g}: a "
+        "multiple of the second one subtracts all noise from the first, and one record changes "
+        "the difference.",
+        "One key, or two generators with one seed, draw both.",
+        "Split the key for each released number, or draw all noise from one generator.",
+        test="shared_noise.shared_noise",
+        explains=("tensors",),
+    ),
+    FindingKind(
         "shared noise",
         "noise",
         "The {of} of the noise of a step and that of another step of the same run have correlation "
@@ -811,6 +822,16 @@ _ALL = (
         "records, a statistic, an early stop, or weights that something else changed.",
         "Do not release it, compute it on public records, or add noise and account for it.",
         test="check_premises.check_premises",
+    ),
+    FindingKind(
+        "order of keys",
+        "released numbers",
+        "The keys of declared value {value} are {order} for all of {seeds} seeds, and {other} "
+        "after one record is exchanged: their order has no noise.",
+        "The keys are in the order of exact counts (as in `Counter.most_common`), of exact sums, "
+        "or of the records.",
+        "Add the keys in a public order, or sort them by the noisy values.",
+        test="orders_of_keys.compare_orders",
     ),
     FindingKind(
         "saved",

@@ -106,6 +106,7 @@ def test_tensors_and_variables_of_tensorflow() -> None:
     variable = tensorflow.Variable([[0.5, 1.0]])
     numbers = numbers_of({"w": tensorflow.ones(2), "half": half, "v": variable})
     assert {name: value.tolist() for name, value in numbers.items()} == {
+        "order of keys": ["w", "half", "v"],
         "w": [1.0, 1.0],
         "half": [1.5, 1.5],
         "v": [[0.5, 1.0]],
@@ -127,6 +128,7 @@ def test_jax_arrays_and_keys_are_released_numbers() -> None:
         }
     )
     assert {name: value.tolist() for name, value in numbers.items()} == {
+        "order of keys": ["w", "half", "key"],
         "w": [1.0, 1.0],
         "half": [1.5, 1.5],
         "key": [0, 3],

@@ -62,6 +62,9 @@ _ROUNDING_OF_SETTINGS = 1e-6
 # Number of steps for whose weights a pair with opposite gradients is sought, and rounds in which
 # records are added between those of many gradient norms that contribute most.
 _MAX_PAIRS, _ROUNDS_OF_LENGTHS = 4, 2
+# Seeds that find a role which a record has in a tenth of the runs: 0.9^32 = 0.034 miss it. Only the
+# first steps are compared, within this share of the work.
+_SEEDS_OF_ROLES, _STEPS_OF_ROLES, _WORK_OF_ROLES = 32, 2, 0.1
 
 
 @dataclass(frozen=True)
@@ -600,6 +603,9 @@ def measure(
     # Runs whose number of steps is random have only their first steps in common.
     elsewhere = _in_other_places(experiment, canaries, absent)[: len(measured.largest)]
     np.maximum(measured.largest, elsewhere, out=measured.largest)
+    in_roles = _in_random_roles(experiment, canaries)
+    first = measured.largest[: len(in_roles)]
+    np.maximum(first, in_roles[: len(first)], out=first)
     if runs.apart is not None:
         np.maximum(measured.largest, runs.apart[: len(measured.largest)], out=measured.largest)
     return canaries
@@ -673,16 +679,61 @@ def _in_other_places(
     return reach
 
 
+def _in_random_roles(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
+    """[T'], half of the largest changes of the first steps by one record, for many other seeds.
+
+    A record may have a role in few runs: that of a landmark, a prototype, or a record of
+    validation, which the seed draws. Then it may change what all others contribute, or weights.
+    """
+    steps = min(_STEPS_OF_ROLES, experiment.steps)
+    reach = np.zeros(steps)
+    if experiment.brief or len(experiment.records) < 2:
+        return reach
+    first_steps = replace(experiment, steps=steps, stop_after=steps)
+    data = [experiment.with_canary(record) for record in _of_unlike_sizes(canaries)]
+    work_before = experiment.runs.work
+    for number in range(_SEEDS_OF_ROLES):
+        used = experiment.runs.work - work_before
+        if not experiment.work_left(0.5) or used > _WORK_OF_ROLES * experiment.max_work:
+            break
+        seed = experiment.seed_of(1500 + number)
+        runs = [first_steps.coupled(records, seed) for records in data]
+        runs = [run for run in runs if not first_steps.ended_early(run)]
+        alike = [run for run in runs if draw_alike(run, runs[0], steps)]
+        reach = np.maximum(reach, _largest_distances(first_steps, alike) / 2)
+        if alike and not experiment.verdicts.findings:
+            compare_weights(first_steps, alike)
+    return reach
+
+
+def _of_unlike_sizes(canaries: CanaryRuns) -> list[PoolRecord]:
+    """The two records that differ most, one of the data, and the largest one.
+
+    Features that compare a record with a distant one may be 0 whatever the distant one is.
+    """
+    pool, (first, second) = canaries.pool, canaries.pair
+    of_data = [record for record in pool if record.family == "own"]
+    usual = max(of_data, key=lambda record: record.label != first.label, default=pool[0])
+    largest = max(pool, key=lambda record: -1.0 if math.isnan(record.size) else record.size)
+    return list({id(record): record for record in (first, second, usual, largest)}.values())
+
+
 def largest_distances(experiment: Experiment, data: Sequence[TrainingSet]) -> FloatArray:
     """[T], the largest distance between coupled runs on these data sets."""
     runs = [experiment.coupled(records, experiment.base_seed) for records in data]
-    gradients = [
-        run.gradients
-        for run in runs
-        if not experiment.ended_early(run)
-        and experiment.draws_as_reference(run)
-        and np.isfinite(run.gradients).all()
-    ]
+    return _largest_distances(
+        experiment,
+        [
+            run
+            for run in runs
+            if not experiment.ended_early(run) and experiment.draws_as_reference(run)
+        ],
+    )
+
+
+def _largest_distances(experiment: Experiment, runs: Sequence[Trace]) -> FloatArray:
+    """[T], the largest distance between runs whose gradients are finite."""
+    gradients = [run.gradients for run in runs if np.isfinite(run.gradients).all()]
     distances, base = np.zeros(experiment.steps), experiment.base
     if len(gradients) > 1:
         largest = contributions(gradients, base.slices, base.epsilon_of_type).largest

@@ -42,6 +42,7 @@ from audit.loop.premises.forced_releases import compare_released
 from audit.loop.premises.mechanisms import compare_declared
 from audit.loop.premises.number_of_records import PublicSize, compare_numbers_of_records
 from audit.loop.premises.numbers_of_steps import compare_random_numbers_of_steps
+from audit.loop.premises.orders_of_keys import compare_orders
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.trained_weights import compare_at_trained_weights
 from audit.loop.premises.verdicts import FAMILY_ERROR, explain, weights_outside
@@ -291,6 +292,7 @@ def _of_watched(
     if experiment.work_left():
         _report_change_of_others(experiment, canaries, equal)
     compare_released(experiment, canaries)
+    compare_orders(experiment, first)
     public_size = compare_numbers_of_records(experiment, canaries, equal, short)
     if not check.verdicts.findings:
         compare_at_trained_weights(experiment, canaries, loss, delta)

@@ -63,6 +63,7 @@ from audit.loop.premises.noise import (
     scale_by_batch,
     shape_of_noise,
 )
+from audit.loop.premises.shared_noise import numbers_of_steps
 from audit.loop.premises.verdicts import (
     divided_by_batch,
     explain,
@@ -314,6 +315,23 @@ def _hides_batches(experiment: Experiment, batches: Batches) -> bool:
     return bool(np.any(unseen & (all_empty < _NEVER)))
 
 
+def _live(experiment: Experiment, canaries: CanaryRuns, runs: _Runs) -> NDArray[np.bool_]:
+    """[T, D], coordinates that are not the same number in all runs of a step.
+
+    The others do not depend on seeds and records, as the gradient of a layer that is not trained
+    in this step, or a public mask. They release nothing and need no noise.
+    """
+    steps = experiment.steps
+    first = runs.of_quiet[0]
+    live = np.zeros(first.shape, np.bool_)
+    for gradients in (*runs.of_quiet, *runs.of_canary, *runs.mixed):
+        live |= gradients != first
+    for trace in canaries.traces:
+        gradients = trace.gradients[:steps]
+        live[: len(gradients)] |= gradients != first[: len(gradients)]
+    return live
+
+
 @dataclass(frozen=True)
 class _Case:
     """Runs on equal records and what they show, as the tests of noise and batches take it.
@@ -364,6 +382,7 @@ class _Case:
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
         # Dropout and augmentation make a record's own gradient random.
         parallel = batches.proportional is not None
+        live = _live(experiment, canaries, runs)
         return _Case(
             experiment,
             canaries,
@@ -375,7 +394,7 @@ class _Case:
             np.stack(runs.mixed),
             batches,
             counts,
-            estimate_noise(same_runs, counts, base.slices, base.epsilon_of_type),
+            estimate_noise(same_runs, counts, base.slices, base.epsilon_of_type, live),
             varying,
             not (batches.constant and parallel) and not varying,
             cache(lambda: changes_other_records(experiment, canaries, data)),
@@ -399,7 +418,14 @@ def _measured(case: _Case) -> EqualRecords:
         experiment.verdicts.findings.append(divided_by_batch(spread, case.others().seen))
     experiment.verdicts.random_gradients = case.random_gradients
     _test_noise(case)
-    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed)
+    steps = None
+    if not case.random_gradients:
+        base, first_step = experiment.base, experiment.first_step
+        of_pool = np.stack([trace.gradients[: experiment.steps] for trace in case.canaries.traces])
+        gradients = case.of_quiet, case.mixed, of_pool, case.counts, noise.live
+        steps = numbers_of_steps(base.names, base.slices, *gradients, first_step)
+    declared = [trace.declared for trace in case.canaries.traces]
+    compare_declared_of_steps(experiment, runs.declared, runs.declared_of_mixed, declared, steps)
     if experiment.accounted is not None:
         _test_noise_along_contributions(case, experiment.accounted)
         if not case.varying and case.canaries.comparable is None:
@@ -490,7 +516,7 @@ def _test_shape_of_noise(case: _Case) -> None:
         *flat_noise(noise),
         *length_of_noise(noise),
         *grain_of_noise(gradients_of_equal, case.of_canary, noise, base.epsilon_of_type),
-        *rank_of_noise(gradients_of_equal, counts, base.slices, base.epsilon_of_type),
+        *rank_of_noise(gradients_of_equal, counts, base.slices, base.epsilon_of_type, noise.live),
     )
     accounted = experiment.accounted
     if accounted is not None and counts is not None:
@@ -513,7 +539,8 @@ def _test_noise_along_contributions(case: _Case, accounted: Accounted) -> None:
     required = np.minimum(noise.scales_by_tensor[: len(top)], (sigma * top)[:, None])
     # Directions must be independent of the residuals. The mean over runs is regressed out of them,
     # and the difference of two coupled runs contains no noise.
-    for directions in (case.of_quiet.mean(axis=0), _pair_direction(experiment, case.canaries)):
+    for direction in (case.of_quiet.mean(axis=0), _pair_direction(experiment, case.canaries)):
+        directions = np.where(noise.live, direction, 0.0)
         lengths = np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), 1e-300)
         units = directions / lengths
         experiment.verdicts.collect(
@@ -633,6 +660,7 @@ def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise)
     observed = np.square(noise.scales_by_tensor[: len(largest)])
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1.0 - np.where(observed > 0, required / observed, 0.0)
+    share = np.where(noise.live_sizes[: len(largest)] > 0, share, 0.0)
     return float(np.clip(share, 0.0, 1.0).max(initial=0.0))
 
 
@@ -695,12 +723,13 @@ def _missing_noise(
         return False
     if not (silent & matters[None, :]).any():
         return False
-    if silent[:, matters].all():
+    without_noise = silent | (noise.live_sizes == 0)
+    if without_noise[:, matters].all():
         agree = (gradients[0] == gradients_of_canary[0]).all(axis=0)
         fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
         experiment.verdicts.findings.append(no_noise(len(gradients), fixed))
         return True
-    everywhere = [i for i in range(len(names)) if matters[i] and silent[:, i].all()]
+    everywhere = [i for i in range(len(names)) if matters[i] and without_noise[:, i].all()]
     if everywhere:
         silent_names = [names[i] for i in everywhere]
         shown = {"names": listed(silent_names, "receive"), "tensors": ", ".join(silent_names)}
@@ -710,7 +739,7 @@ def _missing_noise(
     steps = [
         t + first_step
         for t in range(len(silent))
-        if partly_silent and silent[t, partly_silent].all()
+        if silent[t, partly_silent].any() and without_noise[t, partly_silent].all()
     ]
     if steps:
         experiment.verdicts.findings.append(steps_without_noise(steps, len(silent)))
@@ -731,8 +760,8 @@ def _noise_by_coordinate(
     silent = np.repeat(noise.silent, noise.sizes, axis=1)
     if noise.degrees.min() > 1:
         # Rounding must be far smaller than the noise, or it hides it.
-        scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
-        still = (np.abs(noise.residuals).max(axis=0) <= rounding) & (rounding < 0.1 * scales)
+        still = np.abs(noise.residuals).max(axis=0) <= rounding
+        still &= (rounding < 0.1 * noise.units) & noise.live
         bare = np.any(still & moved & ~silent, axis=0)
     for t in range(of_quiet.shape[1]):
         zeros = [runs[:, t] == 0 for runs in (of_quiet, of_canary)]

@@ -8,7 +8,7 @@ other seeds show the noise.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,8 +21,10 @@ from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord
-from audit.loop.premises.experiment import Check, Experiment, replace_one
+from audit.loop.premises.experiment import Check, Experiment, copies, replace_one
 from audit.loop.premises.noise import TestResult, estimate_noise, independence
+from audit.loop.premises.orders_of_keys import compare_orders, one_of_each_label
+from audit.loop.premises.shared_noise import Numbers, declared_numbers, shared_noise
 from audit.loop.premises.verdicts import SHORTFALL, explain, released_outside
 from audit.loop.runs.coupled_runs import DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
@@ -229,16 +231,34 @@ def compare_declared(check: Check, first: Trace, claim: float | None, delta: flo
         if not _reports_missing_noise(check, release, len(first.declared)):
             releases.append(_without_copies(release))
     _collect(check, releases, len(first.declared))
+    changes_of_all = [_known_changes(runs, place, values) for place, values in enumerate(noisy)]
+    check.verdicts.collect(*shared_noise(declared_numbers(noisy, changes_of_all), ()))
     _compare_scales(check, first, neighbours, seeds, reference, noisy)
     if releases:
         check.verdicts.tested += ["contribution", "noise"]
     _compare_total(check, releases, first.claimed if claim is None else claim, delta)
-    _compare_returned(check, first, seeds[0], neighbours)
+    compare_orders(check, first)
+    # A chain of neighbours leads to copies of one record.
+    copied = [
+        copies(check.records, record, len(check.records)) for record in one_of_each_label(check)
+    ]
+    _compare_returned(check, first, seeds[0], [*neighbours, *copied])
     return _strongest(releases, pool), None
 
 
+def _known_changes(runs: Sequence[Any], place: int, values: FloatArray) -> FloatArray:
+    """[P, d], what each neighbour changes in a declared value; NaN where that is unknown."""
+    unknown = np.full(values.shape[1], np.nan)
+    changes = (run[place] if isinstance(run, list) else None for run in runs)
+    return np.stack([unknown if change is None else change for change in changes])
+
+
 def compare_declared_of_steps(
-    experiment: Experiment, runs: Sequence[Sequence[DeclaredNoise]], exchanged: Sequence[Any]
+    experiment: Experiment,
+    runs: Sequence[Sequence[DeclaredNoise]],
+    exchanged: Sequence[Any],
+    of_pool: Sequence[Any] = (),
+    steps: Iterable[Numbers] | None = None,
 ) -> None:
     """Tests the sizes of values that a training loop declares with their noise.
 
@@ -248,6 +268,9 @@ def compare_declared_of_steps(
         experiment: the experiment, which collects what is found.
         runs: the declared values of runs with other seeds on equal records.
         exchanged: those of the first runs, with the same seeds, after a record was exchanged.
+        of_pool: those of runs with one seed that differ in one record.
+        steps: the coordinates of each step, whose noise is compared with that of the values; None
+            compares none.
     """
     declared = experiment.base.declared
     share = 1.0 if experiment.relation == "replace-one" else 0.5
@@ -272,6 +295,8 @@ def compare_declared_of_steps(
         if changes.any() and not _reports_missing_noise(experiment, release, len(declared)):
             releases.append(_without_copies(release))
     tests = [release.size_test() for release in releases]
+    if steps is not None:
+        _compare_shared_noise(experiment, (runs, exchanged, of_pool), steps)
     if tests:
         at = min(range(len(tests)), key=lambda i: tests[i].p_value)
         # Bonferroni's inequality over the values.
@@ -280,6 +305,31 @@ def compare_declared_of_steps(
             replace(tests[at], p_value=p_value),
             words=partial(_size_words, releases[at], len(declared)),
         )
+
+
+def _compare_shared_noise(
+    experiment: Experiment,
+    rows: tuple[Sequence[Sequence[DeclaredNoise]], Sequence[Any], Sequence[Any]],
+    steps: Iterable[Numbers],
+) -> None:
+    """Tests whether a declared value has the same noise as another one, or as a step."""
+    usual = [value.values for value in experiment.base.declared]
+    columns = [
+        [_column(rows_of_runs, place, values) for rows_of_runs in rows]
+        for place, values in enumerate(usual)
+        if values is not None
+    ]
+    # Values whose shape differs between runs are left out.
+    counts = [len(rows_of_runs) for rows_of_runs in rows]
+    columns = [column for column in columns if [len(values) for values in column] == counts]
+    if not columns:
+        return
+    changes = [
+        np.concatenate([mixed - noisy[: len(mixed)], of_pool[1:] - of_pool[:1]])
+        for noisy, mixed, of_pool in columns
+    ]
+    noisy = [values for values, _, _ in columns]
+    experiment.verdicts.collect(*shared_noise(declared_numbers(noisy, changes), steps))
 
 
 def _column(rows: Sequence[Sequence[DeclaredNoise]], place: int, usual: FloatArray) -> FloatArray:

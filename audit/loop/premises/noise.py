@@ -2,7 +2,8 @@
 
 Runs with other seeds, forced outputs and equal records release k_t c_t + noise at step t. The
 number k_t of records in the batch is known exactly from coupled runs, and c_t is the contribution
-of one record. Regression on k_t leaves the noise, with known degrees of freedom.
+of one record. Regression on k_t leaves the noise, with known degrees of freedom. Coordinates that
+are the same public number in all runs of a step release nothing, and no test uses them.
 """
 
 import itertools
@@ -58,7 +59,8 @@ class Noise:
         degrees: [T], degrees of freedom per coordinate.
         squares: [T, tensors], sums of squares before that scaling.
         sizes: [tensors], numbers of coordinates.
-        silent: [T, tensors], whether nothing but rounding is left.
+        silent: [T, tensors], whether nothing but rounding is left of a tensor that is not public.
+        live: [T, D], coordinates that are not public; the residuals of all others are 0.
     """
 
     residuals: FloatArray
@@ -67,6 +69,25 @@ class Noise:
     squares: FloatArray
     sizes: NDArray[np.int64]
     silent: NDArray[np.bool_]
+    live: NDArray[np.bool_]
+
+    @property
+    def live_sizes(self) -> NDArray[np.int64]:
+        """[T, tensors], numbers of coordinates that are not public."""
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        return np.add.reduceat(self.live.astype(np.int64), starts, axis=1)
+
+    @property
+    def widths(self) -> NDArray[np.int64]:
+        """[T], numbers of coordinates that are not public."""
+        widths: NDArray[np.int64] = self.live.sum(axis=1)
+        return widths
+
+    @property
+    def loud(self) -> NDArray[np.bool_]:
+        """[T], whether every tensor of a step has noise, where it is not public."""
+        loud: NDArray[np.bool_] = np.asarray(~self.silent.any(axis=1) & self.live.any(axis=1))
+        return loud
 
     @property
     def informative(self) -> NDArray[np.bool_]:
@@ -77,16 +98,21 @@ class Noise:
     @property
     def scales(self) -> FloatArray:
         """[T], standard deviation of a coordinate."""
-        count = self.degrees * self.sizes.sum()
+        count = self.degrees * self.widths
         scales: FloatArray = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
         return scales
 
     @property
     def scales_by_tensor(self) -> FloatArray:
         """[T, tensors], standard deviation of a coordinate of each tensor."""
-        count = self.degrees[:, None] * self.sizes[None, :]
+        count = self.degrees[:, None] * self.live_sizes
         scales: FloatArray = np.sqrt(self.squares / np.maximum(count, 1))
         return scales
+
+    @property
+    def units(self) -> FloatArray:
+        """[T, D], the standard deviation of each coordinate; 1 for public coordinates."""
+        return np.where(self.live, np.repeat(self.scales_by_tensor, self.sizes, axis=1), 1.0)
 
 
 @dataclass(frozen=True)
@@ -112,6 +138,7 @@ def estimate_noise(
     counts: FloatArray | None,
     slices: Sequence[slice],
     epsilon_of_type: float,
+    live: NDArray[np.bool_] | None = None,
 ) -> Noise:
     """Residuals of released gradients after regressing out the batch sizes.
 
@@ -120,6 +147,7 @@ def estimate_noise(
         counts: [R, T], numbers proportional to the batch sizes, or None where they are unknown.
         slices: the coordinates of every tensor.
         epsilon_of_type: spacing of the floating-point type.
+        live: [T, D], coordinates that are not public; None for all.
 
     Example:
         >>> drawn = np.random.default_rng(0).normal(size=(40, 3, 50))
@@ -133,6 +161,7 @@ def estimate_noise(
     squares = np.zeros((steps, len(slices)))
     silent = np.zeros((steps, len(slices)), np.bool_)
     degrees = np.zeros(steps, np.int64)
+    live = np.ones(gradients.shape[1:], np.bool_) if live is None else live
     for t in range(steps):
         columns = [np.ones(runs)]
         if counts is not None and np.ptp(counts[:, t]) > 1e-6 * max(np.abs(counts[:, t]).max(), 1):
@@ -140,7 +169,7 @@ def estimate_noise(
         basis, _ = np.linalg.qr(np.stack(columns, 1))
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
-        residual = values - basis @ (basis.T @ values)
+        residual = np.where(live[t], values - basis @ (basis.T @ values), 0.0)
         # Rounding can leave a little less than 0 for a run that the regression fits exactly.
         left_over[:, t] = np.maximum(1.0 - np.square(basis).sum(1), 0.0)
         # The regression leaves this share of the variance of the noise in each run.
@@ -149,9 +178,10 @@ def estimate_noise(
             squares[t, index] = np.square(residual[:, coordinates]).sum()
             size = np.abs(values[:, coordinates]).max(initial=0.0)
             spread = np.abs(residual[:, coordinates]).max(initial=0.0)
-            silent[t, index] = spread <= ROUNDINGS * epsilon_of_type * size
+            is_silent = spread <= ROUNDINGS * epsilon_of_type * size
+            silent[t, index] = is_silent and live[t, coordinates].any()
     sizes = np.array([interval.stop - interval.start for interval in slices])
-    return Noise(residuals, left_over, degrees, squares, sizes, silent)
+    return Noise(residuals, left_over, degrees, squares, sizes, silent, live)
 
 
 def independence(
@@ -170,8 +200,7 @@ def independence(
         between_steps: whether noise must be independent between steps.
         min_correlation: correlations up to this one are not reported.
     """
-    loud = ~noise.silent.any(axis=1)  # steps at which every tensor has noise
-    steps = np.flatnonzero(loud)
+    steps = np.flatnonzero(noise.loud)
     scales = noise.scales
     unit = (noise.residuals / np.where(scales > 0, scales, 1.0)[None, :, None])[:, steps]
     runs = unit.shape[0]
@@ -187,7 +216,7 @@ def independence(
                 second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
                 yield from _correlated(first, second, share, "steps", {"lag": lag}, min_correlation)
         yield from _most_correlated_steps(unit, steps, share, min_correlation)
-        yield from _shared_by_steps(unit, share, min_correlation)
+        yield from _shared_by_steps(unit, noise.widths[steps], share, min_correlation)
     ends = np.cumsum([0, *noise.sizes])
     for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         tensor = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
@@ -203,7 +232,8 @@ def independence(
                     min_correlation,
                 )
         flat = tensor.reshape(*unit.shape[:2], -1)
-        yield from _repeated(flat, share, name, min_correlation)
+        live = noise.live[steps, ends[index] : ends[index + 1]]
+        yield from _repeated(flat, live, share, name, min_correlation)
     lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
     for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
         width = min(noise.sizes[i], noise.sizes[j])
@@ -224,7 +254,7 @@ def independence(
 
 
 def _repeated(
-    unit: FloatArray, share: float, name: str, min_correlation: float
+    unit: FloatArray, live: NDArray[np.bool_], share: float, name: str, min_correlation: float
 ) -> Iterator[TestResult]:
     """Tests whether the noise of a tensor repeats itself, at the distance that correlates most."""
     runs, steps, width = unit.shape
@@ -235,7 +265,8 @@ def _repeated(
     for t in range(steps):
         power += np.square(np.abs(fft.rfft(unit[:, t], length, axis=1))).sum(0)
     products = fft.irfft(power, length)[:width]
-    pairs = runs * steps * np.arange(width, 0, -1.0)
+    of_live = np.square(np.abs(fft.rfft(np.float64(live), length, axis=1))).sum(0)
+    pairs = runs * np.rint(fft.irfft(of_live, length)[:width])
     degrees = share * pairs - 2
     lags = np.flatnonzero(degrees[1:] >= 20) + 1
     if products[0] <= 0 or not len(lags):
@@ -256,21 +287,21 @@ def _repeated(
 
 
 def _shared_by_steps(
-    unit: FloatArray, share: float, min_correlation: float
+    unit: FloatArray, widths: NDArray[np.int64], share: float, min_correlation: float
 ) -> Iterator[TestResult]:
     """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
 
     Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
     coordinates of two steps, but its sum and its size repeat.
     """
-    runs, steps, width = unit.shape
+    runs, steps, _ = unit.shape
     if steps < 2 or runs < 2:
         return
     with np.errstate(divide="ignore"):
         # The normal score of a chi-square number is normal.
-        sizes = stats.norm.ppf(stats.chi2.cdf(np.square(unit).sum(2), width))
+        sizes = stats.norm.ppf(stats.chi2.cdf(np.square(unit).sum(2), widths))
     limit = stats.norm.isf(1e-300)
-    for name, values in (("sum", unit.sum(2) / np.sqrt(width)), ("size", sizes)):
+    for name, values in (("sum", unit.sum(2) / np.sqrt(widths)), ("size", sizes)):
         x = np.clip(values, -limit, limit)
         x = x - x.mean(axis=0)
         # One-way analysis of variance, whose groups are the runs: independent steps give an F
@@ -315,7 +346,13 @@ def _correlated(
     numbers: Mapping[str, float | int | str],
     min_correlation: float,
 ) -> Iterator[TestResult]:
-    """The test of Pearson's correlation, if there are at least 20 degrees of freedom."""
+    """The test of Pearson's correlation, if there are at least 20 degrees of freedom.
+
+    The noise of public coordinates is 0, and they are left out.
+    """
+    used = (first != 0) & (second != 0)
+    if not used.all():
+        first, second = first[used], second[used]
     norm = np.linalg.norm(first) * np.linalg.norm(second)
     degrees = len(first) * share - 2
     if norm == 0 or degrees < 20:
@@ -335,9 +372,9 @@ def scale_by_batch(noise: Noise, counts: FloatArray) -> Iterator[TestResult]:
         noise: the noise of all runs.
         counts: [R, T], numbers proportional to the batch sizes within each step.
     """
-    width = int(noise.sizes.sum())
     sizes, batches = [], []
-    for t in np.flatnonzero(~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0)):
+    for t in np.flatnonzero(noise.loud & (np.ptp(counts, axis=0) > 0)):
+        width = noise.widths[t]
         used = noise.residual_share[:, t] > 0.5
         if used.any() and np.ptp(counts[used, t]) > 0:
             squares = np.square(noise.residuals[used, t]).sum(1)
@@ -360,21 +397,23 @@ def noise_again(gradients: FloatArray, noise: Noise) -> Iterator[TestResult]:
 
     The squared distance of two runs is at least that of their noise.
     """
-    runs, steps, width = gradients.shape
-    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
-    nearest = math.inf
-    for t in np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees > 0)):
-        unit = (gradients[:, t] - gradients[:, t].mean(axis=0)) / scales[t]
+    runs, steps, _ = gradients.shape
+    units, p_values, shares = noise.units, [], []
+    for t in np.flatnonzero(noise.loud & (noise.degrees > 0)):
+        width = noise.widths[t]
+        unit = (gradients[:, t] - gradients[:, t].mean(axis=0)) * noise.live[t] / units[t]
         squares = np.square(unit).sum(1)
         distances = squares[:, None] + squares[None, :] - 2 * unit @ unit.T
         np.fill_diagonal(distances, np.inf)
         # Half of the squared distance of two runs is noncentral chi-square, and so stochastically
         # at least a central one.
-        nearest = min(nearest, max(float(distances.min()) / 2, 0.0))
-    if math.isfinite(nearest):
+        nearest = max(float(distances.min()) / 2, 0.0)
+        p_values.append(float(stats.chi2.cdf(nearest, width)))
+        shares.append(math.sqrt(nearest / width))
+    if p_values:
         pairs = steps * runs * (runs - 1) / 2
-        p_value = min(1.0, pairs * float(stats.chi2.cdf(nearest, width)))
-        share = math.sqrt(nearest / width)
+        share = shares[int(np.argmin(p_values))]
+        p_value = min(1.0, pairs * min(p_values))
         yield TestResult(p_value, "runs", {"share": share}, share < 0.5)
 
 
@@ -396,8 +435,8 @@ def noise_from_weights(noise: Noise, initial: FloatArray) -> Iterator[TestResult
     if len(weights) < 2 or not np.any(weights):
         return
     weights /= np.abs(weights).max()
-    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
-    usable = np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees > 0))
+    units = noise.units
+    usable = np.flatnonzero(noise.loud & (noise.degrees > 0))
     width, count = noise.residuals.shape[2], weights.shape[1]
     length = fft.next_fast_len(width + count - 1, real=True)
     spectrum = fft.rfft(weights, length, axis=1).conj()
@@ -408,7 +447,7 @@ def noise_from_weights(noise: Noise, initial: FloatArray) -> Iterator[TestResult
     enough = variances > 1e-9 * variances.max()
     largest, at, lag_at = 0.0, 0, 0
     for t in usable:
-        unit = noise.residuals[: len(weights), t] / scales[t]
+        unit = noise.residuals[: len(weights), t] / units[t]
         products = fft.irfft((spectrum * fft.rfft(unit, length, axis=1)).sum(0), length)
         scores = np.abs(products[enough]) / np.sqrt(variances[enough])
         if scores.max() > largest:
@@ -438,8 +477,8 @@ def grain_of_noise(
         noise: the noise of `of_quiet`.
         spacing: relative spacing of the floating-point type.
     """
-    silent = np.repeat(noise.silent, noise.sizes, axis=1)
-    scales = np.repeat(noise.scales_by_tensor, noise.sizes, axis=1)
+    silent = np.repeat(noise.silent, noise.sizes, axis=1) | ~noise.live
+    scales = noise.units
     slack = 2 * spacing * np.maximum(np.abs(of_quiet).max(axis=0), np.abs(of_canary).max(axis=0))
     apart = np.median(np.abs(of_canary - of_quiet[: len(of_canary)]), axis=0)
     usable = ~silent & (of_quiet.std(axis=0) > 0.5 * scales) & (apart > 100 * slack)
@@ -481,15 +520,16 @@ def noise_along(
     Args:
         gradients: [R, T, D], as for `estimate_noise`.
         counts: [R, T], as for `estimate_noise`.
-        directions: [T, D], unit vectors, or 0 at steps without a direction.
+        directions: [T, D], unit vectors, or 0 at steps without a direction; 0 at public
+            coordinates.
         noise: the noise of these gradients.
         required: [T, tensors], standard deviations that the noise must have.
     """
-    along = np.einsum("rtd,td->rt", gradients, directions)[..., None]
+    along = np.einsum("rtd,td->rt", gradients, directions * noise.live)[..., None]
     along_noise = estimate_noise(along, counts, [slice(0, 1)], 0.0)
     scales = np.repeat(required, noise.sizes, axis=1)
     expected = np.square(scales * directions).sum(1)
-    used = (expected > 0) & ~noise.silent.any(axis=1)
+    used = (expected > 0) & noise.loud
     if used.any():
         # With at least the required noise, this is stochastically at least chi-square.
         total = float((along_noise.squares[used, 0] / expected[used]).sum())
@@ -500,7 +540,11 @@ def noise_along(
 
 
 def rank_of_noise(
-    gradients: FloatArray, counts: FloatArray | None, slices: Sequence[slice], spacing: float
+    gradients: FloatArray,
+    counts: FloatArray | None,
+    slices: Sequence[slice],
+    spacing: float,
+    live: NDArray[np.bool_] | None = None,
 ) -> Iterator[TestResult]:
     """Tests whether the noise is larger in some directions, the same in both halves of the runs.
 
@@ -510,19 +554,17 @@ def rank_of_noise(
     """
     half = len(gradients) // 2
     halves = [
-        estimate_noise(x, None if counts is None else counts[half_range], slices, spacing)
+        estimate_noise(x, None if counts is None else counts[half_range], slices, spacing, live)
         for half_range in (slice(0, half), slice(half, 2 * half))
         for x in [gradients[half_range]]
     ]
     if half < 2 or any(
-        half_noise.silent.any() or (half_noise.degrees < 1).any() for half_noise in halves
+        not half_noise.loud.all() or (half_noise.degrees < 1).any() for half_noise in halves
     ):
         return
     rows, degrees = [], [int(half_noise.degrees.sum()) for half_noise in halves]
     for half_noise in halves:
-        unit_residuals = half_noise.residuals / np.repeat(
-            half_noise.scales_by_tensor, half_noise.sizes, axis=1
-        )
+        unit_residuals = half_noise.residuals / half_noise.units
         left_over = np.sqrt(np.maximum(half_noise.residual_share, _MIN_KEPT))[:, :, None]
         rows.append((unit_residuals * left_over).reshape(-1, unit_residuals.shape[2])[:_MAX_ROWS])
     used = len(rows[1]) / (half * len(halves[1].degrees))
@@ -545,31 +587,33 @@ def flat_noise(noise: Noise) -> Iterator[TestResult]:
     """Tests whether some linear combination of coordinates has little or no noise.
 
     The smallest singular value of m rows of d independent Gaussian numbers is less than
-    sqrt(m) - sqrt(d) - t with probability at most exp(-t^2 / 2) (Davidson & Szarek 2001).
+    sqrt(m) - sqrt(d) - t with probability at most exp(-t^2 / 2) (Davidson & Szarek 2001). Steps
+    with the same public coordinates are tested together.
     """
-    steps = ~noise.silent.any(axis=1)
-    width, degrees = int(noise.sizes.sum()), int(noise.degrees[steps].sum())
-    if width > _MAX_FLAT or degrees < 2 * width:
-        return
-    scales = np.repeat(noise.scales_by_tensor[steps], noise.sizes, axis=1)
-    rows = noise.residuals[:, steps] / scales * np.sqrt(noise.residual_share[:, steps, None])
-    rows = rows.reshape(-1, width)
-    smallest = math.sqrt(max(float(np.linalg.eigvalsh(rows.T @ rows)[0]), 0.0))
-    expected = math.sqrt(degrees) - math.sqrt(width)
-    p_value = math.exp(-(max(expected - smallest, 0.0) ** 2) / 2)
-    ratio = smallest / math.sqrt(degrees)
-    yield TestResult(p_value, "flat", {"ratio": ratio}, smallest < 0.5 * expected)
+    tested = np.flatnonzero(noise.loud & (noise.widths <= _MAX_FLAT))
+    masks, group_of_step = np.unique(noise.live[tested], axis=0, return_inverse=True)
+    for group, mask in enumerate(masks):
+        steps = tested[group_of_step.ravel() == group]
+        width, degrees = int(mask.sum()), int(noise.degrees[steps].sum())
+        if degrees < 2 * width:
+            continue
+        rows = noise.residuals[:, steps] / noise.units[steps]
+        rows = rows * np.sqrt(noise.residual_share[:, steps, None])
+        rows = rows[..., mask].reshape(-1, width)
+        smallest = math.sqrt(max(float(np.linalg.eigvalsh(rows.T @ rows)[0]), 0.0))
+        expected = math.sqrt(degrees) - math.sqrt(width)
+        p_value = math.exp(-(max(expected - smallest, 0.0) ** 2) / 2)
+        ratio = smallest / math.sqrt(degrees)
+        yield TestResult(p_value, "flat", {"ratio": ratio}, smallest < 0.5 * expected)
 
 
 def length_of_noise(noise: Noise) -> Iterator[TestResult]:
     """Tests whether the lengths of the noise vary less than those of Gaussian noise."""
     scores = []
-    for t in np.flatnonzero(~noise.silent.any(axis=1) & (noise.degrees >= _MIN_LENGTHS)):
-        scales = np.repeat(noise.scales_by_tensor[t], noise.sizes)
-        squares = np.square(noise.residuals[noise.informative[:, t], t] / scales).sum(1)
-        scores.append(
-            stats.norm.ppf(np.clip(stats.chi2.cdf(squares, len(scales)), 1e-12, 1 - 1e-12))
-        )
+    units, widths = noise.units, noise.widths
+    for t in np.flatnonzero(noise.loud & (noise.degrees >= _MIN_LENGTHS)):
+        squares = np.square(noise.residuals[noise.informative[:, t], t] / units[t]).sum(1)
+        scores.append(stats.norm.ppf(np.clip(stats.chi2.cdf(squares, widths[t]), 1e-12, 1 - 1e-12)))
     if scores:
         total = sum(
             float(np.square(scores_of_step - scores_of_step.mean()).sum())
@@ -598,12 +642,13 @@ def one_more_record(
         noise: the noise of these runs.
         sigmas: [T], accounted noise multipliers.
     """
-    width = int(noise.sizes.sum())
     p_values, slopes = [], []
-    usable = ~noise.silent.any(axis=1) & (np.ptp(counts, axis=0) > 0) & (sigmas > 0)
-    usable &= noise.degrees * width >= _MIN_SLOPE_DEGREES
+    usable = noise.loud & (np.ptp(counts, axis=0) > 0) & (sigmas > 0)
+    usable &= noise.degrees * noise.widths >= _MIN_SLOPE_DEGREES
     for t in np.flatnonzero(usable):
-        if np.abs(noise.scales_by_tensor[t] / noise.scales[t] - 1).max() > _UNEQUAL:
+        width, of_tensors = int(noise.widths[t]), noise.scales_by_tensor[t]
+        of_tensors = of_tensors[noise.live_sizes[t] > 0]
+        if np.abs(of_tensors / noise.scales[t] - 1).max() > _UNEQUAL:
             return
         degrees = float(noise.degrees[t] * width)
         x = counts[:, t] - counts[:, t].mean()
@@ -670,10 +715,10 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
     """Tests whether the noise is Gaussian, and has the same scale in all runs of a step."""
     scales = noise.scales_by_tensor
     for t in range(len(noise.degrees)):
-        if noise.silent[t].any() or noise.degrees[t] < 2:
+        if not noise.loud[t] or noise.degrees[t] < 2:
             continue
         # Compares the scale of each run with that of the others, with Bonferroni's correction.
-        width = int(noise.sizes.sum())
+        width = int(noise.widths[t])
         per_run = np.square(noise.residuals[noise.informative[:, t], t]).sum(1)
         runs = len(per_run)
         if runs < 3 or per_run.min() <= 0:
@@ -686,18 +731,16 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
         number = first_step + t + 1
         numbers: dict[str, float | int | str] = {"step": number, "least": smallest, "most": largest}
         yield TestResult(p_value, "scale of runs", numbers, largest > 1.1 * smallest)
-    ends = np.cumsum([0, *noise.sizes])
+    ends, sizes = np.cumsum([0, *noise.sizes]), noise.live_sizes
     # The degrees of freedom of each scale, and the residuals over it.
     standardized = [
-        (
-            float(noise.degrees[t] * noise.sizes[i]),
-            (
-                noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]
-            ).ravel(),
-        )
+        (float(noise.degrees[t] * sizes[t, i]), (of_tensor[:, is_live] / scales[t, i]).ravel())
         for t in range(len(noise.degrees))
         for i in range(len(noise.sizes))
-        if not noise.silent[t, i] and scales[t, i] > 0 and noise.degrees[t] * noise.sizes[i] > 1
+        if not noise.silent[t, i] and scales[t, i] > 0 and noise.degrees[t] * sizes[t, i] > 1
+        for columns in [slice(ends[i], ends[i + 1])]
+        for of_tensor in [noise.residuals[noise.informative[:, t], t, columns]]
+        for is_live in [noise.live[t, columns]]
     ]
     if not standardized:
         return

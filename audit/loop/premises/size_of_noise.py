@@ -75,7 +75,8 @@ def compare_size(
     reach, seen = _reach(experiment, canaries)
     noise, steps = equal.noise, len(reach)
     scales = noise.scales[:steps]
-    usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)
+    has_noise = ~noise.silent[:steps] & (noise.live_sizes[:steps] > 0)
+    usable = seen & (scales > 0) & has_noise.any(axis=1)
     if canaries.comparable is not None:
         usable[canaries.comparable :] = False
     if not usable.any():
@@ -90,7 +91,8 @@ def compare_size(
     effective = float(np.median(ratios[near]))
     accounted = experiment.accounted
     if accounted is None:
-        degrees = noise.degrees[:steps][usable_distance] * noise.sizes.sum()
+        numbers = noise.degrees * noise.widths
+        degrees = numbers[:steps][usable_distance].astype(np.float64)
         multipliers = ratios[usable_distance]
         effective = noise_of_all_steps(multipliers, degrees)
         experiment.verdicts.measured["effective noise multiplier"] = effective
@@ -104,9 +106,9 @@ def compare_size(
         _compare_unequal_noise(case, ratios)
         return False
     if not equal.random_gradients and case.sigma[worst] > 0:
-        degrees = float(noise.degrees[:steps][usable].sum() * noise.sizes.sum())
+        total = float((noise.degrees * noise.widths)[:steps][usable].sum())
         coordinates = experiment.steps + 1 + len(experiment.base.sizes)
-        experiment.verdicts.scale_was_tested(degrees, coordinates)
+        experiment.verdicts.scale_was_tested(total, coordinates)
     experiment.verdicts.measured["effective noise multiplier"] = effective
     _note_too_much(case, effective, worst)
     if _report_shortfalls(case, ratios, worst):
@@ -309,13 +311,17 @@ def _by_unequal_noise(
     noise, base = equal.noise, experiment.base
     if noise.silent[:steps].any():
         return None
-    count = noise.degrees[:steps].sum() * noise.sizes
-    relative = noise.scales_by_tensor[:steps] / noise.scales[:steps, None]
-    level = np.sqrt(np.square(relative).mean(0))
+    sizes = noise.live_sizes[:steps]
+    is_live = sizes > 0
+    count = noise.degrees[:steps] @ sizes
+    scales = np.where(noise.scales[:steps] > 0, noise.scales[:steps], 1.0)
+    relative = np.where(is_live, noise.scales_by_tensor[:steps] / scales[:, None], 0.0)
+    level = np.sqrt(np.square(relative).sum(0) / np.maximum(is_live.sum(0), 1))
+    level = np.where(is_live.any(axis=0), level, 1.0)
     error = _STANDARD_ERRORS / np.sqrt(2.0 * np.maximum(count, 1))
     if np.all(np.abs(level - 1) < 0.1 + error):
         return None
-    units = np.repeat(level * (1 + error), noise.sizes) * noise.scales[:steps, None]
+    units = np.repeat(level * (1 + error), noise.sizes) * scales[:, None]
     gradients = [trace.gradients[:steps] / units for trace in canaries.traces]
     return contributions(gradients, base.slices, base.epsilon_of_type).largest
 
@@ -324,25 +330,26 @@ def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[f
     """(p-value, step, "step", "all steps" or tensor) where the noise is less than accounted."""
     noise, usable, sigma = case.equal.noise, case.usable, case.sigma
     contribution = case.canaries.contributions
-    steps, width = len(usable), int(noise.sizes.sum())
+    steps, degrees_of = len(usable), noise.degrees[:, None] * noise.live_sizes
     required = sigma * contribution.largest[:steps]
     squares = noise.squares[:steps]
     for t in np.flatnonzero(usable & (ratios < sigma * (1 - SHORTFALL))):
         # With at least the required noise, the sum of squares is stochastically at least
         # chi-square.
-        degrees = float(noise.degrees[t] * width)
+        degrees = float(degrees_of[t].sum())
         yield scale_p_value(float(squares[t].sum()), degrees, required[t]), int(t), "step"
     # All steps together find a small shortfall that no single step shows.
-    tensors = [("all steps", required, squares.sum(1), usable, width)]
+    tensors = [("all steps", required, squares.sum(1), usable, degrees_of.sum(1))]
     for index, name in enumerate(case.experiment.base.names):
         of_tensor = contribution.by_tensor[:steps, index]
         use = usable & (of_tensor > contribution.rounding[:steps]) & ~noise.silent[:steps, index]
-        tensors.append((name, sigma * of_tensor, squares[:, index], use, int(noise.sizes[index])))
-    for name, needed, squared, use, size in tensors:
+        use &= degrees_of[:steps, index] > 0
+        tensors.append((name, sigma * of_tensor, squares[:, index], use, degrees_of[:, index]))
+    for name, needed, squared, use, degrees_of_steps in tensors:
         if use.any():
             with np.errstate(divide="ignore"):  # accounted noise of zero is never too small
                 total = float((squared[use] / needed[use] ** 2).sum())
-            degrees = float(noise.degrees[:steps][use].sum() * size)
+            degrees = float(degrees_of_steps[:steps][use].sum())
             if math.sqrt(total / max(degrees, 1.0)) < 1 - SHORTFALL:
                 yield scale_p_value(total, degrees, 1.0), worst, name
 
@@ -359,7 +366,8 @@ def _against_threshold(case: _Case) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         required = np.square(case.sigma * unit)[:, None]
         squares = np.where(loud, noise.squares[:steps] / required, 0.0).sum(0)
-    degrees = np.where(loud, noise.degrees[:steps, None] * noise.sizes[None, :], 0.0).sum(0)
+    degrees_of = noise.degrees[:steps, None] * noise.live_sizes[:steps]
+    degrees = np.where(loud, degrees_of, 0.0).sum(0)
     tensors = [("the released gradient", float(squares.sum()), float(degrees.sum()))]
     if degrees.sum() and math.sqrt(tensors[0][1] / tensors[0][2]) >= 1 - SHORTFALL:
         names = [f"`{name}`" for name in base.names]
@@ -460,7 +468,7 @@ def _compare_claim(
             equal.noise.scales[:steps][usable],
         )
         # The largest scales that the runs do not contradict.
-        degrees = equal.noise.degrees[:steps][usable] * equal.noise.sizes.sum()
+        degrees = (equal.noise.degrees * equal.noise.widths)[:steps][usable]
         scales = scales * np.sqrt(degrees / stats.chi2.ppf(FAMILY_ERROR / len(scales), degrees))
         runs.append(GaussianMechanism(float(np.linalg.norm(reach / scales))))
     else:
@@ -728,9 +736,8 @@ def _is_quieter(case: _Case, step: int, loudest: int) -> bool:
     The pair is the most extreme one, so that the level is divided by the number of pairs.
     """
     noise, steps = case.equal.noise, len(case.usable)
-    width = float(noise.sizes.sum())
     ratio = float(noise.scales[step] / noise.scales[loudest]) ** 2
-    degrees = noise.degrees[step] * width, noise.degrees[loudest] * width
+    degrees = [float(noise.degrees[t] * noise.widths[t]) for t in (step, loudest)]
     return bool(stats.f.cdf(ratio, *degrees) * steps * steps < FAMILY_ERROR)
 
 
@@ -756,7 +763,8 @@ def _too_small(ratio: float, beyond: bool) -> tuple[str, str, str]:
 def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
     """Tensors with noise of different scales, too small for a record's contribution."""
     scales, names = case.equal.noise.scales_by_tensor[step], case.experiment.base.names
-    low, high = int(np.argmin(scales)), int(np.argmax(scales))
+    is_live = case.equal.noise.live_sizes[step] > 0
+    low, high = int(np.argmin(np.where(is_live, scales, np.inf))), int(np.argmax(scales))
     if case.sigma[step] * scales[low] > effective * scales[high]:
         return _too_little_noise(case, step, "step")  # equal noise would be too small as well
     return Finding(

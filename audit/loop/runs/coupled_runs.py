@@ -30,7 +30,7 @@ from audit.loop.runs.generators import (
 )
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.records import TrainingSet
-from audit.loop.runs.released_numbers import numbers_of
+from audit.loop.runs.released_numbers import keys_of, numbers_of
 from audit.loop.runs.saved_files import SavedFile, line_of_user, recorded_files
 from audit.loop.runs.training_runs import Train, many_runs
 from audit.loop.runs.watch import Watch
@@ -91,11 +91,13 @@ class DeclaredNoise:
         values: [d], its numbers; None where it holds something else.
         noise_multiplier: of Gaussian noise, its standard deviation over the sensitivity, or None.
         epsilon: of Laplace noise, the sensitivity over its scale, or None.
+        keys: the paths to its numbers, in the order of its keys, if it holds dictionaries.
     """
 
     values: Vector | None
     noise_multiplier: float | None
     epsilon: float | None
+    keys: tuple[str, ...] = ()
 
     @property
     def is_stated(self) -> bool:
@@ -383,8 +385,8 @@ class RecordingWatch(Watch):
         self, value: Any, *, noise_multiplier: float | None = None, epsilon: float | None = None
     ) -> Any:
         number = len(self.recorded.further)
-        values = _flat_numbers(value)
-        self.recorded.declared.append(DeclaredNoise(values, noise_multiplier, epsilon))
+        values, keys = _flat_numbers(value), tuple(keys_of(value))
+        self.recorded.declared.append(DeclaredNoise(values, noise_multiplier, epsilon, keys))
         if self._like is not None and number < len(self._like.further):
             value = self._like.further[number]
         self.recorded.further.append(_copied(value))

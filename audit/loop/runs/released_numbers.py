@@ -21,6 +21,8 @@ _CONTAINERS = (list, tuple, set, frozenset, Mapping)
 # Slots that belong to Python and not to the object's data.
 _NOT_HELD = ("__weakref__", "__dict__")
 _MAX_DEPTH = 6
+# Name of the keys of a dictionary, in their order.
+_ORDER = "order of keys"
 _MAX_NUMBERS = 200_000_000
 # Attributes of torch and Opacus modules that belong to a batch and not to the model.
 _BOOKKEEPING = frozenset(
@@ -47,6 +49,24 @@ def numbers_of(value: Any) -> Mapping[str, Any]:
     return numbers
 
 
+def keys_of(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
+    """The paths to all entries of nested dictionaries, in the order of their keys.
+
+    Example:
+        >>> list(keys_of({"b": 1.0, "a": {"c": 2.0}}))
+        ['b', 'a.c']
+    """
+    if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
+        for key, item in value.items():
+            yield from keys_of(item, _joined(path, str(key)), depth + 1)
+    elif isinstance(value, list | tuple) and depth <= _MAX_DEPTH:
+        for i, item in enumerate(value):
+            if isinstance(item, Mapping):
+                yield from keys_of(item, f"{path}[{i}]", depth + 1)
+    elif path:
+        yield path
+
+
 def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
     if value is None or depth > _MAX_DEPTH:
         return
@@ -59,6 +79,8 @@ def _walk(value: Any, path: str, depth: int, seen: set[int]) -> _Numbers:
     seen = seen | {id(value)}
     value = state_of_generator(value)
     if isinstance(value, Mapping):
+        if len(value) > 1:
+            yield _joined(path, _ORDER), np.array([str(key) for key in value])
         for key, item in value.items():
             yield from _walk(item, _joined(path, str(key)), depth + 1, seen)
     elif isinstance(value, _CONTAINERS):
@@ -154,14 +176,18 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
 
     Returns:
         By name; infinity where shapes, types or texts differ, or only one run has the number.
-        Values that are not a number in both runs agree.
+        Values that are not a number in both runs agree, and so do the orders of unequal keys.
     """
     gaps: dict[str, float] = {}
     for name in [*first, *(key for key in second if key not in first)]:
+        is_order = name.rpartition(".")[2] == _ORDER
         if name not in first or name not in second:
-            gaps[name] = np.inf
+            if not is_order:
+                gaps[name] = np.inf
             continue
         a, b = np.asarray(first[name]), np.asarray(second[name])
+        if is_order and not np.array_equal(np.sort(a), np.sort(b)):
+            continue
         if a.shape != b.shape or (a.dtype.kind in "SU") != (b.dtype.kind in "SU"):
             gaps[name] = np.inf
         elif a.dtype.kind in "SU":
