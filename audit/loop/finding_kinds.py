@@ -846,6 +846,18 @@ _ALL = (
         test="forced_releases.compare_saved",
     ),
     FindingKind(
+        "saved model",
+        "released numbers",
+        "{file} holds a model that is made from the released one, and {names} in it {depend} on "
+        "the record although every released gradient was the same.",
+        "The private records are used again without noise after the private training: a student "
+        "learns the outputs of the private model on them, or a layer, a calibration or a pruning "
+        "is fitted to them.",
+        "Fit such a model to public or generated inputs, or train it with noise that is accounted "
+        "for.",
+        test="forced_releases.compare_saved",
+    ),
+    FindingKind(
         "saved files",
         "released numbers",
         "Whether {file} is written depends on the record, although every released gradient was the "

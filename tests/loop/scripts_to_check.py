@@ -101,6 +101,16 @@ MISTAKES |= {
         "    if epoch == args.epochs - 1:\n"
         '        torch.save(state, "best.pt")',
     ),
+    "a layer fitted to the private model's outputs": (
+        'torch.save(model.state_dict(), "model.pt")',
+        "head = nn.Linear(3, 3)\n"
+        "fit = torch.optim.SGD(head.parameters(), lr=0.1)\n"
+        "for x, y in DataLoader(loader.dataset, batch_size=16):\n"
+        "    fit.zero_grad()\n"
+        "    criterion(head(model(x).detach()), y).backward()\n"
+        "    fit.step()\n"
+        'torch.save({"head": head.state_dict()}, "head.pt")',
+    ),
     "saved when the loss on private records improves": (
         _EPOCH,
         f"{_LOSS}    if epoch == 0 or total < best:\n"

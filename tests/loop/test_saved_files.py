@@ -188,6 +188,35 @@ def test_a_file_that_one_record_makes_the_script_save_is_found() -> None:
     assert "equal runs saved different numbers of files" in itself.text
 
 
+def test_a_model_made_from_the_released_one_is_found() -> None:
+    def run(weight: float, is_model: bool = True) -> Trace:
+        numbers = {"weight": np.full((2, 2), weight)}
+        return Trace(saved=[SavedFile("student.pt", numbers, False, is_model=is_model)])
+
+    def kinds(usual: Trace, neighbour: Trace, of_other_gradients: Trace) -> list[str]:
+        verdicts, reference = Verdicts(), RunToEnd(usual, lambda: usual)
+        neighbours = [RunToEnd(neighbour, lambda: neighbour)]
+        compare_saved(verdicts, reference, usual, neighbours, lambda: of_other_gradients)
+        return [finding.kind for finding in verdicts.findings]
+
+    assert kinds(run(1.0), run(2.0), run(3.0)) == ["saved model"]
+    assert kinds(run(1.0), run(2.0), run(1.0)) == []  # not made from the released weights
+    assert kinds(run(1.0), run(1.0), run(3.0)) == []  # does not depend on the record
+    assert kinds(run(1.0, False), run(2.0, False), run(3.0, False)) == []
+
+
+def test_models_are_recognised(saved: Any, tmp_path: Path) -> None:
+    files, _ = saved
+    student = nn.Linear(4, 3)
+    torch.save({"student": student.state_dict(), "epoch": 1}, tmp_path / "student.pt")
+    torch.save(student, tmp_path / "module.pt")
+    torch.save({"fc.weight": torch.ones(3, 4)}, tmp_path / "weights.pt")
+    torch.save({"predictions": torch.ones(3, 4)}, tmp_path / "predictions.pt")
+    torch.save(torch.optim.Adam(student.parameters()).state_dict(), tmp_path / "optimizer.pt")
+    assert [file.is_model for file in files] == [True, True, True, False, False]
+    assert not any(file.holds_weights for file in files)
+
+
 def test_the_state_of_the_generator_with_the_weights_is_found() -> None:
     state = torch.get_rng_state().numpy()
     usual = trace((True, {"w": 1.0, "rng": state}))

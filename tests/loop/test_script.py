@@ -64,6 +64,24 @@ def test_what_a_script_saves_with_the_weights_is_compared(tmp_path: Path, mode: 
 
 
 @pytest.mark.slow
+def test_a_model_without_privacy_for_a_comparison_is_noted(tmp_path: Path) -> None:
+    text, end = PLAIN, 'torch.save(model.state_dict(), "model.pt")'
+    baseline = (
+        "baseline = nn.Linear(6, 3)\n"
+        "fit = torch.optim.SGD(baseline.parameters(), lr=0.1)\n"
+        "for x, y in DataLoader(loader.dataset, batch_size=16):\n"
+        "    fit.zero_grad()\n"
+        "    criterion(baseline(x), y).backward()\n"
+        "    fit.step()\n"
+        'torch.save(baseline.state_dict(), "baseline.pt")\n'
+    )
+    assert end in text
+    result = run(tmp_path, text.replace(end, baseline + end), "--epochs", "2")
+    assert result.exit_code == 0, str(result)
+    assert "baseline.pt (torch.save, train.py:" in " ".join(result.report.notes)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rerun", "fork"])
 def test_a_checkpoint_of_a_run_is_not_resumed_by_the_next(tmp_path: Path, mode: str) -> None:
     result = run(tmp_path, RESUMED, mode=mode)

@@ -608,7 +608,61 @@ def measure(
     np.maximum(first, in_roles[: len(first)], out=first)
     if runs.apart is not None:
         np.maximum(measured.largest, runs.apart[: len(measured.largest)], out=measured.largest)
+    out_of_batch = _out_of_batches(experiment, canaries)[: len(measured.largest)]
+    np.maximum(measured.largest, out_of_batch, out=measured.largest)
     return canaries
+
+
+def _out_of_batches(experiment: Experiment, canaries: CanaryRuns) -> FloatArray:
+    """[T], contributions of records compared with batches of Opacus that do not hold them.
+
+    Exchanges keep the sizes of the batches. If a record displaces another one, as where only the
+    largest losses of a batch are trained, or the first records of a large batch, then any two
+    records differ by at most 2 C, and a record may differ from its absence by as much.
+    """
+    steps = len(canaries.contributions.largest)
+    if experiment.relation == "replace-one" or not experiment.sampled or not experiment.base.opacus:
+        return np.zeros(steps)
+    reach = _beyond_absence(experiment, canaries, experiment.place, canaries.traces)
+    # Records in front may displace later ones, and later ones none.
+    place = -1 if experiment.place == 0 else 0
+    with_canaries = [
+        experiment.coupled(replace_one(experiment.records, canary, place), experiment.base_seed)
+        for canary in canaries.pair
+    ]
+    if not any(experiment.ended_early(trace) for trace in with_canaries):
+        reach = np.maximum(reach, _beyond_absence(experiment, canaries, place, with_canaries))
+    return reach
+
+
+def _beyond_absence(
+    experiment: Experiment, canaries: CanaryRuns, place: int, traces: Sequence[Trace]
+) -> FloatArray:
+    """[T], the largest distance of runs with records in a place to the run without any there."""
+    rounding = canaries.contributions.rounding
+    reach = np.zeros(len(rounding))
+    absent, compared = (
+        experiment.coupled(
+            replace_one(experiment.records, canary, place), experiment.base_seed, left_out=place
+        )
+        for canary in (canaries.pair[0], canaries.pool[-1])
+    )
+    if experiment.ended_early(absent) or experiment.ended_early(compared):
+        return reach
+    for t in range(len(reach)):
+        # The record is absent if another one in its place changes nothing. Where dropout draws
+        # fewer numbers without it, the other records have other masks from this step on.
+        gap = np.linalg.norm(absent.steps[t].gradient - compared.steps[t].gradient)
+        alike = absent.steps[t].generators == experiment.base.steps[t].generators
+        if not alike or not gap <= rounding[t]:
+            break
+        gaps = [
+            np.linalg.norm(trace.steps[t].gradient - absent.steps[t].gradient)
+            for trace in traces
+            if trace.steps[t].generators == absent.steps[t].generators
+        ]
+        reach[t] = np.nan_to_num(gaps).max(initial=0.0)
+    return np.where(reach > rounding, reach, 0.0)
 
 
 def _other_sizes(experiment: Experiment, canaries: CanaryRuns) -> list[PoolRecord]:

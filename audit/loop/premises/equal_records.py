@@ -7,7 +7,7 @@ noise.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,8 @@ _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
 _MAX_QUIET = 8
+# Seeds with fewer steps than the reference that are passed over, besides one for each run.
+_MAX_PASSED_OVER = 16
 # The initial weights of more runs are compared with the noise while they are few numbers.
 _MIN_RUNS_OF_WEIGHTS, _MANY_WEIGHTS = 8, 200_000
 # Places whose inclusions are tested for dependence.
@@ -128,6 +130,8 @@ class _Runs:
         of_canary: n copies of the canary.
         mixed: n - 1 copies of the quiet record, and the canary in the last place.
         full: whether every batch holds all records; None before it is known.
+        places_of_seeds: the places of their seeds among those of the experiment.
+        passed_over: number of seeds with fewer steps than the reference.
         initial: the weights that the first runs drew themselves, [d] each.
         declared: the values that runs on the quiet record declare with their noise.
         declared_of_mixed: those of the third data set.
@@ -137,9 +141,17 @@ class _Runs:
     of_canary: list[FloatArray]
     mixed: list[FloatArray]
     full: bool | None = None
+    places_of_seeds: list[int] = field(default_factory=list)
+    passed_over: int = 0
     initial: list[FloatArray] = field(default_factory=list)
     declared: list[list[DeclaredNoise]] = field(default_factory=list)
     declared_of_mixed: list[list[DeclaredNoise]] = field(default_factory=list)
+
+    def seed_of(self, experiment: Experiment, number: int) -> int:
+        """The seed of a run, or of one after the last."""
+        places = self.places_of_seeds
+        place = places[number] if number < len(places) else number + self.passed_over
+        return experiment.seed_of(1000 + place)
 
     def batches(self, rounding: FloatArray) -> Batches:
         same_runs = np.stack(self.of_quiet[: len(self.of_canary)])
@@ -223,11 +235,14 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     min_runs = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
     while len(runs.of_quiet) < _MAX_RUNS:
         count = len(runs.of_quiet)
-        seed = experiment.seed_of(1000 + count)
+        seed = runs.seed_of(experiment, count)
         needed = data[:1] if runs.full else data
         digests = count < _RUNS_WITH_DIGESTS
         traces = [experiment.coupled(records, seed, digests=digests) for records in needed]
         if any(experiment.ended_early(trace) for trace in traces):
+            if _may_pass_over(experiment, runs, traces):
+                runs.passed_over += 1  # with this seed, there are fewer steps
+                continue
             if not _explained_end(experiment, traces, count):
                 return None
             break
@@ -249,6 +264,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         lists = (runs.of_quiet, runs.of_canary, runs.mixed)
         for gradients_of_data, gradient in zip(lists, gradients, strict=False):
             gradients_of_data.append(gradient)
+        runs.places_of_seeds.append(count + runs.passed_over)
         count += 1
         if count == 4:
             in_batches = runs.batches(canaries.contributions.rounding)
@@ -275,6 +291,13 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         experiment.verdicts.cannot_test(reason, ("noise", "batches"))
         return None
     return runs
+
+
+def _may_pass_over(experiment: Experiment, runs: _Runs, traces: Sequence[Trace]) -> bool:
+    """Whether a seed gives too few steps, equally many on all data sets, and more may be tried."""
+    is_short = len({len(t.steps) for t in traces}) == 1 and not any(t.error for t in traces)
+    is_rare = runs.passed_over < _MAX_PASSED_OVER + len(runs.of_quiet)
+    return is_short and is_rare and experiment.work_left(0.8)
 
 
 def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) -> bool:
@@ -456,7 +479,7 @@ def _raise_contributions(case: _Case) -> FloatArray:
     """
     mixed = case.mixed
     gaps = np.linalg.norm(mixed - case.of_quiet[: len(mixed)], axis=2).max(axis=0) / 2
-    more = _pair_gaps(case.experiment, case.canaries, case.copies, mixed)
+    more = _pair_gaps(case, mixed)
     largest = case.canaries.contributions.largest
     top = largest[: case.experiment.steps]
     among_equal: FloatArray = np.maximum(gaps, more)[: len(largest)]
@@ -583,6 +606,7 @@ def _inclusions_elsewhere(case: _Case, rates: list[float]) -> list[NDArray[np.bo
             case.canaries,
             case.copies,
             case.runs.of_quiet,
+            partial(case.runs.seed_of, experiment),
             case.batches.counts,
             float(np.mean(rates)),
         )
@@ -605,7 +629,8 @@ def _inclusions_of_first(case: _Case) -> list[NDArray[np.bool_]]:
     data = replace_one(case.copies, case.canaries.pair[0], place)
     gradients: list[FloatArray] = []
     for number in range(len(case.mixed)):
-        trace = experiment.coupled(data, experiment.seed_of(1000 + number), digests=False)
+        seed = case.runs.seed_of(experiment, number)
+        trace = experiment.coupled(data, seed, digests=False)
         if experiment.ended_early(trace):
             break
         gradients.append(trace.gradients[: experiment.steps])
@@ -615,10 +640,9 @@ def _inclusions_of_first(case: _Case) -> list[NDArray[np.bool_]]:
     return [included_of(changes, case.canaries.contributions.rounding)[0]]
 
 
-def _pair_gaps(
-    experiment: Experiment, canaries: CanaryRuns, equal_records: TrainingSet, mixed: FloatArray
-) -> FloatArray:
+def _pair_gaps(case: _Case, mixed: FloatArray) -> FloatArray:
     """[T], half the largest distance of canaries among equal records."""
+    experiment, canaries, equal_records = case.experiment, case.canaries, case.copies
     reach = np.zeros(experiment.steps)
     if not experiment.brief and experiment.work_left(0.7):
         # What a record contributes may depend on how many others are like it.
@@ -632,8 +656,9 @@ def _pair_gaps(
     if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
     data = experiment.exchange(equal_records, canaries.pair[1])
-    for i, usual in enumerate(mixed[:_MAX_PAIR_RUNS]):
-        trace = experiment.coupled(data, experiment.seed_of(1000 + i), digests=False)
+    for number, usual in enumerate(mixed[:_MAX_PAIR_RUNS]):
+        seed = case.runs.seed_of(experiment, number)
+        trace = experiment.coupled(data, seed, digests=False)
         if experiment.ended_early(trace) or not experiment.work_left(0.85):
             break
         gap = np.linalg.norm(trace.gradients[: experiment.steps] - usual, axis=1) / 2

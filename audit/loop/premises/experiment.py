@@ -113,7 +113,12 @@ class Experiment(Check):
         return int(self.base.complete and self.first_step + self.steps == len(self.forced.steps))
 
     def coupled(
-        self, records: TrainingSet, seed: int, digests: bool = True, further: int = 0
+        self,
+        records: TrainingSet,
+        seed: int,
+        digests: bool = True,
+        further: int = 0,
+        left_out: int | None = None,
     ) -> Trace:
         """The tested steps of a run that is coupled to the reference.
 
@@ -122,9 +127,17 @@ class Experiment(Check):
             seed: seed of the run.
             digests: whether to keep digests of generators, weights and optimizer.
             further: number of further steps that the run may take.
+            left_out: place of the record that is left out of the samples of Opacus, or None.
         """
         stop = self.first_step + self.steps + further
-        trace = self.runs.run(records, seed, like=self.forced, stop_after=stop, digests=digests)
+        trace = self.runs.run(
+            records,
+            seed,
+            like=self.forced,
+            stop_after=stop,
+            digests=digests,
+            left_out=left_out,
+        )
         return trace.from_step(self.first_step)
 
     def ended_early(self, trace: Trace) -> bool:

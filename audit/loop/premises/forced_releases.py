@@ -44,6 +44,8 @@ _RUNS_TO_END = 4
 # Draws of each step that are set to zero, one after another, and the relative difference of changes
 # that count as the same.
 _MAX_DRAWS_OF_STEP, _SAME = 16, 1e-4
+# Factor of the gradients that are forced to see what is made from the released weights.
+_LARGER = 1.5
 # Kinds of findings that explain released numbers which depend on a record.
 _WEIGHTS_FINDINGS = ("weights", "first weights")
 
@@ -63,7 +65,11 @@ class RunToEnd(NamedTuple):
 
 
 def compare_saved(
-    verdicts: Verdicts, reference: RunToEnd, other_seed: Trace, neighbours: Sequence[RunToEnd]
+    verdicts: Verdicts,
+    reference: RunToEnd,
+    other_seed: Trace,
+    neighbours: Sequence[RunToEnd],
+    with_other_gradients: Callable[[], Trace] | None = None,
 ) -> None:
     """Reports saved numbers that depend on the record.
 
@@ -72,6 +78,7 @@ def compare_saved(
         reference: a run to the end.
         other_seed: the same with another seed.
         neighbours: runs on neighbouring data sets.
+        with_other_gradients: makes a run on which other released gradients are forced.
     """
     usual = reference.trace
     _report_states(verdicts, usual)
@@ -111,6 +118,8 @@ def compare_saved(
         if (number, name) not in unstable:
             by_file.setdefault(number, {})[name] = gap
     _report(verdicts, usual, by_file)
+    if with_other_gradients is not None:
+        _report_models(verdicts, usual, by_file, with_other_gradients)
 
 
 def _changing(reference: RunToEnd, neighbour: RunToEnd) -> set[tuple[int, str]] | None:
@@ -164,6 +173,44 @@ def _report(verdicts: Verdicts, reference: Trace, by_file: dict[int, dict[str, f
             verdicts.notes.append(
                 f"{file.name} depends on the record ({listed(gaps)}): do not release it"
             )
+
+
+def _report_models(
+    verdicts: Verdicts,
+    reference: Trace,
+    by_file: dict[int, dict[str, float]],
+    with_other_gradients: Callable[[], Trace],
+) -> None:
+    """Reports saved models that learn from the released one and from records without noise.
+
+    A script may train a model without privacy for a comparison, so that a note suffices. But a
+    model that changes with the released gradients is made from the released model, to take its
+    place.
+    """
+    models = [
+        number
+        for number, file in enumerate(reference.saved)
+        if file.is_model and not file.holds_weights and number in by_file
+    ]
+    if not models or any(finding.kind == "saved" for finding in verdicts.findings):
+        return
+    other = with_other_gradients()
+    if other.error or len(other.saved) != len(reference.saved):
+        return
+    made_from_released = _gaps(reference, other).keys()
+    for number in models:
+        names = {
+            name: gap
+            for name, gap in by_file[number].items()
+            if (number, name) in made_from_released
+            and np.asarray(reference.saved[number].numbers[name]).dtype.kind == "f"
+        }
+        if names:
+            depend = "depends" if len(names) == 1 else "depend"
+            file = reference.saved[number].name
+            finding = explain("saved model", file=file, names=listed(names), depend=depend)
+            verdicts.findings.append(finding)
+            return
 
 
 def _report_states(verdicts: Verdicts, reference: Trace) -> None:
@@ -357,7 +404,16 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
             break
     released.shifted.difference_update(released.differing)
     usual = RunToEnd(repeated, partial(run_to_end, reference))
-    compare_saved(experiment.verdicts, usual, other_seed, to_their_end)
+    larger = [replace(step, gradient=_LARGER * step.gradient) for step in base.steps]
+    compare_saved(
+        experiment.verdicts,
+        usual,
+        other_seed,
+        to_their_end,
+        lambda: experiment.runs.run(
+            reference, experiment.base_seed, like=replace(base, steps=larger), to_end=True
+        ),
+    )
     return released
 
 

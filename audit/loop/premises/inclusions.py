@@ -13,7 +13,7 @@ linearly independent, the sum determines which canaries are in the batch. No noi
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,7 @@ def inclusions_of_many(
     canaries: "CanaryRuns",
     quiet: TrainingSet,
     of_quiet: Sequence[FloatArray],
+    seed_of: Callable[[int], int],
     counts: FloatArray,
     rate: float,
 ) -> Inclusions | None:
@@ -108,8 +109,8 @@ def inclusions_of_many(
         experiment: the experiment.
         canaries: runs with each canary.
         quiet: n copies of a quiet record.
-        of_quiet: [T, D] each, the released gradients of runs on these copies with the seeds
-            1000, 1001, ... of the experiment.
+        of_quiet: [T, D] each, the released gradients of runs on these copies.
+        seed_of: the seed of each of these runs, and of further ones.
         counts: [R, T], the batch sizes of these runs; NaN where unknown.
         rate: the accounted sampling rate.
     """
@@ -118,7 +119,7 @@ def inclusions_of_many(
     chosen = chosen[: len(places)]
     if len(chosen) < 2:
         return None
-    contributions = _contributions(experiment, chosen, len(quiet), of_quiet, counts)
+    contributions = _contributions(experiment, chosen, len(quiet), of_quiet, seed_of, counts)
     if contributions is None:
         return None
     mixed = quiet
@@ -134,7 +135,7 @@ def inclusions_of_many(
     for number in range(runs):
         if number % _RUNS_AT_ONCE == 0 and number >= _MIN_RUNS and not experiment.work_left(0.7):
             break
-        seed = experiment.seed_of(1000 + number)
+        seed = seed_of(number)
         without = (
             of_quiet[number] if number < len(of_quiet) else _gradients(experiment, quiet, seed)
         )
@@ -213,6 +214,7 @@ def _contributions(
     chosen: Sequence[PoolRecord],
     n: int,
     of_quiet: Sequence[FloatArray],
+    seed_of: Callable[[int], int],
     counts: FloatArray,
 ) -> FloatArray | None:
     """[T, m, D], what each canary adds in the place of the quiet record; NaN if unknown."""
@@ -228,7 +230,7 @@ def _contributions(
             features = np.repeat(np.asarray(canary.features)[None], n, axis=0)
             labels = np.full(n, canary.label, dtype=experiment.records.labels.dtype)
             data = TrainingSet(features.astype(experiment.records.features.dtype), labels)
-            gradients = _gradients(experiment, data, experiment.seed_of(1000 + int(number)))
+            gradients = _gradients(experiment, data, seed_of(int(number)))
             if gradients is None:
                 return None
             change = gradients[new] - of_quiet[number][new]

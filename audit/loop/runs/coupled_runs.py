@@ -29,6 +29,7 @@ from audit.loop.runs.generators import (
     returned_states,
 )
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
+from audit.loop.runs.poisson_samples import left_out_of_samples
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import keys_of, numbers_of
 from audit.loop.runs.saved_files import SavedFile, line_of_user, recorded_files
@@ -237,6 +238,19 @@ class Trace:
         return self if first == 0 else replace(self, steps=self.steps[first:])
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run in another process needs; see `CoupledRuns.run`."""
+
+    records: TrainingSet
+    seed: int
+    like: Trace | None
+    stop_after: int | None
+    digests: bool
+    to_end: bool
+    left_out: int | None = None
+
+
 class CoupledRuns:
     """Runs of one training function that may be coupled to an earlier one.
 
@@ -269,6 +283,7 @@ class CoupledRuns:
         digests: bool = True,
         to_end: bool = False,
         keep_model: bool = False,
+        left_out: int | None = None,
     ) -> Trace:
         """Trains once.
 
@@ -281,6 +296,7 @@ class CoupledRuns:
             to_end: whether to record what is saved; a script then continues after the last tested
                 step.
             keep_model: whether to keep the model also in a coupled run.
+            left_out: place of the record that Opacus leaves out of every Poisson sample, or None.
 
         Returns:
             The record of the run, which contains an error that the function raised.
@@ -289,10 +305,12 @@ class CoupledRuns:
         self.count += 1
         elsewhere = getattr(self._train, "run_elsewhere", None)
         if elsewhere is not None:  # in a copy of a process
-            trace, cpu_seconds = elsewhere(records, seed, like, stop_after, digests, to_end)
+            request = RunRequest(records, seed, like, stop_after, digests, to_end, left_out)
+            trace, cpu_seconds = elsewhere(request)
             self._cpu.add(cpu_seconds)
         else:
-            watch = self._run_here(records, seed, like, stop_after, digests, to_end)
+            with left_out_of_samples(left_out):
+                watch = self._run_here(records, seed, like, stop_after, digests, to_end)
             trace = watch.recorded
             if like is None or keep_model:
                 watch.keep_model()

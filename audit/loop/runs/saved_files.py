@@ -53,6 +53,7 @@ class SavedFile:
         holds_weights: whether it holds tensors of the shapes of all trained parameters, or of all
             frozen ones.
         error: why the object could not be read; empty if it was.
+        is_model: whether a script saves a module, its state, or matrices that are named weights.
 
     Example:
         >>> SavedFile("model.pt (torch.save)", {"bias": np.zeros(3)}, True).numbers["bias"].shape
@@ -63,6 +64,7 @@ class SavedFile:
     numbers: Mapping[str, Any]
     holds_weights: bool
     error: str = ""
+    is_model: bool = False
 
 
 class SavedFiles:
@@ -219,7 +221,9 @@ def _saved(value: Any, file: Any, call: str, shapes: Shapes) -> SavedFile:
         shown = Path(file).name
     else:
         shown = Path(str(getattr(file, "name", ""))).name or "an object"
-    return SavedFile(f"{shown} ({_with_place(call)})", numbers, shapes.are_in(numbers))
+    is_model = shapes is not _NO_SHAPES and _is_model(value, numbers)
+    name = f"{shown} ({_with_place(call)})"
+    return SavedFile(name, numbers, shapes.are_in(numbers), is_model=is_model)
 
 
 def _with_place(call: str) -> str:
@@ -250,6 +254,23 @@ def _held_by_parameters(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             if held:
                 name = name.removeprefix("_module.")
                 yield (f"{path}.{name}" if path else name), held
+
+
+def _is_model(value: Any, numbers: Mapping[str, Any]) -> bool:
+    """Whether an object is a module, its state, or holds matrices that are named weights."""
+    if any(True for _ in _modules_in(value, "", 0)) or _holds_state_of_module(value, 0):
+        return True
+    return any(
+        name.endswith("weight") and array.ndim > 1 and array.dtype.kind == "f"
+        for name, array in numbers.items()
+    )
+
+
+def _holds_state_of_module(value: Any, depth: int) -> bool:
+    if not isinstance(value, Mapping) or depth >= _MODULES_BELOW:
+        return False
+    is_state = hasattr(value, "_metadata") and len(value) > 0  # as `state_dict()` returns it
+    return is_state or any(_holds_state_of_module(item, depth + 1) for item in value.values())
 
 
 def _modules_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 import warnings
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
-from audit.loop.runs.coupled_runs import RecordingWatch, Trace
+from audit.loop.runs.coupled_runs import RecordingWatch, RunRequest, Trace
+from audit.loop.runs.poisson_samples import left_out_of_samples
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.script_run import ScriptTrain, empty_output, execute_copy
@@ -26,18 +26,6 @@ _MAX_CPU_SECONDS = 300
 """CPU time of one run of a few steps, after which the test could not finish."""
 # Exit code of a copy that waits for something.
 _EXIT_IDLE = 97
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What a copy needs for one run; see `CoupledRuns.run`."""
-
-    records: TrainingSet
-    seed: int
-    like: Trace | None
-    stop_after: int | None
-    digests: bool
-    to_end: bool
 
 
 class ForkedTrain:
@@ -61,27 +49,14 @@ class ForkedTrain:
     def __call__(self, *_: Any) -> NoReturn:
         raise AssertionError("runs are copies")
 
-    def run_elsewhere(
-        self,
-        records: TrainingSet,
-        seed: int,
-        like: Trace | None,
-        stop_after: int | None,
-        digests: bool,
-        to_end: bool,
-    ) -> tuple[Trace, float]:
+    def run_elsewhere(self, request: RunRequest) -> tuple[Trace, float]:
         """The trace of one run, which has no model and no accountant, and its CPU seconds.
 
         Args:
-            records: the data.
-            seed: seed of the run.
-            like: the run whose released gradients are forced, or None.
-            stop_after: number of steps after which the run is ended, or None.
-            digests: whether to keep digests.
-            to_end: whether the script continues after the last tested step.
+            request: the run.
         """
         try:
-            _send(self._connection, RunRequest(records, seed, like, stop_after, digests, to_end))
+            _send(self._connection, request)
             trace, facts, seconds = _receive(self._connection)
         except (EOFError, OSError) as error:
             return Trace(error=f"the waiting process ended ({type(error).__name__})"), 0.0
@@ -137,6 +112,7 @@ def _wait_at_hook(train: ScriptTrain, connection: Connection) -> NoReturn:
                 end_when_idle(lambda: os._exit(_EXIT_IDLE), train.idle_seconds).__enter__()
                 watch = RecordingWatch(request.like, request.stop_after, request.digests)
                 watch.to_end = request.to_end
+                left_out_of_samples(request.left_out).__enter__()
                 return request.records, request.seed, watch
             _, status = os.waitpid(child, 0)
             if status:
