@@ -536,7 +536,7 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         >>> from audit.protocols import Adaptive
         >>> protocol = Adaptive("tnb:0,0.1", low=0.5, high=2.0)
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
-        1.47
+        1.46
     """
     return BoundValue(_largest_epsilon(_curves(base, protocol, delta), delta))
 

@@ -36,6 +36,7 @@ from audit.loop.premises.experiment import (
     check_of,
     copies,
     draw_alike,
+    replace_one,
     start,
 )
 from audit.loop.premises.forced_releases import compare_released
@@ -45,7 +46,7 @@ from audit.loop.premises.numbers_of_steps import compare_random_numbers_of_steps
 from audit.loop.premises.orders_of_keys import compare_orders
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.trained_weights import compare_at_trained_weights
-from audit.loop.premises.verdicts import FAMILY_ERROR, explain, weights_outside
+from audit.loop.premises.verdicts import FAMILY_ERROR, explain, listed, weights_outside
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet
@@ -176,6 +177,7 @@ def check_premises(
                 raise InvalidInput(f"train must return without an exception, got {first.error}")
             if relation is None and first.by_opacus:
                 check = replace(check, relation="zero-out")
+            _forget_kept_values(check, first, run_seed(seed, 0, 9))
             outcome = _outcome(check, first, claim, delta, loss)
     except CouldNotFinish as unfinished:
         return PremiseTest(_unfinished(check, str(unfinished), cpu.used - before), None, None)
@@ -183,6 +185,54 @@ def check_premises(
     initial = first.initial if first.history else None
     work = work_of(len(first.steps), sum(first.sizes), len(records))
     return PremiseTest(report, outcome.canary, initial, outcome.replaced, work, outcome.public_size)
+
+
+def _forget_kept_values(check: Check, first: Trace, seed: int) -> None:
+    """Lets all runs begin as the first one did, if values that it kept change what others do.
+
+    A statistic of the records that the first call computes and keeps would be the same in all runs
+    of this process. Each further call in a process of its own would compute it anew.
+
+    Args:
+        check: the check.
+        first: the first run on the records.
+        seed: its seed.
+    """
+    runs = check.runs
+    names = runs.kept.changed()
+    if not names or not check.pool:
+        return
+    records = replace_one(check.records, check.pool[-1], len(check.records) - 1)
+
+    def repeated(anew: bool) -> Trace:
+        if anew:
+            runs.kept.put_back()
+        return runs.run(records, seed, like=first)
+
+    as_kept, computed, computed_again = repeated(False), repeated(True), repeated(True)
+    runs.starts_anew = _is_equal(computed, computed_again) and not _is_equal(as_kept, computed)
+    if runs.starts_anew:
+        check.verdicts.notes.append(
+            f"the function keeps values between its calls ({listed(names)}), and they change later "
+            "calls on other records; the test puts back what was there before the first call"
+        )
+        return
+    # The values of the records, and not those of the exchanged record.
+    runs.kept.put_back()
+    runs.run(check.records, seed, like=first)
+
+
+def _is_equal(run: Trace, other: Trace) -> bool:
+    """Whether two runs released the same and contributed the same to every step."""
+    return (
+        run.error == other.error
+        and len(run.steps) == len(other.steps)
+        and all(
+            np.array_equal(a.gradient, b.gradient, equal_nan=True)
+            for a, b in zip(run.steps, other.steps, strict=True)
+        )
+        and not differences(run.released, other.released)
+    )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from audit.loop.runs.generators import (
     repeated_numbers,
     returned_states,
 )
+from audit.loop.runs.kept_values import KeptValues
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.poisson_samples import left_out_of_samples
 from audit.loop.runs.records import TrainingSet
@@ -263,6 +264,8 @@ class CoupledRuns:
         count: number of runs.
         work: work of all runs, see `work_of`.
         least_recorded: the complete run with the largest number of steps that were not recorded.
+        kept: what the function's variables hold before the first run.
+        starts_anew: whether every run begins with these values.
         has_own_generators: whether the generators among the function's variables are seeded in each
             run, so that their states show how many numbers were drawn.
     """
@@ -273,6 +276,8 @@ class CoupledRuns:
         self.count, self.work = 0, 0.0
         self.has_own_generators = True
         self.least_recorded: Trace | None = None
+        self.kept = KeptValues(train)
+        self.starts_anew = False
 
     def run(
         self,
@@ -303,6 +308,8 @@ class CoupledRuns:
         """
         self._cpu.check()
         self.count += 1
+        if self.starts_anew:
+            self.kept.put_back()
         elsewhere = getattr(self._train, "run_elsewhere", None)
         if elsewhere is not None:  # in a copy of a process
             request = RunRequest(records, seed, like, stop_after, digests, to_end, left_out)

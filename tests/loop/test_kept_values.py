@@ -1,0 +1,147 @@
+"""Values that a function keeps from its first call: runs begin as the first one did."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import audit
+from audit.loop.runs.kept_values import KeptValues
+
+pytestmark = pytest.mark.usefixtures("little_work")
+
+SCALES: dict[str, Any] = {}
+COUNTS: list[int] = []
+FIRST: Any = None
+BUFFER = np.zeros(3)
+
+
+def records() -> tuple[Any, Any]:
+    generator = np.random.default_rng(3)
+    return generator.normal(size=(30, 3)), np.arange(30) % 2
+
+
+def trained(x: Any, seed: int, watch: Any) -> Any:
+    """Correct steps on features, without an accountant of their scale."""
+    generator, weights = np.random.default_rng(seed), np.zeros(3)
+    watch.account(noise_multiplier=2.0, sampling_rate=1.0, steps=3)
+    for _ in range(3):
+        lengths = np.linalg.norm(x, axis=1, keepdims=True)
+        clipped = x / np.maximum(lengths, 1.0)
+        noisy = watch.step(clipped.sum(axis=0) + 2.0 * generator.normal(size=3), weights)
+        weights = weights - 0.01 * noisy
+    return weights
+
+
+def with_dictionary(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if "scale" not in SCALES:
+        SCALES["scale"] = data.features.std(axis=0)
+    return trained(0.1 * data.features / SCALES["scale"], seed, watch)
+
+
+def with_global(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    global FIRST
+    if FIRST is None:
+        FIRST = data.features.std(axis=0)
+    return trained(0.1 * data.features / FIRST, seed, watch)
+
+
+def with_buffer(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if not BUFFER.any():
+        BUFFER[:] = data.features.std(axis=0)
+    return trained(0.1 * data.features / BUFFER, seed, watch)
+
+
+def with_attribute(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if not hasattr(with_attribute, "scale"):
+        with_attribute.scale = data.features.std(axis=0)  # type: ignore[attr-defined]
+    return trained(0.1 * data.features / with_attribute.scale, seed, watch)  # type: ignore[attr-defined]
+
+
+def with_closure() -> Callable[..., Any]:
+    scale: list[Any] = []
+
+    def train(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        if not scale:
+            scale.append(data.features.std(axis=0))
+        return trained(0.1 * data.features / scale[0], seed, watch)
+
+    return train
+
+
+class Trainer:
+    """A function with a state."""
+
+    scale: Any = None
+
+    def __call__(self, data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        if self.scale is None:
+            self.scale = data.features.std(axis=0)
+        return trained(0.1 * data.features / self.scale, seed, watch)
+
+
+@functools.cache
+def public_scale() -> Any:
+    return np.ones(3)
+
+
+def with_public_values(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    COUNTS.append(seed)
+    return trained(0.1 * data.features / public_scale(), seed, watch)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> None:
+    """Every test begins as a new process does."""
+    global FIRST
+    FIRST = None
+    SCALES.clear()
+    COUNTS.clear()
+    BUFFER[:] = 0.0
+    vars(with_attribute).pop("scale", None)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [with_dictionary, with_global, with_buffer, with_attribute, with_closure(), Trainer()],
+    ids=["dictionary", "global", "buffer", "attribute", "closure", "object"],
+)
+def test_a_statistic_of_the_first_call_is_found(train: Any) -> None:
+    checked = audit.check(train, records(), attack=False)
+    assert not checked, str(checked)
+    assert "keeps values between its calls" in str(checked)
+    # The scale that another record gives is not that of the records.
+    assert checked.exit_code == 1
+
+
+def test_public_values_that_are_kept_are_no_leak() -> None:
+    checked = audit.check(with_public_values, records(), attack=False)
+    assert checked.exit_code == 0, str(checked)
+    assert "keeps values" not in str(checked)
+
+
+def test_everything_that_was_kept_is_put_back() -> None:
+    functions = [with_dictionary, with_global, with_buffer, with_attribute, Trainer()]
+
+    class Silent:
+        def account(self, **_: Any) -> None: ...
+
+        def step(self, noisy: Any, _: Any) -> Any:
+            return noisy
+
+    class Records:
+        features = records()[0]
+
+    for function in functions:
+        kept = KeptValues(function)
+        assert kept.changed() == []
+        function(Records(), None, 0, Silent())
+        assert kept.changed()
+        kept.put_back()
+        assert kept.changed() == []
+    assert "scale" not in SCALES
+    assert FIRST is None
+    assert not BUFFER.any()
+    assert not hasattr(with_attribute, "scale")
