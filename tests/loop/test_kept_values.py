@@ -122,7 +122,7 @@ def test_public_values_that_are_kept_are_no_leak() -> None:
     assert "keeps values" not in str(checked)
 
 
-def test_everything_that_was_kept_is_put_back() -> None:
+def test_everything_that_was_kept_is_restored() -> None:
     functions = [with_dictionary, with_global, with_buffer, with_attribute, Trainer()]
 
     class Silent:
@@ -139,7 +139,7 @@ def test_everything_that_was_kept_is_put_back() -> None:
         assert kept.changed() == []
         function(Records(), None, 0, Silent())
         assert kept.changed()
-        kept.put_back()
+        kept.restore()
         assert kept.changed() == []
     assert "scale" not in SCALES
     assert FIRST is None

@@ -206,7 +206,7 @@ def _forget_kept_values(check: Check, first: Trace, seed: int) -> None:
 
     def repeated(anew: bool) -> Trace:
         if anew:
-            runs.kept.put_back()
+            runs.kept.restore()
         return runs.run(records, seed, like=first)
 
     as_kept, computed, computed_again = repeated(False), repeated(True), repeated(True)
@@ -214,11 +214,11 @@ def _forget_kept_values(check: Check, first: Trace, seed: int) -> None:
     if runs.starts_anew:
         check.verdicts.notes.append(
             f"the function keeps values between its calls ({listed(names)}), and they change later "
-            "calls on other records; the test puts back what was there before the first call"
+            "calls on other records; the test restores what was there before the first call"
         )
         return
     # The values of the records, and not those of the exchanged record.
-    runs.kept.put_back()
+    runs.kept.restore()
     runs.run(check.records, seed, like=first)
 
 

@@ -309,7 +309,7 @@ class CoupledRuns:
         self._cpu.check()
         self.count += 1
         if self.starts_anew:
-            self.kept.put_back()
+            self.kept.restore()
         elsewhere = getattr(self._train, "run_elsewhere", None)
         if elsewhere is not None:  # in a copy of a process
             request = RunRequest(records, seed, like, stop_after, digests, to_end, left_out)

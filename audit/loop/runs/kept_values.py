@@ -26,11 +26,11 @@ _INSTALLED = tuple(
 
 @dataclass(frozen=True)
 class _Kept:
-    """One object that can keep values, and how to put back what it held."""
+    """One object that can keep values, and how to restore what it held."""
 
     name: str
     is_as_before: Callable[[], bool]
-    put_back: Callable[[], None]
+    restore: Callable[[], None]
 
 
 class KeptValues:
@@ -52,11 +52,11 @@ class KeptValues:
         """Names of the objects that hold something else than before."""
         return [kept.name for kept in self._kept if not kept.is_as_before()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Makes every object hold what it held before the first call."""
         for kept in self._kept:
             if not kept.is_as_before():
-                kept.put_back()
+                kept.restore()
 
     def _follow(self, value: Any, name: str, depth: int) -> None:
         if depth > _MAX_DEPTH or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
@@ -140,19 +140,19 @@ def _is_same(before: dict[Any, Any], now: Any) -> bool:
 def _dictionary(values: dict[Any, Any], name: str) -> _Kept:
     before = dict(values)
 
-    def put_back() -> None:
+    def restore() -> None:
         for key in list(values):
             if key not in before:
                 del values[key]
         values.update(before)
 
-    return _Kept(name, lambda: _is_same(before, values), put_back)
+    return _Kept(name, lambda: _is_same(before, values), restore)
 
 
 def _attributes(of_class: type, name: str) -> _Kept:
     before = dict(vars(of_class))
 
-    def put_back() -> None:
+    def restore() -> None:
         for key in list(vars(of_class)):
             if key not in before:
                 delattr(of_class, key)
@@ -160,7 +160,7 @@ def _attributes(of_class: type, name: str) -> _Kept:
             if vars(of_class).get(key) is not value:
                 setattr(of_class, key, value)
 
-    return _Kept(name, lambda: _is_same(before, vars(of_class)), put_back)
+    return _Kept(name, lambda: _is_same(before, vars(of_class)), restore)
 
 
 def _list(values: list[Any], name: str) -> _Kept:
@@ -169,29 +169,29 @@ def _list(values: list[Any], name: str) -> _Kept:
     def is_as_before() -> bool:
         return len(values) == len(before) and all(map(lambda a, b: a is b, values, before))
 
-    def put_back() -> None:
+    def restore() -> None:
         values[:] = before
 
-    return _Kept(name, is_as_before, put_back)
+    return _Kept(name, is_as_before, restore)
 
 
 def _set(values: set[Any], name: str) -> _Kept:
     before = set(values)
 
-    def put_back() -> None:
+    def restore() -> None:
         values.clear()
         values.update(before)
 
-    return _Kept(name, lambda: values == before, put_back)
+    return _Kept(name, lambda: values == before, restore)
 
 
 def _cell(cell: Any, name: str) -> _Kept:
     before = cell.cell_contents
 
-    def put_back() -> None:
+    def restore() -> None:
         cell.cell_contents = before
 
-    return _Kept(name, lambda: cell.cell_contents is before, put_back)
+    return _Kept(name, lambda: cell.cell_contents is before, restore)
 
 
 def _cache(function: Any, name: str) -> _Kept:
@@ -210,10 +210,10 @@ def _numbers(values: Any, name: str) -> _Kept | None:
         return None
     array = values.copy()
 
-    def put_back() -> None:
+    def restore() -> None:
         values[...] = array
 
-    return _Kept(name, lambda: bool(np.array_equal(values, array)), put_back)
+    return _Kept(name, lambda: bool(np.array_equal(values, array)), restore)
 
 
 def _copy(values: torch.Tensor, before: torch.Tensor) -> None:
