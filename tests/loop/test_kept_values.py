@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import audit
 from audit.loop.runs.kept_values import KeptValues
@@ -80,6 +81,9 @@ class Trainer:
         if self.scale is None:
             self.scale = data.features.std(axis=0)
         return trained(0.1 * data.features / self.scale, seed, watch)
+
+
+SPARSE = torch.eye(5).to_sparse()
 
 
 @functools.cache

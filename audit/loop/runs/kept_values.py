@@ -50,13 +50,23 @@ class KeptValues:
 
     def changed(self) -> list[str]:
         """Names of the objects that hold something else than before."""
-        return [kept.name for kept in self._kept if not kept.is_as_before()]
+        return [kept.name for kept in self._changed()]
 
     def restore(self) -> None:
         """Makes every object hold what it held before the first call."""
-        for kept in self._kept:
-            if not kept.is_as_before():
+        for kept in self._changed():
+            # An object that takes no values, such as a class with a metaclass, stays as it is.
+            with contextlib.suppress(Exception):
                 kept.restore()
+
+    def _changed(self) -> list[_Kept]:
+        changed = []
+        for kept in self._kept:
+            # Numbers that cannot be compared (tensors of other layouts) count as unchanged.
+            with contextlib.suppress(Exception):
+                if not kept.is_as_before():
+                    changed.append(kept)
+        return changed
 
     def _follow(self, value: Any, name: str, depth: int) -> None:
         if depth > _MAX_DEPTH or id(value) in self._seen or len(self._seen) >= _MAX_OBJECTS:
@@ -202,6 +212,8 @@ def _cache(function: Any, name: str) -> _Kept:
 def _numbers(values: Any, name: str) -> _Kept | None:
     """An array or tensor whose numbers may change in place."""
     if isinstance(values, torch.Tensor):
+        if values.layout != torch.strided or values.is_meta or values.is_quantized:
+            return None
         if values.numel() > _MAX_NUMBERS or values.requires_grad or not values.is_leaf:
             return None
         tensor = values.detach().clone()
