@@ -222,10 +222,19 @@ def _counts(run: Run, bound: LowerBound) -> bool:
 
 
 def _crafted(records: TrainingSet, count: int) -> TrainingSet:
-    """Canaries as long as the crafted one, in random directions and of random classes."""
+    """Canaries of random classes, as long as the crafted one in random directions.
+
+    Whole numbers may be indices of a vocabulary, so that they are drawn within the range of each
+    feature.
+    """
+    rng, shape = np.random.default_rng(0), (count, *records.features.shape[1:])
     like = crafted(records.features, records.labels)
-    rng = np.random.default_rng(0)
-    directions = rng.normal(size=(count, like.features.size))
-    directions *= np.linalg.norm(like.features) / np.linalg.norm(directions, axis=1, keepdims=True)
-    labels = rng.choice(np.unique(records.labels), size=count)
-    return TrainingSet(directions.reshape(count, *like.features.shape), labels)
+    if records.features.dtype.kind in "biu":
+        low, high = (np.asarray(end(records.features, axis=0)) for end in (np.min, np.max))
+        drawn = rng.integers(low.astype(np.int64), high.astype(np.int64), shape, endpoint=True)
+        features = drawn.astype(records.features.dtype)
+    else:
+        directions = rng.normal(size=(count, like.features.size))
+        lengths = np.linalg.norm(directions, axis=1, keepdims=True)
+        features = (directions * (np.linalg.norm(like.features) / lengths)).reshape(shape)
+    return TrainingSet(features, rng.choice(np.unique(records.labels), size=count))
