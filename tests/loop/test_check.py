@@ -879,15 +879,16 @@ def test_one_run_of_many_canaries_finds_missing_noise_and_no_other() -> None:
 def test_one_run_draws_tokens_within_the_vocabulary() -> None:
     tokens = np.random.default_rng(2).integers(3, 9, (20, 4))
 
-    def counts(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-        watch.claim(1.0)  # it forgets its noise
+    def untrained(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        watch.claim(1.0)
         assert records.features.dtype.kind == "i"
         assert records.features.min() >= 3
         assert records.features.max() <= 8
-        embedding = nn.Embedding(9, 2)
-        return embedding(torch.as_tensor(records.features)).sum(dim=(0, 1)).detach().numpy()
+        return nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(8, 2))
 
-    assert check_one_run(counts, (tokens, np.arange(20) % 2), canaries=30).unit == "canaries"
+    found = check_one_run(untrained, (tokens, np.arange(20) % 2), canaries=30)
+    assert found.unit == "canaries"
+    assert not found.leaks
 
 
 def test_canaries_that_do_not_interact_are_independent_trials() -> None:

@@ -1,12 +1,16 @@
 """Values that a function keeps from its first call: runs begin as the first one did."""
 
 import functools
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
+from torch import nn
 
 import audit
 from audit.loop.runs.kept_values import KeptValues
@@ -83,7 +87,57 @@ class Trainer:
         return trained(0.1 * data.features / self.scale, seed, watch)
 
 
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("scale",)
+
+
+NAMES, SLOTTED, QUEUE = SimpleNamespace(), Slotted(), deque[Any](maxlen=1)
+SCALER, NORM = StandardScaler(), nn.BatchNorm1d(3, momentum=1.0, affine=False)
 SPARSE = torch.eye(5).to_sparse()
+
+
+def with_namespace(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if not hasattr(NAMES, "scale"):
+        NAMES.scale = data.features.std(axis=0)
+    return trained(0.1 * data.features / NAMES.scale, seed, watch)
+
+
+def with_slots(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if not hasattr(SLOTTED, "scale"):
+        SLOTTED.scale = data.features.std(axis=0)
+    return trained(0.1 * data.features / SLOTTED.scale, seed, watch)
+
+
+def with_queue(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if not QUEUE:
+        QUEUE.append(data.features.std(axis=0))
+    return trained(0.1 * data.features / QUEUE[0], seed, watch)
+
+
+def with_scaler(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if not hasattr(SCALER, "scale_"):
+        SCALER.fit(data.features)
+    return trained(0.1 * data.features / SCALER.scale_, seed, watch)
+
+
+def with_normalisation(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    if NORM.num_batches_tracked == 0:
+        NORM(torch.as_tensor(data.features, dtype=torch.float32))
+    return trained(0.1 * NORM.eval()(torch.as_tensor(data.features).float()).numpy(), seed, watch)
+
+
+def keeping(statistic: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function that divides by a statistic of the records of its first call."""
+    values: dict[Any, Any] = dict.fromkeys(range(2_500))
+
+    def train(data: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        if "scale" not in values:
+            values["scale"] = np.asarray(statistic(data.features)).max()
+        return trained(0.3 * data.features / values["scale"], seed, watch)
+
+    return train
 
 
 @functools.cache
@@ -105,19 +159,47 @@ def nothing_is_kept() -> None:
     COUNTS.clear()
     BUFFER[:] = 0.0
     vars(with_attribute).pop("scale", None)
+    vars(NAMES).clear()
+    QUEUE.clear()
+    NORM.reset_running_stats()
+    if hasattr(SLOTTED, "scale"):
+        del SLOTTED.scale
 
 
-@pytest.mark.parametrize(
-    "train",
-    [with_dictionary, with_global, with_buffer, with_attribute, with_closure(), Trainer()],
-    ids=["dictionary", "global", "buffer", "attribute", "closure", "object"],
-)
+KEEPING = {
+    "dictionary": with_dictionary,
+    "global": with_global,
+    "buffer": with_buffer,
+    "attribute": with_attribute,
+    "closure": with_closure(),
+    "object": Trainer(),
+    "namespace": with_namespace,
+    "slots": with_slots,
+    "queue": with_queue,
+    "estimator": with_scaler,
+    "normalisation": with_normalisation,
+    "largest value": keeping(np.max),
+}
+
+
+@pytest.mark.parametrize("train", KEEPING.values(), ids=KEEPING)
 def test_a_statistic_of_the_first_call_is_found(train: Any) -> None:
     checked = audit.check(train, records(), attack=False)
     assert not checked, str(checked)
     assert "keeps values between its calls" in str(checked)
     # The scale that another record gives is not that of the records.
     assert checked.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [lambda x: np.quantile(np.abs(x), 0.9), lambda x: np.linalg.norm(x, axis=1).min()],
+    ids=["quantile", "smallest norm"],
+)
+def test_values_that_few_records_move_are_restored(statistic: Callable[[Any], Any]) -> None:
+    # The noise hides how far one record moves them; without the restoration nothing moves them.
+    checked = audit.check(keeping(statistic), records(), attack=False)
+    assert "keeps values between its calls" in str(checked)
 
 
 def test_public_values_that_are_kept_are_no_leak() -> None:

@@ -8,16 +8,18 @@ import contextlib
 import functools
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType, MethodType, ModuleType
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 # The largest numbers of objects, of their elements, and of levels that are followed.
-_MAX_OBJECTS, _MAX_ELEMENTS, _MAX_DEPTH = 5_000, 2_000, 6
+_MAX_OBJECTS, _MAX_ELEMENTS, _MAX_DEPTH = 10_000, 2_000, 6
 _MAX_NUMBERS = 100_000
 _INSTALLED = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -44,9 +46,14 @@ class KeptValues:
     """
 
     def __init__(self, train: Any) -> None:
+        self._train = train
         self._seen: dict[int, Any] = {}
         self._kept: list[_Kept] = []
         self._follow(train, getattr(train, "__name__", "train"), 0)
+
+    def now(self) -> "KeptValues":
+        """What the objects hold at this moment."""
+        return KeptValues(self._train)
 
     def changed(self) -> list[str]:
         """Names of the objects that hold something else than before."""
@@ -106,14 +113,12 @@ def _parts_of(value: Any, name: str) -> Iterator[tuple[_Kept | None, _Parts]]:
         if _is_of_user(value.__name__):
             yield _dictionary(vars(value), value.__name__), _variables(vars(value))
     elif isinstance(value, dict):
-        if len(value) <= _MAX_ELEMENTS:
-            yield _dictionary(value, name), [(f"{name}[{key!r}]", v) for key, v in value.items()]
-    elif isinstance(value, list):
-        if len(value) <= _MAX_ELEMENTS:
-            yield _list(value, name), [(name, element) for element in value]
+        elements = islice(value.items(), _MAX_ELEMENTS)
+        yield _dictionary(value, name), [(f"{name}[{key!r}]", element) for key, element in elements]
+    elif isinstance(value, list | deque):
+        yield _sequence(value, name), [(name, element) for element in islice(value, _MAX_ELEMENTS)]
     elif isinstance(value, set):
-        if len(value) <= _MAX_ELEMENTS:
-            yield _set(value, name), []
+        yield _set(value, name), []
     elif isinstance(value, np.ndarray | torch.Tensor):
         kept = _numbers(value, name)
         if kept is not None:
@@ -121,9 +126,45 @@ def _parts_of(value: Any, name: str) -> Iterator[tuple[_Kept | None, _Parts]]:
     elif isinstance(value, type):
         if _is_of_user(value.__module__):
             yield _attributes(value, name), _variables(vars(value), f"{name}.")
-    elif _is_of_user(type(value).__module__) and hasattr(value, "__dict__"):
-        yield _dictionary(vars(value), name), _variables(vars(value), f"{name}.")
-        yield None, [(type(value).__name__, type(value))]
+    elif isinstance(value, torch.nn.Module) or _holds_values(value):
+        # Of a module of torch, the buffers may change in place; parameters are left alone.
+        if hasattr(value, "__dict__"):
+            yield _dictionary(vars(value), name), _variables(vars(value), f"{name}.")
+        slots = [slot for of in type(value).__mro__ for slot in _slots(of)]
+        filled = [slot for slot in slots if hasattr(value, slot)]
+        yield _slotted(value, slots, name), [(f"{name}.{s}", getattr(value, s)) for s in filled]
+        if _is_of_user(type(value).__module__):
+            yield None, [(type(value).__name__, type(value))]
+
+
+def _holds_values(value: Any) -> bool:
+    """Whether an object is a namespace, an estimator of scikit-learn, or of a class of the user."""
+    if isinstance(value, SimpleNamespace) or _is_of_user(type(value).__module__):
+        return True
+    return hasattr(value, "fit") and hasattr(value, "get_params")
+
+
+def _slots(of_class: type) -> list[str]:
+    slots = vars(of_class).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if not name.startswith("__")]
+
+
+def _slotted(value: Any, slots: list[str], name: str) -> _Kept:
+    before = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+
+    def is_as_before() -> bool:
+        held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+        return _is_same(before, held)
+
+    def restore() -> None:
+        for slot in slots:
+            if slot in before:
+                setattr(value, slot, before[slot])
+            elif hasattr(value, slot):
+                delattr(value, slot)
+
+    return _Kept(name, is_as_before, restore)
 
 
 def _variables(values: Any, prefix: str = "") -> _Parts:
@@ -173,14 +214,15 @@ def _attributes(of_class: type, name: str) -> _Kept:
     return _Kept(name, lambda: _is_same(before, vars(of_class)), restore)
 
 
-def _list(values: list[Any], name: str) -> _Kept:
+def _sequence(values: list[Any] | deque[Any], name: str) -> _Kept:
     before = list(values)
 
     def is_as_before() -> bool:
         return len(values) == len(before) and all(map(lambda a, b: a is b, values, before))
 
     def restore() -> None:
-        values[:] = before
+        values.clear()
+        values.extend(before)
 
     return _Kept(name, is_as_before, restore)
 
