@@ -202,8 +202,8 @@ def largest_epsilon(
     Args:
         profiles: decreasing functions of epsilon.
         delta: in (0, 1).
-        larger: a profile for each that is never smaller and takes less time. Where it is at most
-            delta, the other one is not evaluated.
+        larger: for each, another bound on the same profile that takes less time and is usually
+            larger. Where it is at most delta, the other one is not evaluated.
 
     Example:
         >>> import math
