@@ -55,8 +55,9 @@ _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
 # Expected number of winners among later runs, below which these count by the simple bound.
 _NOTHING = 1e-14
 # In every round proposition 26 divides and computes again at most this many cells, each in two
-# parts. The rounds end once two of them together lower epsilon by less than this share.
-_CELLS_OF_A_ROUND, _MAX_ROUNDS, _CONVERGED = 8, 8, 1e-3
+# parts. The rounds end once two of them together lower delta by less than this share; epsilon may
+# stay at a multiple of the spacing while delta falls.
+_CELLS_OF_A_ROUND, _MAX_ROUNDS, _CONVERGED = 8, 20, 0.01
 # The power of a cell's share, and the largest number of outputs on the lattice for this.
 _DECISIVE, _MAX_OUTPUTS = 8, 1024
 # Outputs with a total probability below this are moved to the others, and the contribution of
@@ -278,17 +279,23 @@ class HistoryCurve:
             order = np.argsort(np.where(np.isnan(starts), -np.inf, starts))
             psi, starts, ends = psi[order], starts[order], ends[order]
             epsilons.append(self._epsilon_of(psi))
-            if len(epsilons) > 2 and epsilons[-1] >= (1.0 - _CONVERGED) * epsilons[-3]:
-                break
+            if len(epsilons) > 2:
+                reached = self._chords(psi).delta(epsilons[-3])
+                if reached >= (1.0 - _CONVERGED) * self._delta:
+                    break
         return psi
+
+    @cached_property
+    def _delta(self) -> float:
+        """The delta that the simple bound has at `reach`."""
+        return self.adaptive.delta(self.reach)
 
     def _epsilon_of(self, psi: FloatArray) -> float:
         """Epsilon of a bound, at the delta that the simple bound has at `reach`."""
-        delta = self.adaptive.delta(self.reach)
-        if not 0.0 < delta < 1.0:
+        if not 0.0 < self._delta < 1.0:
             return self.reach
         try:
-            return min(solve_epsilon(self._chords(psi).delta, delta), self.reach)
+            return min(solve_epsilon(self._chords(psi).delta, self._delta), self.reach)
         except DeltaUnreachable:  # this bound alone reaches no such delta
             return self.reach
 

@@ -30,6 +30,24 @@ def by_exact_count(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
     return watch.release({k: noisy[k] for k in sorted(counts, key=counts.__getitem__)}, epsilon=1.0)
 
 
+def two_by_exact_count(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """Two keys are always sorted one way or the other, and here not the same way for all seeds."""
+    generator = np.random.default_rng(seed)
+    watch.claim(1.0)
+    counts = {"first": int((records.labels == 0).sum()), "others": int((records.labels > 0).sum())}
+    noisy = {k: count + generator.laplace() for k, count in counts.items()}
+    return watch.release({k: noisy[k] for k in sorted(counts, key=counts.__getitem__)}, epsilon=1.0)
+
+
+def two_by_noisy_count(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """Correct: two keys in the order of the noisy counts."""
+    generator = np.random.default_rng(seed)
+    watch.claim(1.0)
+    counts = {"first": int((records.labels == 0).sum()), "others": int((records.labels > 0).sum())}
+    noisy = {k: count + generator.laplace() for k, count in counts.items()}
+    return watch.release({k: noisy[k] for k in sorted(noisy, key=noisy.__getitem__)}, epsilon=1.0)
+
+
 def by_noisy_count(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
     """Correct: the keys are in the order of the noisy counts."""
     generator = np.random.default_rng(seed)
@@ -98,6 +116,8 @@ def in_loop(is_public: bool) -> Train:
     ("train", "is_broken"),
     [
         (by_exact_count, True),
+        (two_by_exact_count, True),
+        (two_by_noisy_count, False),
         (by_noisy_count, False),
         (by_noisy_distance, False),
         (returned_by_exact_count, True),

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Check, Experiment, copies
 from audit.loop.premises.verdicts import FAMILY_ERROR, explain, listed
@@ -31,11 +30,12 @@ class _Order(NamedTuple):
 
     Attributes:
         keys: the keys.
-        is_by_value: whether they are sorted by their values, which show the same.
+        sorted_by: the ways in which all seeds have them sorted by their values, which show the
+            same.
     """
 
     keys: _Keys
-    is_by_value: bool
+    sorted_by: frozenset[int]
 
 
 def compare_orders(check: Check | Experiment, first: Trace) -> None:
@@ -87,14 +87,14 @@ def _neighbouring_orders(
     if not order or not other or order.keys == other.keys or set(order.keys) != set(other.keys):
         return None
     seeds = _seeds_needed(first, place)
-    if (order.is_by_value and other.is_by_value) or seeds > _MAX_SEEDS:
+    if order.sorted_by & other.sorted_by or seeds > _MAX_SEEDS:
         return None
     # Seeds that did not choose the two data sets.
     numbers = range(_SEEDS, _SEEDS + seeds)
     order, other = (_order(check, first, record, count, place, numbers) for count in (low, high))
     if not order or not other or order.keys == other.keys:
         return None
-    return None if order.is_by_value and other.is_by_value else (order.keys, other.keys)
+    return None if order.sorted_by & other.sorted_by else (order.keys, other.keys)
 
 
 def _seeds_needed(first: Trace, place: int) -> int:
@@ -139,7 +139,7 @@ def _order(
         if len(declared) <= place or (values and declared[place].keys != values[0].keys):
             return None
         values.append(declared[place])
-    return _Order(values[0].keys, all(_is_sorted(value) for value in values))
+    return _Order(values[0].keys, frozenset.intersection(*map(_sorted_by, values)))
 
 
 def _declared(
@@ -150,14 +150,10 @@ def _declared(
     return check.runs.run(data, seed, like=first, digests=False).declared
 
 
-def _is_sorted(declared: DeclaredNoise) -> bool:
-    """Whether the keys are in the order of their values, or of the sizes of these."""
+def _sorted_by(declared: DeclaredNoise) -> frozenset[int]:
+    """The ways in which keys are sorted: by values up and down, and by their sizes up and down."""
     values = declared.values
     if values is None or len(values) != len(declared.keys):
-        return False
-    return any(_is_monotone(numbers) for numbers in (values, np.abs(values)))
-
-
-def _is_monotone(numbers: FloatArray) -> bool:
-    steps = np.diff(numbers)
-    return bool(np.all(steps >= 0) or np.all(steps <= 0))
+        return frozenset()
+    ways = (values, -values, np.abs(values), -np.abs(values))
+    return frozenset(way for way, numbers in enumerate(ways) if np.all(np.diff(numbers) >= 0))
