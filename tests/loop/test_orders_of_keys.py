@@ -145,3 +145,32 @@ def test_only_orders_of_equal_keys_differ() -> None:
     reordered = numbers_of({"a": 1.0, "b": {"d": 3.0, "c": 2.0}})
     assert list(differences(first, reordered)) == ["b.order of keys"]
     assert list(differences(first, numbers_of({"a": 1.0, "b": {"c": 2.0}}))) == ["b.d"]
+
+
+def test_gaussian_values_sorted_by_themselves_are_not_accused() -> None:
+    def by_noisy_count(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        generator = np.random.default_rng(seed)
+        watch.claim(3.0)
+        counts = np.array([(records.labels == 0).sum(), (records.labels > 0).sum()])
+        noisy = counts + 4.0 * generator.normal(size=2)
+        values = {str(place): float(noisy[place]) for place in np.argsort(-noisy)}
+        return watch.release(values, noise_multiplier=4.0)
+
+    report = check_premises(by_noisy_count, DATA).report
+    assert not report.findings, report.findings
+
+
+def test_the_noise_of_values_after_the_last_step_is_said_to_be_untested() -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        generator, weights = np.random.default_rng(seed), np.zeros(4)
+        watch.account(noise_multiplier=2.0, sampling_rate=1.0, steps=3)
+        norms = np.linalg.norm(records.features, axis=1, keepdims=True)
+        total = (records.features / np.maximum(norms, 1.0)).sum(axis=0)
+        for _ in range(3):
+            weights = weights - watch.step(total + 2.0 * generator.normal(size=4), weights)
+        count = float((records.labels > 0).sum() + 5.0 * generator.normal())
+        return weights, watch.release(count, noise_multiplier=5.0)
+
+    report = check_premises(train, DATA).report
+    assert not report.findings, report.findings
+    assert any("not tested: the noise of declared values 1" in note for note in report.notes)

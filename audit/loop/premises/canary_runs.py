@@ -176,7 +176,8 @@ def run_canaries(experiment: Experiment) -> PoolRuns:
     if not compare_numbers_of_steps(experiment, suspects):
         report_lost_noise(experiment, [*runs.diverged, *not_finite.diverged])
         # Without another number of steps, fewer draws are those of fewer records.
-        left_out = [record for record in runs.diverged if record not in runs.other_steps]
+        with_other_steps = {id(record) for record in runs.other_steps}
+        left_out = [record for record in runs.diverged if id(record) not in with_other_steps]
         if left_out:
             compare_use_of_others(experiment, left_out)
     return PoolRuns(runs.pool, runs.traces, apart, not_finite.traces)

@@ -275,11 +275,13 @@ def compare_declared_of_steps(
     declared = experiment.base.declared
     share = 1.0 if experiment.relation == "replace-one" else 0.5
     releases: list[_Release] = []
+    untested: list[str] = []
     for place, value in enumerate(declared):
         if not value.is_stated or value.values is None:
             continue
         noisy, others = (_column(rows, place, value.values) for rows in (runs, exchanged))
         if len(noisy) < _MIN_RUNS_OF_STEPS or len(others) == 0:
+            untested.append(str(place + 1))
             continue
         # If shapes depend on the records, either list may end first.
         pairs = min(len(noisy), len(others))
@@ -294,6 +296,11 @@ def compare_declared_of_steps(
         )
         if changes.any() and not _reports_missing_noise(experiment, release, len(declared)):
             releases.append(_without_copies(release))
+    if untested:
+        experiment.verdicts.notes.append(
+            f"not tested: the noise of declared values {', '.join(untested)}, because runs end "
+            "with the last tested step; declare them before it, or in a function of their own"
+        )
     tests = [release.size_test() for release in releases]
     if steps is not None:
         _compare_shared_noise(experiment, (runs, exchanged, of_pool), steps)

@@ -152,8 +152,9 @@ def _declared(
 
 def _sorted_by(declared: DeclaredNoise) -> frozenset[int]:
     """The ways in which keys are sorted: by values up and down, and by their sizes up and down."""
-    values = declared.values
-    if values is None or len(values) != len(declared.keys):
+    if declared.values is None or len(declared.values) != len(declared.keys):
         return frozenset()
+    # The values are those of the sorted keys.
+    values = declared.values[np.argsort(np.argsort(declared.keys))]
     ways = (values, -values, np.abs(values), -np.abs(values))
     return frozenset(way for way, numbers in enumerate(ways) if np.all(np.diff(numbers) >= 0))

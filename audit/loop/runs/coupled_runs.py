@@ -90,7 +90,8 @@ class DeclaredNoise:
     """The noise of a value that the function declared by `watch.release`.
 
     Attributes:
-        values: [d], its numbers; None where it holds something else.
+        values: [d], its numbers, those of dictionaries by their sorted keys; None where it holds
+            something else.
         noise_multiplier: of Gaussian noise, its standard deviation over the sensitivity, or None.
         epsilon: of Laplace noise, the sensitivity over its scale, or None.
         keys: the paths to its numbers, in the order of its keys, if it holds dictionaries.
@@ -410,7 +411,7 @@ class RecordingWatch(Watch):
         self, value: Any, *, noise_multiplier: float | None = None, epsilon: float | None = None
     ) -> Any:
         number = len(self.recorded.further)
-        values, keys = _flat_numbers(value), tuple(keys_of(value))
+        values, keys = _flat_numbers(_by_sorted_keys(value)), tuple(keys_of(value))
         self.recorded.declared.append(DeclaredNoise(values, noise_multiplier, epsilon, keys))
         if self._like is not None and number < len(self._like.further):
             value = self._like.further[number]
@@ -612,6 +613,13 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict | list | tuple):
         return copy.deepcopy(value)
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _by_sorted_keys(value: Any) -> Any:
+    """The same value with sorted keys, so that the place of a number does not depend on others."""
+    if isinstance(value, Mapping):
+        return {key: _by_sorted_keys(value[key]) for key in sorted(value, key=str)}
+    return value
 
 
 def _flat_numbers(value: Any) -> Vector | None:
