@@ -303,7 +303,9 @@ def test_declared_values_whose_shape_depends_on_the_records_are_compared_while_e
 
     runs, exchanged = rows(first, 0.0), rows(second, 100.0)
     results: list[Any] = []
-    verdicts = SimpleNamespace(findings=[], collect=lambda test, words: results.append(test))
+    verdicts = SimpleNamespace(
+        findings=[], notes=[], collect=lambda test, words: results.append(test)
+    )
     base = SimpleNamespace(declared=runs[0])
     checked: Any = SimpleNamespace(base=base, relation="replace-one", verdicts=verdicts)
     compare_declared_of_steps(checked, runs, exchanged)
