@@ -410,7 +410,7 @@ class CorrectedAdam(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "variance": variance})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

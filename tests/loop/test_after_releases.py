@@ -159,3 +159,24 @@ def test_forced_values_stay_within_their_type(value: Any, above: Any, below: Any
         assert np.array_equal(shifted, expected)
         assert type(shifted) is type(value)
         assert getattr(shifted, "dtype", None) == getattr(value, "dtype", None)
+
+
+def test_a_function_that_fails_on_other_records_after_its_steps_is_not_testable() -> None:
+    generator = np.random.default_rng(5)
+    data = TrainingSet(generator.normal(size=(30, 3)), np.arange(30) % 2)
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        noise, weights = np.random.default_rng(seed), np.zeros(3)
+        watch.account(noise_multiplier=2.0, sampling_rate=1.0, steps=2)
+        lengths = np.linalg.norm(records.features, axis=1, keepdims=True)
+        total = (records.features / np.maximum(lengths, 1.0)).sum(axis=0)
+        for _ in range(2):
+            weights = weights - watch.step(total + 2.0 * noise.normal(size=3), weights)
+        if not np.array_equal(records.features, data.features):
+            raise ValueError("a report on these records is not possible")
+        return weights
+
+    report = check_premises(train, data).report
+    assert not report.findings, report.findings
+    assert report.inconclusive
+    assert "a report on these records" in report.untested["released numbers"]

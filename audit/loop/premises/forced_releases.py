@@ -234,19 +234,25 @@ class _Released:
         differing: by name, the largest difference that a record explains.
         shifted: names of random numbers that differ where fewer records are drawn from.
         compared: number of neighbours that were compared.
+        error: the last error of a run on a neighbour.
     """
 
     differing: dict[str, float]
     shifted: set[str]
     compared: int
+    error: str | None = None
 
 
 def compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     """Compares every released number of complete runs with forced outputs."""
     base = experiment.base
-    if not base.complete:
-        return
-    released = _differences_of_neighbours(experiment, canaries)
+    released, error = None, base.error
+    if base.complete:
+        released = _differences_of_neighbours(experiment, canaries)
+        error = released.error if released is not None and not released.compared else None
+    if error:
+        reason = f"runs on other records ended with an error: {error}"
+        experiment.verdicts.cannot_test(reason, ("released numbers",))
     if released is None or not released.compared:
         return
     experiment.verdicts.tested.append("released numbers")
@@ -379,6 +385,7 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
             experiment.verdicts.tested.append("released numbers")
             return None
         if trace.error or not trace.complete:
+            released = replace(released, error=trace.error or released.error)
             continue
         fewer = len(neighbour) < len(reference)
         if fewer and len(trace.steps) != len(repeated.steps):

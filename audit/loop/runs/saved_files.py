@@ -261,7 +261,7 @@ def _is_model(value: Any, numbers: Mapping[str, Any]) -> bool:
     if any(True for _ in _modules_in(value, "", 0)) or _holds_state_of_module(value, 0):
         return True
     return any(
-        name.endswith("weight") and array.ndim > 1 and array.dtype.kind == "f"
+        name.rpartition(".")[2] == "weight" and array.ndim > 1 and array.dtype.kind == "f"
         for name, array in numbers.items()
     )
 
