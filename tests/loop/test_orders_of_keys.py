@@ -103,7 +103,7 @@ def in_loop(is_public: bool) -> Train:
         watch.account(noise_multiplier=1.0, sampling_rate=1.0, steps=3)
         weights = np.zeros(records.features.shape[1])
         for _ in range(3):
-            rows = np.float64(records.features)
+            rows = np.asarray(records.features, dtype=float)
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
             noisy_sum = rows.sum(axis=0) + generator.normal(size=len(weights))
             weights = weights - 0.1 * watch.step(noisy_sum, weights)

@@ -75,7 +75,7 @@ def with_public_masks(deviation: float = SIGMA, without_noise: float = 0.0) -> C
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         generator, public = np.random.default_rng(seed), np.random.default_rng(7)
         x = records.features.reshape(len(records.features), -1).astype(float)
-        y = np.float64(records.labels)
+        y = np.asarray(records.labels, dtype=float)
         params = np.zeros(x.shape[1])
         watch.account(noise_multiplier=SIGMA, sampling_rate=1.0, steps=STEPS)
         for _ in range(STEPS):

@@ -28,7 +28,7 @@ def from_prototypes(of_public: bool) -> Any:
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         generator = np.random.default_rng(seed)
-        x, y = np.float64(records.features), np.float64(records.labels)
+        x, y = (np.asarray(part, dtype=float) for part in (records.features, records.labels))
         public = np.random.default_rng(5).normal(size=x.shape)
         chosen = generator.permutation(len(x))[:PROTOTYPES]
         prototypes = (public if of_public else x)[chosen]

@@ -42,7 +42,7 @@ def of_arrays(noise_of_share: str) -> Train:
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         generator = np.random.default_rng(seed)
-        x = np.float64(records.features)
+        x = np.asarray(records.features, dtype=float)
         params = np.zeros(x.shape[1])
         # Both numbers of a step cost as much as one release with noise multiplier SIGMA.
         watch.account(noise_multiplier=SIGMA, sampling_rate=0.5, steps=5)
