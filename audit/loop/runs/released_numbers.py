@@ -37,11 +37,13 @@ def numbers_of(value: Any) -> Mapping[str, Any]:
         value: a torch module, an estimator, an array, a number, a text, or containers of them.
 
     Returns:
-        Arrays by name; "returned" where the object is a number or an array itself.
+        Arrays by name; "returned" where the object is a number or an array itself. The keys of a
+        dictionary of several entries are an array, too.
 
     Example:
-        >>> numbers_of({"loss": 0.5, "curve": [1.0, 2.0]})
-        {'loss': array(0.5), 'curve': array([1., 2.])}
+        >>> numbers = numbers_of({"loss": 0.5, "curve": [1.0, 2.0]})
+        >>> numbers["loss"], numbers["curve"], numbers["order of keys"].tolist()
+        (array(0.5), array([1., 2.]), ['loss', 'curve'])
     """
     numbers: dict[str, Any] = {}
     for name, number in _walk(value, "", 0, set()):
