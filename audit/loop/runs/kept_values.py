@@ -6,6 +6,7 @@ So a statistic that the first call computes from its records would never differ 
 
 import contextlib
 import functools
+import operator
 import sys
 import sysconfig
 from collections import deque
@@ -16,7 +17,6 @@ from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 # The largest numbers of objects, of their elements, and of levels that are followed.
 _MAX_OBJECTS, _MAX_ELEMENTS, _MAX_DEPTH = 10_000, 2_000, 6
@@ -119,14 +119,14 @@ def _parts_of(value: Any, name: str) -> Iterator[tuple[_Kept | None, _Parts]]:
         yield _sequence(value, name), [(name, element) for element in islice(value, _MAX_ELEMENTS)]
     elif isinstance(value, set):
         yield _set(value, name), []
-    elif isinstance(value, np.ndarray | torch.Tensor):
+    elif isinstance(value, np.ndarray) or _is_of_torch(value, "Tensor"):
         kept = _numbers(value, name)
         if kept is not None:
             yield kept, []
     elif isinstance(value, type):
         if _is_of_user(value.__module__):
             yield _attributes(value, name), _variables(vars(value), f"{name}.")
-    elif isinstance(value, torch.nn.Module) or _holds_values(value):
+    elif _is_of_torch(value, "nn.Module") or _holds_values(value):
         # Of a module of torch, the buffers may change in place; parameters are left alone.
         if hasattr(value, "__dict__"):
             yield _dictionary(vars(value), name), _variables(vars(value), f"{name}.")
@@ -253,7 +253,8 @@ def _cache(function: Any, name: str) -> _Kept:
 
 def _numbers(values: Any, name: str) -> _Kept | None:
     """An array or tensor whose numbers may change in place."""
-    if isinstance(values, torch.Tensor):
+    if _is_of_torch(values, "Tensor"):
+        torch = sys.modules["torch"]
         if values.layout != torch.strided or values.is_meta or values.is_quantized:
             return None
         if values.numel() > _MAX_NUMBERS or values.requires_grad or not values.is_leaf:
@@ -270,6 +271,12 @@ def _numbers(values: Any, name: str) -> _Kept | None:
     return _Kept(name, lambda: bool(np.array_equal(values, array)), restore)
 
 
-def _copy(values: torch.Tensor, before: torch.Tensor) -> None:
-    with torch.no_grad():
+def _copy(values: Any, before: Any) -> None:
+    with sys.modules["torch"].no_grad():
         values.copy_(before)
+
+
+def _is_of_torch(value: Any, name: str) -> bool:
+    """Whether a value is of a class of torch, which the plain installation does not have."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, operator.attrgetter(name)(torch))
