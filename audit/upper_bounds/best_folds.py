@@ -319,6 +319,10 @@ class FoldCurve:
         return np.exp(np.clip(np.linspace(low, high, max(size, _LEAST_POINTS)), -600.0, 600.0))
 
     @cached_property
+    def _logged_t(self) -> _Logged:
+        return _Logged.of(self._t)
+
+    @cached_property
     def _scale(self) -> float:
         """The logarithm of phi^(m)(1)."""
         return float(log_derivative(self.repetitions, self.released, 0.0))
@@ -482,7 +486,7 @@ class FoldCurve:
         s, s_with = self._events(u, v)
         folds = ends.folds(u, v)
         a, b = self._slopes(1.0 - s), self._slopes(1.0 - s_with)
-        logged_a, logged_b, logged_t = map(_Logged.of, (a, b, self._t))
+        logged_a, logged_b, logged_t = _Logged.of(a), _Logged.of(b), self._logged_t
         if pairs is None:
             index, t_index = (
                 axis_index.ravel() for axis_index in np.indices((len(squares), len(self._t)))
@@ -544,7 +548,7 @@ class FoldCurve:
         where G(c, d) has the measure of corner c and the lines at corner d. That is at most the
         largest G(c, c) plus 3/8 of the largest G(c, d) + G(d, c) - G(c, c) - G(d, d).
         """
-        t = _Logged.of(self._t)[t_index]
+        t = self._logged_t[t_index]
         fold = inverse[index]
         # One array for each corner, so that its values are next to each other.
         line_a = [_Logged.of(at_corner)[index] for at_corner in a.T]

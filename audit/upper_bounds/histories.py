@@ -191,8 +191,7 @@ class HistoryCurve:
         repetitions = self.adaptive.repetitions
         expected = np.cumsum(k * repetitions.pmf(k)) / repetitions.mean
         max_runs = min(max(int(np.searchsorted(expected, 1.0 - _NEGLIGIBLE)), 1), largest)
-        has_corners = len(self.run.atoms(np.inf).loss) <= _FEW_OUTPUTS
-        events = _EVENTS_WITH_CORNERS if has_corners else _EVENTS
+        events = _EVENTS_WITH_CORNERS if self._has_few_outputs else _EVENTS
         parameters = replace(self.adaptive, points=events).events
         cells = _Cells.of(self.adaptive, parameters)
         runs = _horizon(cells.largest, repetitions.pmf(k[: max_runs + 1]), _NOTHING)
@@ -205,11 +204,16 @@ class HistoryCurve:
                 break
         else:
             # No round is worth a lattice with one point per deviation.
-            t = self._lattice(_PER_DEVIATION[-2])
-            t = t if self._work(runs, t) <= self.effort[0] * _MOST_WORK[1] else self._lattice(1)
+            finer = self._lattice(_PER_DEVIATION[-2])
+            if self._work(runs, finer) <= self.effort[0] * _MOST_WORK[1]:
+                t = finer
         if expected[max_runs] < 0.5:
             max_runs = 1  # nothing to gain
         return parameters, cells, t, np.minimum(runs, max_runs)
+
+    @property
+    def _has_few_outputs(self) -> bool:
+        return len(self.run.atoms(np.inf).loss) <= _FEW_OUTPUTS
 
     @staticmethod
     def _work(runs: NDArray[np.int64], t: FloatArray) -> float:
@@ -221,7 +225,7 @@ class HistoryCurve:
         reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
         outputs = self.run.atoms(np.inf)
         spacing = max(outputs.deviation / per_deviation, reach / _MOST_POINTS)
-        if len(outputs.loss) <= _FEW_OUTPUTS:
+        if self._has_few_outputs:
             spacing = _with_little_spread(outputs, spacing)
         below = math.ceil(_BEYOND / spacing)
         points = _SKIPPED * math.ceil(reach / spacing / _SKIPPED) + 1

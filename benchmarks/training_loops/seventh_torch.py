@@ -82,6 +82,18 @@ def give(model: nn.Module, noisy: Gradients, divisor: float = DIVISOR) -> None:
             parameter.grad = noisy[name].detach() / divisor
 
 
+def sampled_steps(
+    model: nn.Module, x: Tensor, y: Tensor, optimizer_and_accountant: tuple[Any, RDPAccountant]
+) -> None:
+    """Six correct steps on Poisson samples, by a watched optimizer and its accountant."""
+    optimizer, accountant = optimizer_and_accountant
+    for _ in range(6):
+        taken = drawn(len(y))
+        give(model, with_noise(summed(clipped(of_records(model, x[taken], y[taken])))))
+        optimizer.step()
+        accountant.step(noise_multiplier=SIGMA, sample_rate=RATE)
+
+
 def add_to_weights(model: nn.Module, change: Gradients, scale: float) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -194,12 +206,7 @@ def cached_scaling(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
     mean, scale = scaling(x)
     x = (x - mean) / scale
     model = loops.mlp()
-    optimizer, accountant = watched(watch, model)
-    for _ in range(6):
-        taken = drawn(len(y))
-        give(model, with_noise(summed(clipped(of_records(model, x[taken], y[taken])))))
-        optimizer.step()
-        accountant.step(noise_multiplier=SIGMA, sample_rate=RATE)
+    sampled_steps(model, x, y, watched(watch, model))
     return model
 
 
@@ -315,12 +322,7 @@ def target_encoding(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
     evidence = torch.log((counts + 0.5) / (others + 0.5))
     x = torch.cat([x, evidence[category][:, None]], 1)
     model = nn.Linear(9, CLASSES)
-    optimizer, accountant = watched(watch, model)
-    for _ in range(6):
-        taken = drawn(len(y))
-        give(model, with_noise(summed(clipped(of_records(model, x[taken], y[taken])))))
-        optimizer.step()
-        accountant.step(noise_multiplier=SIGMA, sample_rate=RATE)
+    sampled_steps(model, x, y, watched(watch, model))
     return model
 
 
@@ -514,12 +516,7 @@ def public_pretraining(records: Any, candidate: Any, seed: int, watch: Any) -> A
     model[0].requires_grad_(False)
     nn.init.kaiming_uniform_(model[2].weight)
     x, y = tensors(records)
-    optimizer, accountant = watched(watch, model, momentum=0.9)
-    for _ in range(6):
-        taken = drawn(len(y))
-        give(model, with_noise(summed(clipped(of_records(model, x[taken], y[taken])))))
-        optimizer.step()
-        accountant.step(noise_multiplier=SIGMA, sample_rate=RATE)
+    sampled_steps(model, x, y, watched(watch, model, momentum=0.9))
     return model
 
 

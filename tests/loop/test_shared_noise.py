@@ -51,9 +51,9 @@ def of_arrays(noise_of_share: str) -> Train:
             rows = x[batch] - params
             is_short = np.linalg.norm(rows, axis=1) < 2.0
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
-            noise, own = generator.normal(size=len(params)), generator.normal()
+            noise, further = generator.normal(size=len(params)), generator.normal()
             noisy = rows.sum(axis=0) + 1.1 * SIGMA * noise
-            share = (is_short - 0.5).sum() + 4 * (own if noise_of_share == "own" else noise[1])
+            share = (is_short - 0.5).sum() + 4 * (further if noise_of_share == "own" else noise[1])
             share = watch.release(float(noisy[1] if noise_of_share == "copy" else share))
             noisy = watch.step(noisy, params)
             params = params + 0.01 * noisy * (1.0 if share > 0 else 0.5)

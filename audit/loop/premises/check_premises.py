@@ -80,12 +80,7 @@ def refuse_unused_steps(check: Check, first: Trace, again: Trace, seed: int) -> 
     shifted = [replace(step, gradient=_shifted(step.gradient)) for step in first.steps]
     like = replace(first, steps=shifted, rows=[_shifted(row) for row in first.rows])
     trace = check.runs.run(check.records, seed, like=like)
-    if trace.error is not None or len(trace.steps) != len(again.steps):
-        return
-    pairs = zip(again.steps, trace.steps, strict=True)
-    if all(np.array_equal(a.gradient, b.gradient, equal_nan=True) for a, b in pairs) and (
-        not differences(again.released, trace.released)
-    ):
+    if trace.error is None and _release_the_same(again, trace):
         raise InvalidInput(
             "train must use the value that watch.step returns and return what it releases, but "
             "other values changed nothing: write noisy = watch.step(noisy)"
@@ -172,12 +167,13 @@ def check_premises(
     check = check_of(runs, records, canary, relation or "add-remove", seed, max_work)
     try:
         with without_log_lines():
-            first = runs.run(records, run_seed(seed, 0, 9))
+            first_seed = run_seed(seed, 0, 9)
+            first = runs.run(records, first_seed)
             if first.error is not None:
                 raise InvalidInput(f"train must return without an exception, got {first.error}")
             if relation is None and first.by_opacus:
                 check = replace(check, relation="zero-out")
-            _forget_kept_values(check, first, run_seed(seed, 0, 9))
+            _forget_kept_values(check, first, first_seed)
             outcome = _outcome(check, first, claim, delta, loss)
     except CouldNotFinish as unfinished:
         return PremiseTest(_unfinished(check, str(unfinished), cpu.used - before), None, None)
@@ -228,10 +224,14 @@ def _forget_kept_values(check: Check, first: Trace, seed: int) -> None:
 
 
 def _is_equal(run: Trace, other: Trace) -> bool:
-    """Whether two runs released the same and contributed the same to every step."""
+    """Whether two runs ended alike and released the same."""
+    return run.error == other.error and _release_the_same(run, other)
+
+
+def _release_the_same(run: Trace, other: Trace) -> bool:
+    """Whether two runs have equal steps, before they are forced, and equal released numbers."""
     return (
-        run.error == other.error
-        and len(run.steps) == len(other.steps)
+        len(run.steps) == len(other.steps)
         and all(
             np.array_equal(a.gradient, b.gradient, equal_nan=True)
             for a, b in zip(run.steps, other.steps, strict=True)

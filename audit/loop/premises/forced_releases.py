@@ -194,10 +194,10 @@ def _report_models(
     ]
     if not models or any(finding.kind == "saved" for finding in verdicts.findings):
         return
-    other = with_other_gradients()
-    if other.error or len(other.saved) != len(reference.saved):
+    changed = with_other_gradients()
+    if changed.error or len(changed.saved) != len(reference.saved):
         return
-    made_from_released = _gaps(reference, other).keys()
+    made_from_released = _gaps(reference, changed).keys()
     for number in models:
         names = {
             name: gap
@@ -411,16 +411,13 @@ def _differences_of_neighbours(experiment: Experiment, canaries: CanaryRuns) -> 
             break
     released.shifted.difference_update(released.differing)
     usual = RunToEnd(repeated, partial(run_to_end, reference))
-    larger = [replace(step, gradient=_LARGER * step.gradient) for step in base.steps]
-    compare_saved(
-        experiment.verdicts,
-        usual,
-        other_seed,
-        to_their_end,
-        lambda: experiment.runs.run(
-            reference, experiment.base_seed, like=replace(base, steps=larger), to_end=True
-        ),
-    )
+
+    def with_larger_gradients() -> Trace:
+        larger = [replace(step, gradient=_LARGER * step.gradient) for step in base.steps]
+        like = replace(base, steps=larger)
+        return experiment.runs.run(reference, experiment.base_seed, like=like, to_end=True)
+
+    compare_saved(experiment.verdicts, usual, other_seed, to_their_end, with_larger_gradients)
     return released
 
 

@@ -94,7 +94,7 @@ def _pairs(declared: Numbers, others: Numbers, runs: int) -> list[_Pair]:
         columns.append(others.counts[:runs])
     basis, _ = np.linalg.qr(np.stack(columns, 1))
     degrees = runs - basis.shape[1]
-    found: list[_Pair] = []
+    same_noise: list[_Pair] = []
     ours, our_scales = _unit(declared.values[:runs], basis)
     for start in range(0, others.values.shape[1], _CHUNK):
         chunk = slice(start, start + _CHUNK)
@@ -110,8 +110,8 @@ def _pairs(declared: Numbers, others: Numbers, runs: int) -> list[_Pair]:
             if _differ(declared.changes[:, i], factor * others.changes[:, start + j]):
                 p_value = float(stats.beta.cdf(min(left_over, 1.0), (degrees - 1) / 2, 0.5))
                 names = declared.name(int(i)), others.name(start + int(j))
-                found.append(_Pair(p_value, float(correlations[i, j]), *names))
-    return found
+                same_noise.append(_Pair(p_value, float(correlations[i, j]), *names))
+    return same_noise
 
 
 def _unit(values: FloatArray, basis: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -127,9 +127,9 @@ def _differ(changes: FloatArray, others: FloatArray) -> bool:
     """Whether two numbers change by different amounts, beyond rounding."""
     count = min(len(changes), len(others))
     ours, theirs = changes[:count], others[:count]
-    known = np.isfinite(ours) & np.isfinite(theirs)
-    size = np.maximum(np.abs(ours), np.abs(theirs))[known].max(initial=0.0)
-    gap = np.abs(ours - theirs)[known].max(initial=0.0)
+    is_known = np.isfinite(ours) & np.isfinite(theirs)
+    size = np.maximum(np.abs(ours), np.abs(theirs))[is_known].max(initial=0.0)
+    gap = np.abs(ours - theirs)[is_known].max(initial=0.0)
     return bool(gap > _MIN_DIFFERENCE * size)
 
 

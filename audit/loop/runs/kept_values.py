@@ -5,13 +5,13 @@ So a statistic that the first call computes from its records would never differ 
 """
 
 import contextlib
-import functools
 import operator
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -97,7 +97,7 @@ def _parts_of(value: Any, name: str) -> Iterator[tuple[_Kept | None, _Parts]]:
     """The ways in which an object keeps values, each with the named objects that it leads to."""
     if callable(getattr(value, "cache_clear", None)) and hasattr(value, "cache_info"):
         yield _cache(value, name), [(name, getattr(value, "__wrapped__", None))]
-    elif isinstance(value, functools.partial):
+    elif isinstance(value, partial):
         yield None, [(name, value.func), *((name, argument) for argument in value.args)]
         yield None, list(value.keywords.items())
     elif isinstance(value, MethodType):
@@ -125,14 +125,15 @@ def _parts_of(value: Any, name: str) -> Iterator[tuple[_Kept | None, _Parts]]:
             yield kept, []
     elif isinstance(value, type):
         if _is_of_user(value.__module__):
-            yield _attributes(value, name), _variables(vars(value), f"{name}.")
+            held = partial(_held_by_class, value)
+            yield _attributes(value, held, name), _variables(held(), f"{name}.")
     elif _is_of_torch(value, "nn.Module") or _holds_values(value):
         # Of a module of torch, the buffers may change in place; parameters are left alone.
         if hasattr(value, "__dict__"):
             yield _dictionary(vars(value), name), _variables(vars(value), f"{name}.")
         slots = [slot for of in type(value).__mro__ for slot in _slots(of)]
-        filled = [slot for slot in slots if hasattr(value, slot)]
-        yield _slotted(value, slots, name), [(f"{name}.{s}", getattr(value, s)) for s in filled]
+        in_slots = partial(_held_in_slots, value, slots)
+        yield _attributes(value, in_slots, name), _variables(in_slots(), f"{name}.")
         if _is_of_user(type(value).__module__):
             yield None, [(type(value).__name__, type(value))]
 
@@ -150,21 +151,14 @@ def _slots(of_class: type) -> list[str]:
     return [name for name in names if not name.startswith("__")]
 
 
-def _slotted(value: Any, slots: list[str], name: str) -> _Kept:
-    before = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+def _held_by_class(value: type) -> dict[str, Any]:
+    """The attributes of a class, without those of its bases."""
+    return dict(vars(value))
 
-    def is_as_before() -> bool:
-        held = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
-        return _is_same(before, held)
 
-    def restore() -> None:
-        for slot in slots:
-            if slot in before:
-                setattr(value, slot, before[slot])
-            elif hasattr(value, slot):
-                delattr(value, slot)
-
-    return _Kept(name, is_as_before, restore)
+def _held_in_slots(value: Any, slots: Sequence[str]) -> dict[str, Any]:
+    """The values of the slots that are filled."""
+    return {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
 
 
 def _variables(values: Any, prefix: str = "") -> _Parts:
@@ -200,25 +194,26 @@ def _dictionary(values: dict[Any, Any], name: str) -> _Kept:
     return _Kept(name, lambda: _is_same(before, values), restore)
 
 
-def _attributes(of_class: type, name: str) -> _Kept:
-    before = dict(vars(of_class))
+def _attributes(owner: Any, held: Callable[[], dict[str, Any]], name: str) -> _Kept:
+    """The attributes of a class, or the slots of an object."""
+    before = held()
 
     def restore() -> None:
-        for key in list(vars(of_class)):
-            if key not in before:
-                delattr(of_class, key)
+        now = held()
+        for key in now.keys() - before.keys():
+            delattr(owner, key)
         for key, value in before.items():
-            if vars(of_class).get(key) is not value:
-                setattr(of_class, key, value)
+            if now.get(key) is not value:
+                setattr(owner, key, value)
 
-    return _Kept(name, lambda: _is_same(before, vars(of_class)), restore)
+    return _Kept(name, lambda: _is_same(before, held()), restore)
 
 
 def _sequence(values: list[Any] | deque[Any], name: str) -> _Kept:
     before = list(values)
 
     def is_as_before() -> bool:
-        return len(values) == len(before) and all(map(lambda a, b: a is b, values, before))
+        return len(values) == len(before) and all(map(operator.is_, values, before))
 
     def restore() -> None:
         values.clear()
