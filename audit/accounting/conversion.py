@@ -42,6 +42,7 @@ _LEFT_OVER = 1e-30
 # A tenth of the relative accuracy of profiles: the accuracy of an epsilon, relative above 1.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY
 _ROUNDING = 1e-4  # of a difference as small as this accuracy
+_NEARLY = 1e-7  # share of a target by which a profile may be below it at its smallest epsilon
 _expected: ContextVar[float | None] = ContextVar("expected epsilon", default=None)
 
 
@@ -167,7 +168,7 @@ def solve_epsilon(
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
     expected = _expected.get()
-    if expected and _is_smallest(expected, [_exceeds(profile, None, target)]):
+    if expected and _is_smallest(expected, [profile], target):
         return expected
     if guess is not None and guess > 0.0:
         high, low = bracket_root(missed, guess, 1e-3 * guess, LARGEST_EPSILON, 0.0)
@@ -214,32 +215,44 @@ def largest_epsilon(
     delta = checks.interval("delta", delta, 0.0, 1.0)
     epsilon, expected, target = 0.0, _expected.get(), delta * (1.0 - PROFILE_ACCURACY)
     profiles = list(map(functools.cache, profiles))
-    tests = [_exceeds(*pair, target) for pair in itertools.zip_longest(profiles, larger)]
-    if expected and _is_smallest(expected, tests):
+    tested = [_tested(*pair, target) for pair in itertools.zip_longest(profiles, larger)]
+    if expected and _is_smallest(expected, tested, target):
         return expected
-    for profile, exceeds in zip(profiles, tests, strict=True):
-        if exceeds(epsilon):
+    for profile, test in zip(profiles, tested, strict=True):
+        if test(epsilon) > target:
             epsilon = solve_epsilon(profile, delta)
     return epsilon
 
 
-def _exceeds(
+def _tested(
     profile: Callable[[float], float], larger: Callable[[float], float] | None, target: float
-) -> Callable[[float], bool]:
-    """Whether a profile exceeds a target at an epsilon; a larger profile may answer first."""
+) -> Callable[[float], float]:
+    """A profile, or a larger one wherever that is at most the target."""
 
-    def exceeds(epsilon: float) -> bool:
-        return (larger is None or larger(epsilon) > target) and profile(epsilon) > target
+    def test(epsilon: float) -> float:
+        value = math.inf if larger is None else larger(epsilon)
+        return value if value <= target else profile(epsilon)
 
-    return exceeds
+    return test
 
 
-def _is_smallest(epsilon: float, tests: list[Callable[[float], bool]]) -> bool:
-    """Whether an epsilon is the smallest at which no profile exceeds its target."""
+def _is_smallest(epsilon: float, profiles: list[Callable[[float], float]], target: float) -> bool:
+    """Whether an epsilon is the smallest at which no profile exceeds its target.
+
+    An epsilon at which a profile nearly equals the target counts as the smallest, because a slow
+    profile would take half of the time again for a slightly smaller epsilon.
+    """
+    values = []
+    for profile in profiles:
+        values.append(profile(epsilon))
+        if values[-1] > target:
+            return False
     # The last point beyond the root is at most this far below a result of `solve_epsilon`.
     smaller = epsilon - (1.0 + _ROUNDING) * _TOLERANCE * max(epsilon, 1.0)
-    return not any(exceeds(epsilon) for exceeds in tests) and (
-        smaller <= 0.0 or any(exceeds(smaller) for exceeds in tests)
+    return (
+        smaller <= 0.0
+        or max(values) >= (1.0 - _NEARLY) * target
+        or any(profile(smaller) > target for profile in profiles)
     )
 
 

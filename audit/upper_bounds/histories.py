@@ -68,12 +68,14 @@ _NEAR = 3.0, 2.5
 # Work counts values (cell, point, run) of proposition 26. A value of proposition 11 costs as much
 # as this many, and a run as much as these by proposition 11 and by 26, as measured. The limits are
 # those with rounds of proposition 26 and without.
-_WORK_OF_A_VALUE, _WORK_OF_A_RUN, _MOST_WORK = 2.7, (4000, 8000), (7e7, 1e8)
+_WORK_OF_A_VALUE, _WORK_OF_A_RUN, _MOST_WORK = 2.7, (4000, 11000), (7.5e7, 1e8)
 # The lattice leaves work for this many rounds, with the runs that have this share of E[K].
 _EXPECTED_ROUNDS, _MAIN_SHARE = 2, 0.99
 # The share of this work, and of the runs, for a base of one direction, for the direction that costs
-# most, and for the first look at the others.
-_ALONE, _FIRST, _QUICK = (1.75, 1.0), (1.0, 1.0), (0.3, 0.5)
+# most, and for the first look at the others. Both directions count alike, and there is no first
+# look, if the simple bound of one is at least this share of the other's.
+_ALONE, _FIRST, _QUICK = (1.75, 1.0), (1.0, 1.0), (0.2, 0.4)
+_ALIKE, _SIMILAR = (0.8, 1.0), 0.95
 # Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
 _TRANSFORM = 3e-15
 
@@ -579,9 +581,19 @@ def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> _Curves:
     if len(curves) == 1:
         curves = [replace(curves[0], effort=_ALONE)]
     first, *others = sorted(curves, key=lambda curve: -curve.reach)
+    if others and others[0].reach >= _SIMILAR * first.reach:
+        first, others[0] = (replace(curve, effort=_ALIKE) for curve in (first, others[0]))
     return [
         (first, first.quick_delta),
-        *((curve, replace(curve, effort=_QUICK).delta) for curve in others),
+        *(
+            (
+                curve,
+                curve.quick_delta
+                if curve.effort == _ALIKE
+                else replace(curve, effort=_QUICK).delta,
+            )
+            for curve in others
+        ),
     ]
 
 

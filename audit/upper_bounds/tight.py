@@ -27,7 +27,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.composition import COARSE_CELLS
-from audit.accounting.conversion import expected_epsilon
+from audit.accounting.conversion import expected_epsilon, largest_epsilon
 from audit.arrays import FloatArray, IntArray
 from audit.claims import Kind
 from audit.errors import NotApplicable
@@ -605,6 +605,11 @@ def proved_if_expected(
     epsilon = expected_epsilon()
     if epsilon is None:
         return None
+    regions = [region_curve(pair, repetitions).delta for pair in pairs]
+    if largest_epsilon(regions, delta) == epsilon:
+        # It is proved, and was issued where no few events gave less.
+        first = (TightCurve(p, repetitions, _first_events(p, repetitions), epsilon) for p in pairs)
+        return epsilon, min(max(curve._attains(delta, epsilon) for curve in first), epsilon)
     curves = [TightCurve.near(pair, repetitions, delta, epsilon) for pair in pairs]
     if any(curve.delta(epsilon) > delta * (1.0 - PROFILE_ACCURACY) for curve in curves):
         return None

@@ -394,6 +394,7 @@ def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
     about=("any base",),
     protocol=UntilAccepted,
     title=r"$\varepsilon_U$ proposition 15 (any score)",
+    deferred=True,  # it takes seconds, and two-events is smaller
 )
 def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """Proposition 15 converted to (epsilon, delta)-DP.
