@@ -49,6 +49,7 @@ LISTS = (
     "fifth_turn",
     "sixth_turn",
     "seventh_turn",
+    "eighth_turn",
 )
 
 

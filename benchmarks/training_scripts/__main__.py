@@ -7,7 +7,8 @@ The examples of Opacus run unmodified. Small random data and stand-ins for torch
 transformers are used, because the data sets and the tokenizer must be downloaded. The other scripts
 have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer. Those in the
 folder `whole` (`--only whole`) are written in many styles. Those in the folder `sixth_turn`
-(`--only sixth`) belong to the list of loops of this name, as those in `seventh_turn` do.
+(`--only sixth`) belong to the list of loops of this name, as those in `seventh_turn` and
+`eighth_turn` do.
 """
 
 import argparse
@@ -30,7 +31,8 @@ STAND_INS = Path(__file__).with_name("stand_ins")
 WHOLE = Path(__file__).with_name("whole")
 SIXTH = Path(__file__).with_name("sixth_turn")
 SEVENTH = Path(__file__).with_name("seventh_turn")
-# Arguments of scripts of the last folder, by name.
+EIGHTH = Path(__file__).with_name("eighth_turn")
+# Arguments of scripts of the last two folders, by name.
 SEVENTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "hardest_of_the_batch": ("--keep", "0.5", "--sigma", "1.2"),
     "r_drop_in_one_batch": ("--num-train-epochs", "3"),
@@ -45,6 +47,28 @@ SEVENTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "student_distilled_on_generated_inputs": ("--rounds", "5"),
     "easy_records_first": ("--limits", "0.8", "1.5", "3.0"),
     "masked_texts_of_public_length": ("--width", "5"),
+}
+
+EIGHTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "assignments_balanced_over_batch": ("--prototypes", "4"),
+    "batches_filled_by_repetition": ("-n", "240", "--batch-size", "30"),
+    "codebook_by_moving_average": ("--codes", "6", "--decay", "0.9"),
+    "labels_by_k_means_each_epoch": ("--clusters", "3"),
+    "loss_over_items_in_batch": ("--learning_rate", "0.2"),
+    "parts_clipped_apart": ("--clip", "0.4"),
+    "parts_of_the_step_called": ("--hidden", "10"),
+    "thresholds_by_learning_status": ("--tau", "0.42"),
+    "codebook_by_private_gradients": ("--codes", "6"),
+    "parts_clipped_to_shares": ("--clip", "0.4"),
+    "plateau_on_noisy_norm": ("--lr", "0.2"),
+    "recurrent_net_with_averaged_teacher": ("--decay", "0.8"),
+    "tagger_with_optimizer_state": ("--max_grad_norm", "0.8"),
+}
+SERIES: dict[str, tuple[Path, dict[str, tuple[str, ...]]]] = {
+    "whole": (WHOLE, {}),
+    "sixth": (SIXTH, {}),
+    "seventh": (SEVENTH, SEVENTH_ARGUMENTS),
+    "eighth": (EIGHTH, EIGHTH_ARGUMENTS),
 }
 
 
@@ -229,10 +253,10 @@ def whole_scripts() -> dict[str, Script]:
     return {
         f"{label}, {path.stem.replace('_', ' ')}": Script(
             path.read_text(),
-            SEVENTH_ARGUMENTS.get(path.stem, ()) if series == SEVENTH else (),
+            arguments.get(path.stem, ()),
             mistake=mistake,
         )
-        for label, series in (("whole", WHOLE), ("sixth", SIXTH), ("seventh", SEVENTH))
+        for label, (series, arguments) in SERIES.items()
         for folder, mistake in (("mistakes", True), ("correct", False))
         for path in sorted((series / folder).glob("*.txt"))
     }
