@@ -53,7 +53,9 @@ from audit.loop.premises.noise import (
     estimate_noise,
     flat_noise,
     grain_of_noise,
+    has_unequal_coordinates,
     independence,
+    inverse_variances,
     length_of_noise,
     noise_again,
     noise_along,
@@ -79,6 +81,7 @@ from audit.loop.runs.records import TrainingSet
 _RUNS_WITH_DIGESTS = 12
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
 _MIN_BATCHES = 400
+_MIN_RUNS_OF_COORDINATES = 32
 # Relative error of the size of all noise at which runs suffice. At 0.004, the test no longer found
 # noise that is truncated at three standard deviations.
 _RELATIVE_ERROR = 0.0028
@@ -109,6 +112,8 @@ class EqualRecords:
         random_gradients: whether a record's own gradient is random (dropout, augmentation).
         others: whether an exchanged record changes what other records contribute.
         reach: [T], half of the largest change by one record among equal ones.
+        of_coordinates: [R, T, D], gradients of runs on these copies, where the scale of the noise
+            differs between the coordinates of a tensor; None elsewhere.
     """
 
     quiet: PoolRecord
@@ -119,6 +124,7 @@ class EqualRecords:
     random_gradients: bool
     others: Callable[[], OthersChange]
     reach: FloatArray
+    of_coordinates: FloatArray | None
 
 
 @dataclass
@@ -440,7 +446,8 @@ def _measured(case: _Case) -> EqualRecords:
         spread = case.batches.unit_spread
         experiment.verdicts.findings.append(divided_by_batch(spread, case.others().seen))
     experiment.verdicts.random_gradients = case.random_gradients
-    _test_noise(case)
+    of_coordinates = None if missing else _runs_of_unequal_coordinates(case)
+    _test_noise(case, of_coordinates)
     steps = None
     if not case.random_gradients:
         base, first_step = experiment.base, experiment.first_step
@@ -469,7 +476,21 @@ def _measured(case: _Case) -> EqualRecords:
         case.random_gradients,
         case.others,
         among_equal,
+        of_coordinates,
     )
+
+
+def _runs_of_unequal_coordinates(case: _Case) -> FloatArray | None:
+    """Gradients [R, T, D] for the scales of coordinates, where these differ; None elsewhere."""
+    experiment, runs = case.experiment, list(case.of_quiet)
+    if case.varying or case.random_gradients or not has_unequal_coordinates(case.noise):
+        return None
+    while len(runs) < _MAX_RUNS and experiment.work_left(0.8):
+        trace = experiment.coupled(case.copies, case.runs.seed_of(experiment, len(runs)), False)
+        if experiment.ended_early(trace):
+            break
+        runs.append(trace.gradients[: experiment.steps])
+    return np.stack(runs) if len(runs) >= _MIN_RUNS_OF_COORDINATES else None
 
 
 def _raise_contributions(case: _Case) -> FloatArray:
@@ -499,7 +520,7 @@ def _state_what_is_tested(case: _Case) -> None:
     experiment.verdicts.measured["runs of the noise test"] = float(len(case.of_quiet))
 
 
-def _test_noise(case: _Case) -> None:
+def _test_noise(case: _Case, of_coordinates: FloatArray | None) -> None:
     """Tests whether the noise is independent and Gaussian.
 
     Where gradients are random, residuals contain more than noise, and only correlations that this
@@ -522,7 +543,7 @@ def _test_noise(case: _Case) -> None:
             words=lambda test: explain_test(test, case.random_gradients and case.others().seen),
         )
         if not case.varying and not case.random_gradients:
-            _test_shape_of_noise(case)
+            _test_shape_of_noise(case, of_coordinates)
     if not case.varying:
         experiment.verdicts.collect(*noise_again(case.of_quiet, noise))
         if len({len(weights) for weights in case.runs.initial}) == 1:
@@ -530,16 +551,24 @@ def _test_noise(case: _Case) -> None:
             experiment.verdicts.collect(*noise_from_weights(noise, weights))
 
 
-def _test_shape_of_noise(case: _Case) -> None:
+def _test_shape_of_noise(case: _Case, of_coordinates: FloatArray | None) -> None:
     experiment, noise, base = case.experiment, case.noise, case.experiment.base
-    gradients_of_equal, counts = case.of_quiet, case.counts
+    gradients_of_equal, counts, of_canary = case.of_quiet, case.counts, case.of_canary
+    in_units, equal_in_units, canary_in_units = noise, gradients_of_equal, of_canary
+    if of_coordinates is not None:
+        # Noise with a scale for each coordinate must be Gaussian and independent in these units.
+        inverse = np.sqrt(inverse_variances(of_coordinates))
+        equal_in_units, canary_in_units = gradients_of_equal * inverse, of_canary * inverse
+        in_units = estimate_noise(
+            equal_in_units, counts, base.slices, base.epsilon_of_type, noise.live
+        )
     experiment.verdicts.collect(
-        *shape_of_noise(noise, experiment.first_step),
-        *(() if counts is None else scale_by_batch(noise, counts)),
-        *flat_noise(noise),
-        *length_of_noise(noise),
-        *grain_of_noise(gradients_of_equal, case.of_canary, noise, base.epsilon_of_type),
-        *rank_of_noise(gradients_of_equal, counts, base.slices, base.epsilon_of_type, noise.live),
+        *shape_of_noise(in_units, experiment.first_step),
+        *(() if counts is None else scale_by_batch(in_units, counts)),
+        *flat_noise(in_units),
+        *length_of_noise(in_units),
+        *grain_of_noise(equal_in_units, canary_in_units, in_units, base.epsilon_of_type),
+        *rank_of_noise(equal_in_units, counts, base.slices, base.epsilon_of_type, noise.live),
     )
     accounted = experiment.accounted
     if accounted is not None and counts is not None:

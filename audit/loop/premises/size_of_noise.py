@@ -28,7 +28,12 @@ from audit.loop.premises.experiment import (
     SEEDS_FOR_INCLUSION,
     Experiment,
 )
-from audit.loop.premises.noise import TestResult, scale_p_value
+from audit.loop.premises.noise import (
+    TestResult,
+    inverse_variances,
+    lower_limit,
+    scale_p_value,
+)
 from audit.loop.premises.verdicts import FAMILY_ERROR, SHORTFALL, explain, listed
 from audit.loop.runs.coupled_runs import Accounted
 from audit.loop.runs.records import TrainingSet
@@ -48,6 +53,8 @@ _NEARLY_EQUAL = 1.2
 # A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
 _GROWTH = 3.0
 _MAX_WORKERS = 64
+# Pairs with one canary, those that differ most, for which a limit in units of coordinates is found.
+_PAIRS_OF_A_CANARY = 2
 # Noise that exceeds the required scale by this factor is noted.
 _TOO_MUCH = 1.5
 _SEEDS_OF_IGNORED_RECORDS = 3
@@ -303,12 +310,14 @@ class _Case:
 def _by_unequal_noise(
     experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, steps: int
 ) -> FloatArray | None:
-    """Contributions in units of each tensor's noise, where the tensors' scales differ.
+    """Contributions in units of the noise, where the scales of tensors or coordinates differ.
 
     Returns:
-        [T], by upper confidence limits of the scales; None where all scales are equal.
+        [T], lower confidence limits; None where all scales are equal.
     """
     noise, base = equal.noise, experiment.base
+    if equal.of_coordinates is not None:
+        return _in_units_of_coordinates(canaries, equal.of_coordinates[:, :steps])
     if noise.silent[:steps].any():
         return None
     sizes = noise.live_sizes[:steps]
@@ -324,6 +333,25 @@ def _by_unequal_noise(
     units = np.repeat(level * (1 + error), noise.sizes) * scales[:, None]
     gradients = [trace.gradients[:steps] / units for trace in canaries.traces]
     return contributions(gradients, base.slices, base.epsilon_of_type).largest
+
+
+def _in_units_of_coordinates(canaries: CanaryRuns, runs: FloatArray) -> FloatArray:
+    """[T], lower limits of the largest contributions in units of each coordinate's noise.
+
+    Args:
+        canaries: runs with each canary.
+        runs: [R, T, D], gradients released with other seeds.
+    """
+    weights, limits = inverse_variances(runs), np.zeros(runs.shape[1])
+    for t, weight in enumerate(weights):
+        values = np.stack([trace.gradients[t] for trace in canaries.traces])
+        finite = values[np.isfinite(values).all(axis=1)]
+        for place, value in enumerate(finite):
+            # Two records differ by at most twice the contribution of one.
+            terms = np.square(finite[place + 1 :] - value) / 4 * weight
+            for of_pair in terms[np.argsort(-terms.sum(axis=1))[:_PAIRS_OF_A_CANARY]]:
+                limits[t] = max(limits[t], lower_limit(of_pair, len(runs)))
+    return np.sqrt(limits)
 
 
 def _shortfalls(case: _Case, ratios: FloatArray, worst: int) -> Iterator[tuple[float, int, str]]:
@@ -765,6 +793,8 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
     scales, names = case.equal.noise.scales_by_tensor[step], case.experiment.base.names
     is_live = case.equal.noise.live_sizes[step] > 0
     low, high = int(np.argmin(np.where(is_live, scales, np.inf))), int(np.argmax(scales))
+    if case.equal.of_coordinates is not None:
+        return _unequal_coordinates(case, step, effective)
     if case.sigma[step] * scales[low] > effective * scales[high]:
         return _too_little_noise(case, step, "step")  # equal noise would be too small as well
     return Finding(
@@ -778,6 +808,35 @@ def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
         if case.equal.random_gradients
         else "Some tensors get less noise than their share of the threshold allows.",
         "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
+        {
+            "step": case.number(step),
+            "effective noise multiplier": effective,
+            "accounted noise multiplier": float(case.sigma[step]),
+        },
+        "size",
+    )
+
+
+def _unequal_coordinates(case: _Case, step: int, effective: float) -> Finding:
+    """Coordinates with noise of different scales, too small for a record's contribution."""
+    assert case.equal.of_coordinates is not None
+    scales = case.equal.of_coordinates[:, step].std(axis=0)
+    ratios = [
+        float(positive.max() / positive.min()) if len(positive) else 1.0
+        for positive in (scales[c][scales[c] > 0] for c in case.experiment.base.slices)
+    ]
+    widest = int(np.argmax(ratios))
+    return Finding(
+        "noise",
+        f"Step {case.number(step)}: the standard deviation of the noise differs between the "
+        f"coordinates of a tensor, by a factor of about {ratios[widest]:.2g} in "
+        f"`{case.experiment.base.names[widest]}`; for the contribution of one record this is an "
+        f"effective noise multiplier of at most {effective:.3g}; the accountant assumes "
+        f"{float(case.sigma[step]):.3g}.",
+        "The noise is scaled by coordinate (by moments, a preconditioner or a mask), and the "
+        "contribution of a record is not.",
+        "Divide every record's gradient by the same scales before it is clipped, or add noise of "
+        "the same standard deviation, noise_multiplier * C, to all coordinates.",
         {
             "step": case.number(step),
             "effective noise multiplier": effective,

@@ -26,6 +26,8 @@ _LARGER = 1.05
 # Distance to the weights, in units of their norm, by which a forced step moves them, and tries.
 _DISTANCE, _TRIES = 1.0, 3
 _MAX_POOL = 10
+# Share of the coordinates whose noise must have another scale.
+_MANY = 0.25
 
 
 def compare_at_trained_weights(
@@ -68,8 +70,29 @@ def compare_at_trained_weights(
     measured = canary_runs.measure(trained, runs, None, loss)
     larger = measured.contributions.largest
     usual = canaries.contributions.largest[1 : 1 + len(larger)]
-    if np.any((usual > 0) & (larger[: len(usual)] > _LARGER * usual)):
+    grows = np.any((usual > 0) & (larger[: len(usual)] > _LARGER * usual))
+    if grows or _has_other_noise(experiment, trained):
         compare_size(trained, measured, run_equal_records(trained, measured), None, delta)
+
+
+def _has_other_noise(experiment: Experiment, trained: Experiment) -> bool:
+    """Whether the noise of a full batch has another scale in some coordinates than before.
+
+    Two seeds differ by their noise alone, and draw the same normal numbers after any release.
+    """
+    if experiment.sampled:
+        return False
+    seeds = [experiment.seed_of(number) for number in (1, 2)]
+    changes = []
+    for case, skipped in ((experiment, 1), (trained, 0)):
+        traces = [case.coupled(experiment.records, seed, digests=False) for seed in seeds]
+        if any(case.ended_early(trace) for trace in traces):
+            return False
+        first, second = (trace.gradients[skipped : skipped + trained.steps] for trace in traces)
+        changes.append(np.abs(first - second))
+    usual, now = changes
+    differs = np.abs(now - usual) > (_LARGER - 1.0) * np.maximum(usual, now)
+    return bool(differs.mean() > _MANY)
 
 
 def _starting(canaries: CanaryRuns) -> list[Any]:
