@@ -77,19 +77,23 @@ def refuse_unused_steps(check: Check, first: Trace, again: Trace, seed: int) -> 
     Raises:
         InvalidInput: the loop ignores the returned values.
     """
-    shifted = [replace(step, gradient=_shifted(step.gradient)) for step in first.steps]
-    like = replace(first, steps=shifted, rows=[_shifted(row) for row in first.rows])
-    trace = check.runs.run(check.records, seed, like=like)
-    if trace.error is None and _release_the_same(again, trace):
-        raise InvalidInput(
-            "train must use the value that watch.step returns and return what it releases, but "
-            "other values changed nothing: write noisy = watch.step(noisy)"
-        )
+    for sign in (1.0, -1.0):  # a threshold may have the same outcome on one side
+        shifted = [replace(step, gradient=_shifted(step.gradient, sign)) for step in first.steps]
+        like = replace(first, steps=shifted, rows=[_shifted(row, sign) for row in first.rows])
+        trace = check.runs.run(check.records, seed, like=like)
+        if trace.error is not None or not _release_the_same(again, trace):
+            return
+    raise InvalidInput(
+        "train must use the value that watch.step returns and return what it releases, but "
+        "other values changed nothing: write noisy = watch.step(noisy)"
+    )
 
 
-def _shifted(values: np.ndarray) -> np.ndarray:
+def _shifted(values: np.ndarray, sign: float) -> np.ndarray:
+    """Values far above or below all of them, in another order."""
     largest = float(np.nan_to_num(np.abs(values)).max(initial=0.0))
-    return values + _SHIFT * largest + 1.0
+    places = np.arange(values.size).reshape(values.shape) / max(values.size, 1)
+    return values + sign * (1.0 + places) * (_SHIFT * largest + 1.0)
 
 
 @dataclass(frozen=True)

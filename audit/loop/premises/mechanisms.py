@@ -6,6 +6,7 @@ the same noise, so that their difference is exactly what the exchanged record ch
 other seeds show the noise.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -43,7 +44,7 @@ _MIN_DISTANCE = 0.03
 _MIN_RUNS_OF_STEPS = 8
 # Distance of forced values from the usual ones, at which what follows a release may differ, and the
 # smallest ratio of this distance to the largest number of a value.
-_FAR, _TIMES_AS_FAR = 1000, 10
+_FAR, _TIMES_AS_FAR, _SHIFTS = 1000, 10, 8
 Pair = tuple[PoolRecord | None, PoolRecord | None]
 _Values = list[FloatArray]
 
@@ -479,24 +480,39 @@ def _shifted(first: Trace, by: int) -> Trace:
 
 
 def _shift(value: Any, by: int) -> Any:
-    """The value plus `by`, at most as far as its type reaches; texts stay."""
+    """The value plus `by`, at most as far as its type reaches; texts stay.
+
+    Members and coordinates are shifted by up to twice as much, each by another number, so that the
+    largest one or their order is another one, too.
+    """
     if isinstance(value, dict):
-        return {key: _shift(item, by) for key, item in value.items()}
+        shifts = _different_shifts(by, len(value))
+        return {key: _shift(item, s) for (key, item), s in zip(value.items(), shifts, strict=True)}
     if isinstance(value, list | tuple):
-        members = [_shift(item, by) for item in value]
+        members = list(map(_shift, value, _different_shifts(by, len(value))))
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     if isinstance(value, bool):
         return by > 0
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
         if value.dtype.kind == "b":
             return np.full_like(value, by > 0)[()]
-        ends = np.iinfo(value.dtype)
-        exact = [min(max(int(v) + by, int(ends.min)), int(ends.max)) for v in value.ravel()]
+        ends, shifts = np.iinfo(value.dtype), _different_shifts(by, value.size)
+        exact = [
+            min(max(int(v) + shift, int(ends.min)), int(ends.max))
+            for v, shift in zip(value.ravel(), shifts, strict=True)
+        ]
         return np.array(exact, dtype=value.dtype).reshape(value.shape)[()]
+    with contextlib.suppress(Exception):  # numbers, and arrays of other libraries
+        places = (value.reshape(-1) * 0 + 1).cumsum(0).reshape(value.shape) - 1
+        return value + (by + by / _SHIFTS * (places % _SHIFTS))
     try:
         return value + by
     except (TypeError, OverflowError):  # texts, and short whole numbers of other libraries
         return value
+
+
+def _different_shifts(by: int, number: int) -> list[int]:
+    return [by + by * (place % _SHIFTS) // _SHIFTS for place in range(number)]
 
 
 def _neighbours(check: Check) -> tuple[list[TrainingSet], list[float], Sequence[PoolRecord]]:

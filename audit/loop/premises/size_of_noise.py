@@ -27,6 +27,8 @@ from audit.loop.premises.equal_records import EqualRecords
 from audit.loop.premises.experiment import (
     SEEDS_FOR_INCLUSION,
     Experiment,
+    copies,
+    draw_alike,
 )
 from audit.loop.premises.noise import (
     TestResult,
@@ -55,6 +57,8 @@ _GROWTH = 3.0
 _MAX_WORKERS = 64
 # Pairs with one canary, those that differ most, for which a limit in units of coordinates is found.
 _PAIRS_OF_A_CANARY = 2
+# Runs that show what differs between seeds, where the noise is not seen alone.
+_RUNS_OF_SPREAD, _ALIKE = 64, 12
 # Noise that exceeds the required scale by this factor is noted.
 _TOO_MUCH = 1.5
 _SEEDS_OF_IGNORED_RECORDS = 3
@@ -76,6 +80,8 @@ def compare_size(
     if not _reach(experiment, canaries)[1].any():
         _report_no_contribution(experiment)
         return False
+    if equal is None:
+        _compare_with_total_spread(experiment, canaries)
     if equal is None or equal.missing:
         return False
     _leave_out_reordered(experiment, canaries, equal)
@@ -122,6 +128,81 @@ def compare_size(
         return True
     _against_threshold(case)
     return False
+
+
+def _compare_with_total_spread(experiment: Experiment, canaries: CanaryRuns) -> None:
+    """Compares contributions with all that differs between seeds, where noise is not seen alone.
+
+    The noise is at most that, on any data. Where batches or a record's gradient are random, too,
+    only larger mistakes are found.
+    """
+    accounted = experiment.accounted
+    if accounted is None or canaries.comparable is not None:
+        return
+    if experiment.sampled and orders_records(experiment, canaries):
+        return  # an exchanged record moves others to other batches
+    of_one = copies(experiment.records, canaries.pool[0], len(experiment.records))
+    exchanged = experiment.with_canary(canaries.pool[0])
+    weights = []
+    for data in (of_one, experiment.records):
+        gradients = _with_other_seeds(experiment, data, exchanged)
+        if gradients is not None:
+            weights.append(inverse_variances(gradients))
+    if not weights:
+        return
+    limits = _in_units_of_coordinates(canaries, np.max(weights, axis=0), _RUNS_OF_SPREAD)
+    seen = limits > 0
+    sigma = np.array([accounted.sigma(t) for t in range(len(limits))])
+    ratios = np.where(seen, 1.0 / np.where(seen, limits, 1.0), np.inf)
+    if np.any(ratios < sigma * (1 - SHORTFALL)):
+        at = int(np.argmin(ratios / sigma))
+        experiment.verdicts.collect(
+            TestResult(1e-9, "size", {}),
+            words=lambda _: _more_than_all_that_differs(
+                experiment.first_step + at + 1, float(ratios[at]), float(sigma[at])
+            ),
+        )
+
+
+def _with_other_seeds(
+    experiment: Experiment, data: TrainingSet, exchanged: TrainingSet
+) -> FloatArray | None:
+    """Gradients [R, T, D] of runs on some data; None if these cannot be compared.
+
+    The runs on `exchanged` must draw as many random numbers, or nothing is known about the coupled
+    runs of the canaries.
+    """
+    gradients: list[FloatArray] = []
+    while len(gradients) < _RUNS_OF_SPREAD and experiment.work_left(0.8):
+        seed, digests = experiment.seed_of(3000 + len(gradients)), len(gradients) < _ALIKE
+        trace = experiment.coupled(data, seed, digests=digests)
+        if experiment.ended_early(trace):
+            return None
+        if digests:
+            other = experiment.coupled(exchanged, seed)
+            if experiment.ended_early(other) or not draw_alike(other, trace, experiment.steps):
+                return None
+        gradients.append(trace.gradients[: experiment.steps])
+    is_usable = len(gradients) == _RUNS_OF_SPREAD and bool(np.isfinite(gradients).all())
+    return np.stack(gradients) if is_usable else None
+
+
+def _more_than_all_that_differs(step: int, effective: float, sigma: float) -> Finding:
+    return Finding(
+        "contribution",
+        f"Step {step}: one record changes the released gradient by more than runs with other seeds "
+        f"allow: the noise multiplier is at most {effective:.3g}; the accountant assumes "
+        f"{sigma:.3g}.",
+        "A record is in several clipped terms (pairs, windows, views), or changes what other "
+        "records contribute.",
+        "Clip the sum of all that one record contributes to norm C.",
+        {
+            "step": step,
+            "effective noise multiplier": effective,
+            "accounted noise multiplier": sigma,
+        },
+        "size",
+    )
 
 
 def noise_of_all_steps(multipliers: FloatArray, degrees: FloatArray) -> float:
@@ -317,7 +398,8 @@ def _by_unequal_noise(
     """
     noise, base = equal.noise, experiment.base
     if equal.of_coordinates is not None:
-        return _in_units_of_coordinates(canaries, equal.of_coordinates[:, :steps])
+        weights = inverse_variances(equal.of_coordinates[:, :steps])
+        return _in_units_of_coordinates(canaries, weights, len(equal.of_coordinates))
     if noise.silent[:steps].any():
         return None
     sizes = noise.live_sizes[:steps]
@@ -335,14 +417,15 @@ def _by_unequal_noise(
     return contributions(gradients, base.slices, base.epsilon_of_type).largest
 
 
-def _in_units_of_coordinates(canaries: CanaryRuns, runs: FloatArray) -> FloatArray:
+def _in_units_of_coordinates(canaries: CanaryRuns, weights: FloatArray, runs: int) -> FloatArray:
     """[T], lower limits of the largest contributions in units of each coordinate's noise.
 
     Args:
         canaries: runs with each canary.
-        runs: [R, T, D], gradients released with other seeds.
+        weights: [T, D], estimates by `inverse_variances`.
+        runs: the number of runs of these estimates.
     """
-    weights, limits = inverse_variances(runs), np.zeros(runs.shape[1])
+    limits = np.zeros(len(weights))
     for t, weight in enumerate(weights):
         values = np.stack([trace.gradients[t] for trace in canaries.traces])
         finite = values[np.isfinite(values).all(axis=1)]
@@ -350,7 +433,7 @@ def _in_units_of_coordinates(canaries: CanaryRuns, runs: FloatArray) -> FloatArr
             # Two records differ by at most twice the contribution of one.
             terms = np.square(finite[place + 1 :] - value) / 4 * weight
             for of_pair in terms[np.argsort(-terms.sum(axis=1))[:_PAIRS_OF_A_CANARY]]:
-                limits[t] = max(limits[t], lower_limit(of_pair, len(runs)))
+                limits[t] = max(limits[t], lower_limit(of_pair, runs))
     return np.sqrt(limits)
 
 
