@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from audit.loop import TrainingSet
 from audit.loop.premises.check_premises import check_premises
-from audit.loop.runs.poisson_samples import left_out_of_samples
+from audit.opacus_objects import left_out_of_samples
 from benchmarks.training_loops import loops
 
 slow = pytest.mark.slow

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
+from audit.loop.runs.final_gradients import AccessedGradients, Site
 from audit.loop.runs.generators import (
     digest_of_generators,
     global_states,
@@ -30,7 +31,6 @@ from audit.loop.runs.generators import (
 )
 from audit.loop.runs.kept_values import KeptValues
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
-from audit.loop.runs.poisson_samples import left_out_of_samples
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import keys_of, numbers_of
 from audit.loop.runs.saved_files import SavedFile, line_of_user, recorded_files
@@ -45,6 +45,7 @@ from audit.opacus_objects import (
     divisor_of,
     history_of,
     is_of_opacus,
+    left_out_of_samples,
 )
 from audit.user_code import format_error, global_seed, seeded_generators
 
@@ -172,6 +173,7 @@ class Trace:
         declared: their values before they were forced, and their noise.
         rows: the values of steps with correlated noise, before they are encoded.
         of_arrays: whether the steps are those of `watch.step`.
+        final_sites: the lines of the user's code where p.grad is what the step then releases.
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
         saved: the objects that were written to files, in order, in runs to the end.
@@ -203,6 +205,7 @@ class Trace:
     declared: list[DeclaredNoise] = field(default_factory=list)
     rows: list[Vector] = field(default_factory=list)
     of_arrays: bool = False
+    final_sites: frozenset[Site] = frozenset()
     record_gradient: Any = None
     saved: list[SavedFile] = field(default_factory=list)
     model: Any = None
@@ -386,6 +389,7 @@ class RecordingWatch(Watch):
         self._threshold: Any = None
         self._described: list[int] = []
         self._later_steps = 0
+        self._accessed: AccessedGradients | None = None
         self.recorded = Trace()
 
     def _attach(self) -> None:
@@ -399,6 +403,10 @@ class RecordingWatch(Watch):
             self.recorded.expected_batch_size = getattr(optimizer, "expected_batch_size", None)
             self._hooks = hooks_of_steps(released, self._record_and_force, self._after_step)
             self._threshold = StepThreshold(optimizer)
+            if not self.recorded.of_arrays:
+                sites = None if self._like is None else self._like.final_sites
+                self._accessed = AccessedGradients(self._parameters, sites, self._forced_gradient)
+                self._accessed.__enter__()
         self._describe_parameters()
         state = self._new_state()
         if self._like is None:
@@ -452,6 +460,24 @@ class RecordingWatch(Watch):
         """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
+        if self._accessed is not None:
+            self._accessed.__exit__()
+            self.recorded.final_sites = self._accessed.final_sites
+
+    def _forced_gradient(self, place: int) -> Any:
+        """What the reference releases in this step of the parameter in some place, or None."""
+        import torch
+
+        like, number = self._like, len(self.recorded.steps)
+        if like is not None and self.is_frozen and like.steps:
+            number = self._later_steps % len(like.steps)
+        parameters = self._parameters()
+        if like is None or number >= len(like.steps) or place >= len(like.slices):
+            return None
+        if [id(p) for p in parameters] != self._described:
+            return None
+        values = torch.from_numpy(like.steps[number].gradient[like.slices[place]])
+        return values.view(parameters[place].shape)
 
     def _describe_parameters(self) -> None:
         import torch
@@ -474,6 +500,8 @@ class RecordingWatch(Watch):
         self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
 
     def _after_step(self) -> None:
+        if self._accessed is not None:
+            self._accessed.start_step()
         steps = self.recorded.steps
         if steps and self._digests and not (self.has_more_steps or self.is_frozen):
             steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
@@ -488,6 +516,7 @@ class RecordingWatch(Watch):
 
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
+        own = {} if self._accessed is None else self._accessed.end_step()
         if self.is_frozen:
             self._repeat_forced_step(parameters)
             return
@@ -503,7 +532,10 @@ class RecordingWatch(Watch):
             trace.has_equal_steps = number == 0
             self._describe_parameters()
         with torch.no_grad():
-            flat_gradients = [_flat_gradient(p) for p in parameters]
+            flat_gradients = [
+                own[place].reshape(-1).double() if place in own else _flat_gradient(p)
+                for place, p in enumerate(parameters)
+            ]
             gradient = torch.cat(flat_gradients).cpu().numpy() if flat_gradients else np.zeros(0)
             adaptive = self._threshold.is_adaptive
             noise = getattr(optimizer, "noise_multiplier", None)

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
 from audit.loop.runs.coupled_runs import RecordingWatch, RunRequest, Trace
-from audit.loop.runs.poisson_samples import left_out_of_samples
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.script_run import ScriptTrain, empty_output, execute_copy
+from audit.opacus_objects import left_out_of_samples
 from audit.processes import WAITING, end_when_idle
 
 _MAX_CPU_SECONDS = 300
