@@ -81,7 +81,7 @@ from audit.loop.runs.records import TrainingSet
 _RUNS_WITH_DIGESTS = 12
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
 _MIN_BATCHES = 400
-_MIN_RUNS_OF_COORDINATES = 32
+_MIN_RUNS_OF_COORDINATES = 64
 # Relative error of the size of all noise at which runs suffice. At 0.004, the test no longer found
 # noise that is truncated at three standard deviations.
 _RELATIVE_ERROR = 0.0028
