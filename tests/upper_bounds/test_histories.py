@@ -68,7 +68,7 @@ def largest_leak(
         if runs == len(chances) - 1:
             return here
         each = [0.0, 0.0]
-        for i, y in PLACES:
+        for i, y in order:
             new = (i, y) if best is None or rank[i, y] < rank[best] else best
             p_one, q_one = (prior[i] * laws[side][i][y] for side in range(2))
             each[i] += value(runs + 1, new, p * p_one, q * q_one)
@@ -455,6 +455,62 @@ def test_cells_are_above_the_exact_induction_of_every_event(limits: tuple[float,
             compared += 1
     assert compared > 80
     assert smallest < 1e-9  # so a smaller bound would not pass
+
+
+def test_one_density_for_all_winners_is_no_bound_if_their_ranks_differ() -> None:
+    # The counterexample after proposition 26: winners with the same likelihood ratio and different
+    # ranks, of which the sampler prefers one or the other depending on the earlier runs.
+    rare, kappa, (low, high) = 1e-3, 400.0 / 7.0, (0.5, 2.0)
+    p = np.array([rare, (1.0 - rare) * 4.0 / 9.0, (1.0 - rare) * 5.0 / 9.0])
+    q = np.array([rare / 50.0, *((1.0 - rare / 50.0) * np.array([2.0, 7.0]) / 9.0)])
+    chances, prior, share = [0.0, 0.2, 0.4, 0.4], [2.0 / 3.0, 1.0 / 3.0], (1.0 - low) / (high - low)
+    step = 1e-3
+    s, weights = np.linspace(0.0, 1.0, 1001), np.concatenate([share * p, (1.0 - share) * p])
+
+    def worse(values: list[FloatArray]) -> FloatArray:
+        products = np.concatenate([high * np.array(values), low * np.array(values)])
+        order = np.argsort(products, axis=0)
+        mass = weights[order]
+        left_out = np.clip(s - (np.cumsum(mass, axis=0) - mass), 0.0, mass)
+        return np.asarray((np.take_along_axis(products, order, axis=0) * (mass - left_out)).sum(0))
+
+    def after(n: int, t: float) -> FloatArray:
+        last = np.full(len(s), chances[n] * (1.0 - t))
+        return last if n == 3 else last + worse([after(n + 1, t * r) for r in q / p])
+
+    def before(n: int, t: float, ends: tuple[float, float]) -> FloatArray:
+        if n == 3:
+            return np.zeros(len(s))
+        value = after(n + 1, t)
+        winner = np.maximum(ends[0] * value, ends[1] * value)
+        return np.asarray(winner + worse([before(n + 1, t * r, ends) for r in q / p]))
+
+    # W_0 is convex in (u(M), l(M)), which are linear functions of M between these masses and 0.
+    masses = [share, 1.0 - share, 1.0]
+    ends = [
+        (min(high * x, 1.0 - low * (1.0 - x)), max(low * x, 1.0 - high * (1.0 - x))) for x in masses
+    ]
+    psi = [max(before(0, kappa * r, end).max() for end in ends) for r in q / p]
+    # The other outputs contribute nothing, and W_0 changes by less than 8 times the change of s.
+    assert max(psi[1:]) < 0.0
+    joint = rare * (psi[0] + 8.0 * step / 2.0)
+    laws = [[list(law), list(law)] for law in (p, q)]
+
+    def leak(order: list[tuple[int, int]]) -> float:
+        event = {(0, 0), (1, 0)}
+        arguments = (prior, laws, chances, (low, high), order, event, math.log(kappa), range(6))
+        return float(largest_leak(*arguments))
+
+    different_ranks = leak([(0, 2), (1, 0), (1, 2), (0, 0), (0, 1), (1, 1)])
+    assert different_ranks == pytest.approx(3.0670e-4, rel=1e-4)
+    assert different_ranks > 1.01 * joint
+    # Both winners at the same rank, apart from the rare output itself.
+    for others in itertools.permutations([(0, 1), (1, 1), (0, 2), (1, 2)]):
+        for rank in range(5):
+            assert leak([*others[:rank], (1, 0), (0, 0), *others[rank:]]) <= joint
+    # Propositions 11 and 26 let both winners have the density C.
+    bound = rare * before(0, kappa * q[0] / p[0], (high, low)).max()
+    assert different_ranks < 0.6 * bound
 
 
 def test_ratios_beyond_every_number_cost_at_most_the_simple_bound() -> None:
