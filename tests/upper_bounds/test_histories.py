@@ -513,6 +513,121 @@ def test_one_density_for_all_winners_is_no_bound_if_their_ranks_differ() -> None
     assert different_ranks < 0.6 * bound
 
 
+class Priced:
+    """The bound with a price of density, for one ratio, by exact linear programs without a lattice.
+
+    The price is theta times the positive part of V at the level s*.
+    """
+
+    def __init__(
+        self,
+        run: tuple[FloatArray, FloatArray],
+        chances: list[float],
+        limits: tuple[float, float],
+        level: float,
+        theta: float,
+    ) -> None:
+        self.masses, self.ratios = run
+        self.chances, self.limits, self.level, self.theta = chances, limits, level, theta
+        low, high = limits
+        share = (1.0 - low) / (high - low)
+        self.densities = np.repeat([high, low], len(self.masses))
+        self.weights = np.concatenate([share * self.masses, (1.0 - share) * self.masses])
+
+    def worse(
+        self, inner: list[float], inner_mass: float, ring: list[float], ring_mass: float
+    ) -> float:
+        """The smallest value over all alpha and beta, which is attained at a vertex."""
+        a, b = (np.tile(values, 2) * self.densities for values in (inner, ring))
+        pairs = [(alpha, beta) for alpha in a for beta in b]
+        pairs += [(alpha, alpha - gap) for alpha in a for gap in a - b]
+        pairs += [(beta + gap, beta) for beta in b for gap in a - b]
+        alpha, beta = np.array(pairs).T[:, :, None]
+        terms = np.maximum(np.maximum(a - alpha, b - beta), 0.0) @ self.weights
+        return float((alpha[:, 0] * inner_mass + beta[:, 0] * ring_mass + terms).min())
+
+    def one_event(self, values: list[float], s: float) -> float:
+        return self.worse(values, 1.0 - s, [0.0] * len(values), s)
+
+    def v(self, n: int, t: float, s: float) -> float:
+        last = self.chances[n] * (1.0 - t)
+        if n == len(self.chances) - 1:
+            return last
+        return last + self.one_event([self.v(n + 1, t * r, s) for r in self.ratios], s)
+
+    def price(self, n: int, t: float) -> float:
+        return self.theta * max(self.v(n, t, self.level), 0.0)
+
+    def d(self, n: int, t: float) -> float:
+        if n == len(self.chances) - 1:
+            return 0.0
+        later = self.one_event([self.d(n + 1, t * r) for r in self.ratios], self.level)
+        return (1.0 - self.limits[0]) * self.price(n + 1, t) + later
+
+    def w(self, n: int, t: float, s: float) -> float:
+        if n == len(self.chances) - 1:
+            return 0.0
+        value = self.v(n + 1, t, s)
+        later = self.one_event([self.w(n + 1, t * r, s) for r in self.ratios], s)
+        return max(self.limits[0] * value, self.limits[1] * value) + later
+
+    def a(self, n: int, t: float, s: float) -> float:
+        if n == len(self.chances) - 1:
+            return 0.0
+        value, price = self.v(n + 1, t, s), self.price(n + 1, t)
+        now = price + max(density * (value - price) for density in self.limits)
+        inner = [self.a(n + 1, t * r, s) for r in self.ratios]
+        if s >= self.level:
+            ring = [self.d(n + 1, t * r) for r in self.ratios]
+        else:
+            ring = [self.w(n + 1, t * r, s) for r in self.ratios]
+        return now + self.worse(inner, 1.0 - max(s, self.level), ring, abs(s - self.level))
+
+
+def test_no_sampler_of_small_cases_exceeds_the_bound_with_a_price_of_density() -> None:
+    # Only a rare output 0 is released, so that its ratio alone decides.
+    rng, rare, chances = np.random.default_rng(41), 1e-9, [0.0, 0.2, 0.4, 0.4]
+    places = [(i, y) for i in range(2) for y in range(3)]
+    largest, smaller = 0.0, 0
+    for case in range(60):
+        is_counterexample = case < 6
+        ends, share = (0.5, 2.0), 2.0 / 3.0
+        masses, t = np.array([4.0, 5.0]) / 9.0, 8.0 / 7.0
+        ratios = np.array([0.5, 1.4])
+        order = [(0, 2), (1, 0), (1, 2), (0, 0), (0, 1), (1, 1)]
+        if not is_counterexample:
+            ends, share = (rng.uniform(0.1, 0.9), rng.uniform(1.1, 3.0)), rng.uniform(0.2, 0.8)
+            chances = [0.0, *rng.dirichlet([1.0] * 3)]
+            masses, t = rng.dirichlet([2.0, 2.0]), rng.uniform(0.5, 1.5)
+            ratios = np.array([0.0, 1.0]) + rng.uniform(0.3, 1.0) * np.array([1.0, 0.0])
+            ratios[1] = (1.0 - masses[0] * ratios[0]) / masses[1]
+            order = [places[at] for at in rng.permutation(6)]
+        level, theta = rng.uniform(0.0, 0.8), rng.uniform(0.0, 1.2)
+        kappa, prior = 1e4 * t, [share, 1.0 - share]
+        laws = [
+            [[rare * of_rare, *(law * (1.0 - rare * of_rare))]] * 2
+            for of_rare, law in ((1.0, masses), (1e-4, masses * ratios))
+        ]
+        event = {(0, 0), (1, 0)} if is_counterexample or rng.random() < 0.7 else {(0, 0)}
+        leak = largest_leak(prior, laws, chances, ends, order, event, math.log(kappa), range(6))
+        priced = Priced((masses, ratios), chances, ends, level, theta)
+        without = Priced((masses, ratios), chances, ends, level, 0.0)
+        bound = bound_without = 0.0
+        for i in range(2):
+            better = order[: order.index((i, 0))]
+            s = sum(prior[j] * masses[y - 1] for j, y in better if y)
+            if (i, 0) in event:
+                bound += prior[i] * priced.a(0, t, s)
+                bound_without += prior[i] * without.w(0, t, s)
+            else:
+                bound += prior[i] * priced.d(0, t)
+        assert leak <= rare * bound * (1.0 + 1e-6) + 1e-15
+        largest = max(largest, leak / (rare * bound))
+        smaller += bound < 0.95 * bound_without
+    assert largest > 0.98
+    assert smaller > 10
+
+
 def test_ratios_beyond_every_number_cost_at_most_the_simple_bound() -> None:
     # With losses of 690 on a coarse lattice, t overflowed, and the bound was not a number.
     base = DiscreteMechanism([0.45, 0.5, 0.05], [0.5, 0.5, 1e-300])
