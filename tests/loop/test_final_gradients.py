@@ -76,6 +76,19 @@ def nothing(*_: Any) -> None:
     pass
 
 
+def momentum_in_place(parameters: list[Any], _: Any, kept: dict[str, Any]) -> None:
+    for place, p in enumerate(parameters):
+        kept[f"momentum {place}"] = 0.9 * kept.get(f"momentum {place}", 0.0) + p.grad
+        p.grad = kept[f"momentum {place}"].clone()
+
+
+def half_of_the_last(parameters: list[Any], _: Any, kept: dict[str, Any]) -> None:
+    for place, p in enumerate(parameters):
+        last = kept.get(f"last {place}", 0.0)
+        kept[f"last {place}"] = p.grad.clone()
+        p.grad.sub_(0.5 * last)
+
+
 def findings(train: Any) -> list[str]:
     report = check_premises(train, TrainingSet.of(sixty())).report
     return [finding.premise for finding in report.findings]
@@ -85,6 +98,21 @@ def findings(train: Any) -> list[str]:
 @pytest.mark.parametrize("use", [momentum, norms, rate])
 def test_states_of_noisy_gradients_before_the_step_are_no_leak(use: Use) -> None:
     assert findings(training(use)) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.full_work
+@pytest.mark.parametrize("use", [momentum_in_place, half_of_the_last])
+def test_changes_of_noisy_gradients_before_the_step_are_no_leak(use: Use) -> None:
+    report = check_premises(training(use), TrainingSet.of(sixty())).report
+    assert report.findings == ()
+    assert any("p.grad was tested as line" in note for note in report.notes)
+
+
+@little_work
+@pytest.mark.parametrize("use", [momentum_in_place, half_of_the_last])
+def test_changes_of_exact_gradients_are_found(use: Use) -> None:
+    assert "released numbers" in findings(training(use, norms))
 
 
 @little_work
