@@ -50,7 +50,6 @@ from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.trained_weights import compare_at_trained_weights
 from audit.loop.premises.verdicts import FAMILY_ERROR, explain, listed, weights_outside
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
-from audit.loop.runs.final_gradients import Site
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
@@ -208,8 +207,8 @@ def _tested(
     seed: int,
     max_work: float,
     cpu: CpuLimit,
-    released_at: Site | None,
-) -> tuple[PremiseTest, Site | None]:
+    released_at: tuple[str, int, str] | None,
+) -> tuple[PremiseTest, tuple[str, int, str] | None]:
     """The test, and the line that sets p.grad before it is changed, see `AccessedGradients`."""
     before = cpu.used
     runs = CoupledRuns(train, candidate, cpu)
