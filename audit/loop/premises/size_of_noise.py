@@ -426,14 +426,19 @@ def _in_units_of_coordinates(canaries: CanaryRuns, weights: FloatArray, runs: in
         runs: the number of runs of these estimates.
     """
     limits = np.zeros(len(weights))
-    for t, weight in enumerate(weights):
-        values = np.stack([trace.gradients[t] for trace in canaries.traces])
-        finite = values[np.isfinite(values).all(axis=1)]
-        for place, value in enumerate(finite):
-            # Two records differ by at most twice the contribution of one.
-            terms = np.square(finite[place + 1 :] - value) / 4 * weight
-            for of_pair in terms[np.argsort(-terms.sum(axis=1))[:_PAIRS_OF_A_CANARY]]:
+    gradients = np.stack([trace.gradients[: len(weights)] for trace in canaries.traces])
+    finite = gradients[np.isfinite(gradients).all(axis=(1, 2))]
+    for place, canary in enumerate(finite[:-1]):
+        # Two records differ by at most twice the contribution of one.
+        terms = np.square(finite[place + 1 :] - canary) / 4 * weights
+        for t in range(len(weights)):
+            of_step = terms[:, t]
+            for of_pair in of_step[np.argsort(-of_step.sum(axis=1))[:_PAIRS_OF_A_CANARY]]:
                 limits[t] = max(limits[t], lower_limit(of_pair, runs))
+        # The mean over the steps is at most the largest of them. It is known better than each one,
+        # because the noise of the steps is independent.
+        for of_pair in terms[np.argsort(-terms.sum(axis=(1, 2)))[:_PAIRS_OF_A_CANARY]]:
+            limits = np.maximum(limits, lower_limit((of_pair / len(weights)).ravel(), runs))
     return np.sqrt(limits)
 
 
