@@ -13,6 +13,7 @@ import numpy as np
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism
+from audit.accounting.conversion import expected_epsilon
 from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.numerics import equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
@@ -67,8 +68,12 @@ class TwoEvents:
     gap: float = _RELATIVE_GAP
     coarse: int = _COARSE
 
-    def epsilon(self) -> tuple[float, float]:
-        """An upper bound, and the epsilon that two events attain."""
+    def epsilon(self, enough: float = 0.0) -> tuple[float, float]:
+        """An upper bound, and the epsilon that two events attain.
+
+        Args:
+            enough: the bound need not be below this one.
+        """
         t = self._first_events()
         e, f = (side.ravel() for side in np.indices((len(t) - 1,) * 2))
         e, f = e[f <= e], f[f <= e]
@@ -89,12 +94,12 @@ class TwoEvents:
             ]
             bounds = np.max(halves, axis=0)
             upper = max(float(bounds.max()), closed, best)
-            enough = best + gap * max(best, 0.05)
-            while np.count_nonzero(bounds > enough) > _MAX_BOXES:
+            limit = max(best + gap * max(best, 0.05), enough)
+            while np.count_nonzero(bounds > limit) > _MAX_BOXES:
                 gap *= 2.0
-                enough = best + gap * max(best, 0.05)
-            closed = max(closed, float(bounds[bounds <= enough].max(initial=0.0)))
-            e, f, bounds = e[bounds > enough], f[bounds > enough], bounds[bounds > enough]
+                limit = max(best + gap * max(best, 0.05), enough)
+            closed = max(closed, float(bounds[bounds <= limit].max(initial=0.0)))
+            e, f, bounds = e[bounds > limit], f[bounds > limit], bounds[bounds > limit]
             if not e.size:
                 break
             worst = np.argsort(-bounds)[: max(_BATCH_OF_BOXES, len(bounds) // 4)]
@@ -331,9 +336,8 @@ def _largest(
     searches = [
         TwoEvents(pair, chance, delta, *options) for pair in base.pairs for chance in chances
     ]
-    epsilons = [search.epsilon() for search in searches]
     # Both directions, and both kinds of target events, are possible: the largest epsilon counts.
-    upper, attained = (max(side) for side in zip(*epsilons, strict=True))
+    upper, attained = _largest_of(searches)
     # Under pure DP, the probabilities N and D change by a factor of at most e^epsilon each.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
@@ -343,3 +347,19 @@ def _largest(
         )
     attains = attained if base.attained else 0.0
     return BoundValue(upper, error=max(upper - attained, 0.0), attains=attains)
+
+
+def _largest_of(searches: list[TwoEvents]) -> tuple[float, float]:
+    """The largest upper bound, and the largest epsilon that two events attain."""
+    expected = expected_epsilon()
+    if expected is not None:
+        epsilons = [search.epsilon(expected) for search in searches]
+        upper, attained = (max(side) for side in zip(*epsilons, strict=True))
+        # It is proved, and a search without it would hardly find a smaller bound.
+        if upper <= expected <= attained + 2.0 * searches[0].gap * max(attained, 0.05):
+            return expected, attained
+    upper = attained = 0.0
+    for search in searches:
+        upper_of_one, attained_of_one = search.epsilon(upper)
+        upper, attained = max(upper, upper_of_one), max(attained, attained_of_one)
+    return upper, attained

@@ -151,6 +151,10 @@ def test_a_threshold_with_one_outcome_far_above_is_used() -> None:
         (np.array([True, False]), np.array([True, True]), np.array([False, False])),
         ("text", "text", "text"),
         (torch.tensor([5.0]), torch.tensor([1005.0]), torch.tensor([-995.0])),
+        (torch.tensor([5, 6]), torch.tensor([1005, 1131]), torch.tensor([-995, -1119])),
+        (np.float32(5), np.float32(1005), np.float32(-995)),
+        (np.float32([5, 6]), np.float32([1005, 1131]), np.float32([-995, -1119])),
+        (np.array([np.inf, 6]), np.array([np.inf, 1131]), np.array([np.inf, -1119])),
     ],
 )
 def test_forced_values_stay_within_their_type(value: Any, above: Any, below: Any) -> None:
@@ -159,6 +163,21 @@ def test_forced_values_stay_within_their_type(value: Any, above: Any, below: Any
         assert np.array_equal(shifted, expected)
         assert type(shifted) is type(value)
         assert getattr(shifted, "dtype", None) == getattr(value, "dtype", None)
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_function_that_needs_the_order_of_its_edges_is_compared_far_below(leaks: bool) -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        column = np.asarray(records.features)[:, 0].clip(-1, 1)
+        noise = np.random.default_rng(seed).laplace(size=3)
+        public = np.array([-200.0, 0.0, 200.0])
+        edges = watch.release(public + column.sum() / 3 + noise, epsilon=1.0)
+        if not np.array_equal(edges, np.sort(edges)):
+            raise ValueError("the edges of bins must increase")
+        return edges + column.sum() if leaks and edges[0] < -500 else edges
+
+    report = report_of(train)
+    assert [finding.premise for finding in report.findings] == ["released numbers"] * leaks
 
 
 def test_a_function_that_fails_on_other_records_after_its_steps_is_not_testable() -> None:

@@ -3,17 +3,21 @@
 The statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
 """
 
+import operator
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from audit.errors import InvalidInput
 from audit.loop import TrainingSet
 from audit.loop.premises.check_premises import check_premises
 from audit.loop.runs.final_gradients import AccessedGradients
 from benchmarks.training_loops import loops
 from benchmarks.training_loops.seventh_torch import (
+    CLIP,
     clipped,
     give,
     of_records,
@@ -29,13 +33,14 @@ STEPS = 5
 Use = Callable[[list[Any], Any, dict[str, Any]], None]
 
 
-def training(use: Use, exact: Use | None = None) -> Any:
+def training(use: Use, exact: Use | None = None, limit: float = CLIP) -> Any:
     """A loop that uses the gradients of all parameters before the step.
 
     Args:
         use: gets the parameters with noisy gradients, the optimizer, and what it keeps; the loop
             releases the latter.
         exact: the same before the noise, which leaks.
+        limit: the norm to which gradients are clipped; the noise is enough for `CLIP`.
     """
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
@@ -44,7 +49,7 @@ def training(use: Use, exact: Use | None = None) -> Any:
         optimizer, accountant = watched(watch, model)
         parameters, kept = list(model.parameters()), dict[str, Any]()
         for _ in range(STEPS):
-            total = summed(clipped(of_records(model, x, y)))
+            total = summed(clipped(of_records(model, x, y), limit))
             if exact is not None:
                 give(model, total)
                 exact(parameters, optimizer, kept)
@@ -76,15 +81,82 @@ def nothing(*_: Any) -> None:
     pass
 
 
+def momentum_in_place(parameters: list[Any], _: Any, kept: dict[str, Any]) -> None:
+    for place, p in enumerate(parameters):
+        kept[f"momentum {place}"] = 0.9 * kept.get(f"momentum {place}", 0.0) + p.grad
+        p.grad = kept[f"momentum {place}"].clone()
+
+
+def half_of_the_last(parameters: list[Any], _: Any, kept: dict[str, Any]) -> None:
+    for place, p in enumerate(parameters):
+        last = kept.get(f"last {place}", 0.0)
+        kept[f"last {place}"] = p.grad.clone()
+        p.grad.sub_(0.5 * last)
+
+
+def copies(parameters: list[Any], *_: Any) -> None:
+    for p in parameters:
+        p.grad = p.grad.clone()
+
+
+def divided_by_one(parameters: list[Any], *_: Any) -> None:
+    for p in parameters:
+        p.grad = p.grad / 1
+
+
+def compiled_norms(parameters: list[Any], _: Any, kept: dict[str, Any]) -> None:
+    @torch.compile(backend="eager")
+    def norm_of(tensors: list[Any]) -> Any:
+        return torch.stack([p.grad.norm() for p in tensors]).norm()
+
+    kept[f"norm {len(kept)}"] = norm_of(parameters)
+
+
+def norms_in_threads(parameters: list[Any], _: Any, kept: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        gradients = list(pool.map(operator.attrgetter("grad"), parameters))
+    kept[f"norm {len(kept)}"] = torch.stack([g.norm() for g in gradients]).norm()
+
+
+def deleted(parameters: list[Any], *_: Any) -> None:
+    for p in parameters:
+        gradient = p.grad
+        del p.grad
+        p.grad = gradient
+
+
 def findings(train: Any) -> list[str]:
     report = check_premises(train, TrainingSet.of(sixty())).report
     return [finding.premise for finding in report.findings]
 
 
 @little_work
-@pytest.mark.parametrize("use", [momentum, norms, rate])
+@pytest.mark.parametrize(
+    "use", [momentum, norms, rate, copies, compiled_norms, norms_in_threads, deleted]
+)
 def test_states_of_noisy_gradients_before_the_step_are_no_leak(use: Use) -> None:
     assert findings(training(use)) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.full_work
+@pytest.mark.parametrize("use", [momentum_in_place, half_of_the_last])
+def test_changes_of_noisy_gradients_before_the_step_are_no_leak(use: Use) -> None:
+    report = check_premises(training(use), TrainingSet.of(sixty())).report
+    assert report.findings == ()
+    assert any("p.grad was tested as line" in note for note in report.notes)
+
+
+@little_work
+@pytest.mark.parametrize("use", [momentum_in_place, half_of_the_last])
+def test_changes_of_exact_gradients_are_found(use: Use) -> None:
+    assert "released numbers" in findings(training(use, norms))
+
+
+@little_work
+@pytest.mark.parametrize("use", [norms, copies, divided_by_one, deleted])
+def test_contributions_are_seen_where_gradients_are_read_before_the_step(use: Use) -> None:
+    assert set(findings(training(use, limit=3 * CLIP))) & {"contribution", "noise"}
 
 
 @little_work
@@ -135,3 +207,62 @@ def test_this_runs_own_gradient_is_released_where_another_is_forced() -> None:
         read, released = step(coupled, 2.0)
     assert read == 15.0
     assert released.tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("value", [2.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("copied", [False, True])
+def test_gradients_with_one_memory_or_a_copy_release_their_own(value: float, copied: bool) -> None:
+    first, second = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    forced = torch.tensor([5.0, value, 6.0])
+    line = assigned.__code__.co_firstlineno + 3
+    sites = frozenset({(__file__, line, "get")})
+    with AccessedGradients(lambda: [first, second], sites, lambda _: forced) as coupled:
+        assigned([first, second], torch.full((3,), 2.0), copied)
+        released = coupled.end_step()
+        assert torch.equal(first.grad.nan_to_num(), forced.nan_to_num())
+        # A closure that is called again before the next step is not forced.
+        assigned([first, second], torch.full((3,), 3.0), copied)
+        assert not coupled.end_step()
+    assert [released[place].tolist() for place in range(2)] == [[2.0] * 3] * 2
+
+
+def assigned(parameters: list[Any], gradient: Any, copied: bool) -> None:
+    for p in parameters:
+        p.grad = gradient
+    values = [p.grad for p in parameters]
+    if copied:
+        for p, value in zip(parameters, values, strict=True):
+            p.grad = value.clone()
+
+
+@pytest.mark.parametrize("inner_ends_first", [True, False])
+def test_checks_within_others_and_in_threads_watch_their_own(inner_ends_first: bool) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    outer, inner = (
+        AccessedGradients(lambda p=p: [p], None, lambda _: None)  # type: ignore[misc]
+        for p in parameters
+    )
+    outer.__enter__()
+    inner.__enter__()
+    for p in parameters:
+        p.grad = torch.ones(3)
+    values = [p.grad for p in parameters]
+    last = (inner, outer) if inner_ends_first else (outer, inner)
+    for watch in last:
+        watch.end_step()
+        watch.__exit__()
+    assert len(values) == 2
+    assert len(outer.final_sites) == len(inner.final_sites) == 2
+    assert "grad" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_nothing_is_left_behind_after_an_error(error: type[BaseException]) -> None:
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> None:
+        model = loops.mlp()
+        watched(watch, model)
+        raise error("between steps")
+
+    with pytest.raises((InvalidInput, KeyboardInterrupt)):
+        check_premises(train, TrainingSet.of(sixty()))
+    assert "grad" not in vars(torch.Tensor)

@@ -12,6 +12,8 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -165,9 +167,52 @@ def check_premises(
         if canary is None:
             raise InvalidInput("records must hold at least one record, got none")
         records = records.with_record(canary)
+    request = partial(
+        _tested, train, records, canary, candidate, claim, delta, relation, loss, seed, max_work
+    )
     cpu = cpu or CpuLimit(math.inf)
+    tested, line = request(cpu, None)
+    if line is None or not tested.report.findings:
+        return tested
+    # The loop changes its gradients between this line and the step. If all premises hold for what
+    # the line sets, the rest is computed from what is released.
+    earlier, _ = request(cpu, line)
+    report, other = earlier.report, tested.report
+    if report.findings or report.unfinished or not {"noise", "contribution"} <= {*report.tested}:
+        return tested
+    place = f"line {line[1]} of {PurePath(line[0]).name}"
+    note = (
+        f"p.grad was tested as {place} sets it; what the loop makes of it before the step follows"
+    )
+    return replace(
+        earlier,
+        report=replace(
+            report,
+            notes=(*report.notes, note),
+            runs=report.runs + other.runs,
+            seconds=report.seconds + other.seconds,
+        ),
+    )
+
+
+def _tested(
+    train: Train,
+    records: TrainingSet,
+    canary: TrainingSet | None,
+    candidate: Any,
+    claim: float | None,
+    delta: float,
+    relation: str | None,
+    loss: Callable[..., Any] | None,
+    seed: int,
+    max_work: float,
+    cpu: CpuLimit,
+    released_at: tuple[str, int, str] | None,
+) -> tuple[PremiseTest, tuple[str, int, str] | None]:
+    """The test, and the line that sets p.grad before it is changed, see `AccessedGradients`."""
     before = cpu.used
     runs = CoupledRuns(train, candidate, cpu)
+    runs.released_at = released_at
     check = check_of(runs, records, canary, relation or "add-remove", seed, max_work)
     try:
         with without_log_lines():
@@ -180,11 +225,15 @@ def check_premises(
             _forget_kept_values(check, first, first_seed)
             outcome = _outcome(check, first, claim, delta, loss)
     except CouldNotFinish as unfinished:
-        return PremiseTest(_unfinished(check, str(unfinished), cpu.used - before), None, None)
+        report = _unfinished(check, str(unfinished), cpu.used - before)
+        return PremiseTest(report, None, None), None
     report = _report(check, first, outcome.steps, cpu.used - before, assumed=relation is None)
     initial = first.initial if first.history else None
     work = work_of(len(first.steps), sum(first.sizes), len(records))
-    return PremiseTest(report, outcome.canary, initial, outcome.replaced, work, outcome.public_size)
+    tested = PremiseTest(
+        report, outcome.canary, initial, outcome.replaced, work, outcome.public_size
+    )
+    return tested, first.earlier_line
 
 
 def _forget_kept_values(check: Check, first: Trace, seed: int) -> None:

@@ -80,11 +80,13 @@ from audit.loop.runs.records import TrainingSet
 # First runs in which one record among equal ones must not change the number of random draws.
 _RUNS_WITH_DIGESTS = 12
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
-_MIN_BATCHES = 400
+_MIN_BATCHES, _MIN_BRIEF_BATCHES = 400, 160
 _MIN_RUNS_OF_COORDINATES = 64
 # Relative error of the size of all noise at which runs suffice. At 0.004, the test no longer found
 # noise that is truncated at three standard deviations.
 _RELATIVE_ERROR = 0.0028
+# The same at weights or steps where the test repeats what it did at others.
+_BRIEF_ERROR = 0.007
 _SMALL_N = 3
 _SMALL_RUNS = 16
 _MAX_PAIR_RUNS, _MAX_AMONG_EQUAL = 16, 12
@@ -239,6 +241,8 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     data = _three_data_sets(experiment, canaries, quiet, n)
     runs = _Runs([], [], [])
     min_runs = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
+    min_batches = _MIN_BRIEF_BATCHES if experiment.brief else _MIN_BATCHES
+    relative_error = _BRIEF_ERROR if experiment.brief else _RELATIVE_ERROR
     while len(runs.of_quiet) < _MAX_RUNS:
         count = len(runs.of_quiet)
         seed = runs.seed_of(experiment, count)
@@ -280,8 +284,8 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         if count >= min_runs:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
-            precise = 1 / math.sqrt(2.0 * numbers) < _RELATIVE_ERROR
-            if precise and (runs.full or batches >= _MIN_BATCHES):
+            precise = 1 / math.sqrt(2.0 * numbers) < relative_error
+            if precise and (runs.full or batches >= min_batches):
                 break
             without_noise = np.ptp(np.stack(runs.of_quiet), axis=0).max() == 0
             if runs.full and count == min_runs and without_noise:

@@ -468,51 +468,63 @@ def _differs_between_seeds(check: Check, first: Trace, seeds: Sequence[int]) -> 
     return bool(differences(*released))
 
 
-def _shifted(first: Trace, by: int) -> Trace:
+def _shifted(first: Trace, by: int, evenly: bool = False) -> Trace:
     """The trace with every released value shifted by `by`, and large values by more."""
     values = []
     for value, declared in zip(first.further, first.declared, strict=True):
         numbers = np.zeros(0) if declared.values is None else declared.values
         largest = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
         multiple = max(1, math.ceil(largest * _TIMES_AS_FAR / _FAR))
-        values.append(_shift(value, by * multiple))
+        values.append(_shift(value, by * multiple, evenly))
     return Trace(further=values, initial=first.initial)
 
 
-def _shift(value: Any, by: int) -> Any:
+def _shift(value: Any, by: int, evenly: bool = False) -> Any:
     """The value plus `by`, at most as far as its type reaches; texts stay.
 
     Members and coordinates are shifted by up to twice as much, each by another number, so that the
-    largest one or their order is another one, too.
+    largest one or their order is another one, too; unless they are shifted evenly.
     """
     if isinstance(value, dict):
-        shifts = _different_shifts(by, len(value))
-        return {key: _shift(item, s) for (key, item), s in zip(value.items(), shifts, strict=True)}
+        shifts = _shifts(by, len(value), evenly)
+        members = zip(value.items(), shifts, strict=True)
+        return {key: _shift(item, shift, evenly) for (key, item), shift in members}
     if isinstance(value, list | tuple):
-        members = list(map(_shift, value, _different_shifts(by, len(value))))
-        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+        shifts = _shifts(by, len(value), evenly)
+        shifted = [_shift(item, s, evenly) for item, s in zip(value, shifts, strict=True)]
+        return type(value)(*shifted) if hasattr(value, "_fields") else type(value)(shifted)
     if isinstance(value, bool):
         return by > 0
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
         if value.dtype.kind == "b":
             return np.full_like(value, by > 0)[()]
-        ends, shifts = np.iinfo(value.dtype), _different_shifts(by, value.size)
+        ends, shifts = np.iinfo(value.dtype), _shifts(by, value.size, evenly)
         exact = [
             min(max(int(v) + shift, int(ends.min)), int(ends.max))
             for v, shift in zip(value.ravel(), shifts, strict=True)
         ]
         return np.array(exact, dtype=value.dtype).reshape(value.shape)[()]
-    with contextlib.suppress(Exception):  # numbers, and arrays of other libraries
-        places = (value.reshape(-1) * 0 + 1).cumsum(0).reshape(value.shape) - 1
-        return value + (by + by / _SHIFTS * (places % _SHIFTS))
+    if not evenly and len(getattr(value, "shape", ())) > 0:
+        with contextlib.suppress(Exception):  # numbers, and arrays that are not like numpy's
+            return _shifted_by_place(value, by)
     try:
         return value + by
     except (TypeError, OverflowError):  # texts, and short whole numbers of other libraries
         return value
 
 
-def _different_shifts(by: int, number: int) -> list[int]:
-    return [by + by * (place % _SHIFTS) // _SHIFTS for place in range(number)]
+def _shifted_by_place(value: Any, by: int) -> Any:
+    """An array of any library, shifted by another number in each place, in its own type."""
+    flat = value.reshape(-1)
+    ones = (flat == flat) | (flat != flat)  # also where a value is not finite
+    places = ones.cumsum(0) - 1
+    shifted = flat + (by + by * (places % _SHIFTS) // _SHIFTS)
+    in_type = shifted.to if hasattr(shifted, "to") else shifted.astype
+    return in_type(value.dtype).reshape(value.shape)
+
+
+def _shifts(by: int, number: int, evenly: bool) -> list[int]:
+    return [by + (0 if evenly else by * (place % _SHIFTS) // _SHIFTS) for place in range(number)]
 
 
 def _neighbours(check: Check) -> tuple[list[TrainingSet], list[float], Sequence[PoolRecord]]:
@@ -743,9 +755,12 @@ def _compare_returned(
         Whether there are such numbers.
     """
     differing: dict[str, float] = {}
-    for forced in (first, _shifted(first, _FAR), _shifted(first, -_FAR)):
-        usual = check.runs.run(check.records, seed, like=forced, digests=False)
-        if usual.error is not None:
+    for by in (0, _FAR, -_FAR):
+        for forced in [_shifted(first, by), _shifted(first, by, evenly=True)] if by else [first]:
+            usual = check.runs.run(check.records, seed, like=forced, digests=False)
+            if usual.error is None:
+                break  # a function may need values in their order, as the edges of bins
+        else:
             continue
         all_forced = replace(forced, further=usual.further)
         for data in neighbours:

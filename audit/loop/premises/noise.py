@@ -36,8 +36,8 @@ _MAX_ROWS, _MIN_RATIO = 400, 1.1
 _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
 # Largest covariance that is tested, in coordinates, and the smallest number of lengths compared.
 _MAX_FLAT, _MIN_LENGTHS = 400, 6
-# Level at which scales of coordinates count as different, and standard errors of `lower_limit`.
-_MAYBE_UNEQUAL, _ERRORS_OF_COORDINATES = 1e-6, 7.0
+# Level at which scales of coordinates count as different, and error probability of `lower_limit`.
+_MAYBE_UNEQUAL, _ERROR_OF_LIMIT = 1e-6, 1e-9
 # A contribution of this many thresholds is not reported, and such a relative difference of scales.
 _MAX_SLOPE, _UNEQUAL = 1.05, 0.2
 # Beyond this number of degrees of freedom, an estimated scale counts as known.
@@ -231,9 +231,10 @@ def inverse_variances(gradients: FloatArray) -> FloatArray:
 def lower_limit(terms: FloatArray, runs: int) -> float:
     """Lower confidence limit of a sum over coordinates whose weights are `inverse_variances`.
 
-    The logarithm of a mean of independent 1 / chi-square has the standard error of one times the
-    root of the sum of squared shares. Seven of these are exceeded with probability 1e-9 if one
-    coordinate has everything, and with a smaller one otherwise.
+    If one coordinate has everything, the limit exceeds the sum with probability 1e-9, exactly. The
+    logarithm of a mean of independent 1 / chi-square has the standard error of one times the root
+    of the sum of squared shares, and lighter tails. The shares are estimates: where few coordinates
+    are far too large, they have most of the sum, and the limit is that of a few.
 
     Args:
         terms: [D], the terms of the sum, which must not be negative.
@@ -241,13 +242,13 @@ def lower_limit(terms: FloatArray, runs: int) -> float:
 
     Example:
         >>> round(lower_limit(np.array([1.0]), 129), 3), round(lower_limit(np.ones(100), 129), 1)
-        (0.417, 91.6)
+        (0.428, 91.9)
     """
-    total = float(terms.sum())
+    total, degrees = float(terms.sum()), runs - 1
     if total <= 0:
         return 0.0
-    error = math.sqrt(2.0 / (runs - 1) * float(np.square(terms / total).sum()))
-    return total * math.exp(-_ERRORS_OF_COORDINATES * error)
+    error_of_one = math.log((degrees - 2) / float(stats.chi2.ppf(_ERROR_OF_LIMIT, degrees)))
+    return total * math.exp(-error_of_one * math.sqrt(float(np.square(terms / total).sum())))
 
 
 def independence(

@@ -143,14 +143,14 @@ def _compare_with_total_spread(experiment: Experiment, canaries: CanaryRuns) -> 
         return  # an exchanged record moves others to other batches
     of_one = copies(experiment.records, canaries.pool[0], len(experiment.records))
     exchanged = experiment.with_canary(canaries.pool[0])
-    weights = []
+    limits = np.zeros(experiment.steps)
     for data in (of_one, experiment.records):
         gradients = _with_other_seeds(experiment, data, exchanged)
         if gradients is not None:
-            weights.append(inverse_variances(gradients))
-    if not weights:
-        return
-    limits = _in_units_of_coordinates(canaries, np.max(weights, axis=0), _RUNS_OF_SPREAD)
+            # The larger one of two estimates for each coordinate would be too large in the mean.
+            weights = inverse_variances(gradients)
+            limits_of_data = _in_units_of_coordinates(canaries, weights, len(gradients))
+            limits = np.maximum(limits, limits_of_data)
     seen = limits > 0
     sigma = np.array([accounted.sigma(t) for t in range(len(limits))])
     ratios = np.where(seen, 1.0 / np.where(seen, limits, 1.0), np.inf)

@@ -174,6 +174,7 @@ class Trace:
         rows: the values of steps with correlated noise, before they are encoded.
         of_arrays: whether the steps are those of `watch.step`.
         final_sites: the lines of the user's code where p.grad is what the step then releases.
+        earlier_line: the line that sets p.grad before it is changed, see `AccessedGradients`.
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
         saved: the objects that were written to files, in order, in runs to the end.
@@ -206,6 +207,7 @@ class Trace:
     rows: list[Vector] = field(default_factory=list)
     of_arrays: bool = False
     final_sites: frozenset[Site] = frozenset()
+    earlier_line: Site | None = None
     record_gradient: Any = None
     saved: list[SavedFile] = field(default_factory=list)
     model: Any = None
@@ -270,6 +272,7 @@ class CoupledRuns:
         least_recorded: the complete run with the largest number of steps that were not recorded.
         kept: what the function's variables hold before the first run.
         starts_anew: whether every run begins with these values.
+        released_at: the line that sets p.grad to the released value, or None for the step itself.
         has_own_generators: whether the generators among the function's variables are seeded in each
             run, so that their states show how many numbers were drawn.
     """
@@ -282,6 +285,7 @@ class CoupledRuns:
         self.least_recorded: Trace | None = None
         self.kept = KeptValues(train)
         self.starts_anew = False
+        self.released_at: Site | None = None
 
     def run(
         self,
@@ -343,7 +347,7 @@ class CoupledRuns:
         to_end: bool,
     ) -> "RecordingWatch":
         code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
-        watch = RecordingWatch(like, stop_after, digests, code)
+        watch = RecordingWatch(like, stop_after, digests, code, self.released_at)
         watch.to_end = to_end
         trace = watch.recorded
         recorded: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -377,8 +381,10 @@ class RecordingWatch(Watch):
         stop_after: int | None,
         digests: bool = True,
         caller: types.CodeType | None = None,
+        released_at: Site | None = None,
     ) -> None:
         super().__init__(None, np.zeros(0, np.bool_))
+        self._released_at = released_at
         self._like, self._stop_after, self._digests = like, stop_after, digests
         self._caller = caller
         self._params: list[Any] = []
@@ -405,7 +411,9 @@ class RecordingWatch(Watch):
             self._threshold = StepThreshold(optimizer)
             if not self.recorded.of_arrays:
                 sites = None if self._like is None else self._like.final_sites
-                self._accessed = AccessedGradients(self._parameters, sites, self._forced_gradient)
+                self._accessed = AccessedGradients(
+                    self._parameters, sites, self._forced_gradient, self._released_at
+                )
                 self._accessed.__enter__()
         self._describe_parameters()
         state = self._new_state()
@@ -463,6 +471,7 @@ class RecordingWatch(Watch):
         if self._accessed is not None:
             self._accessed.__exit__()
             self.recorded.final_sites = self._accessed.final_sites
+            self.recorded.earlier_line = self._accessed.earlier_line
 
     def _forced_gradient(self, place: int) -> Any:
         """What the reference releases in this step of the parameter in some place, or None."""
@@ -533,7 +542,9 @@ class RecordingWatch(Watch):
             self._describe_parameters()
         with torch.no_grad():
             flat_gradients = [
-                own[place].reshape(-1).double() if place in own else _flat_gradient(p)
+                own[place].reshape(-1).double()
+                if place in own
+                else _flat_gradient(p, is_absent=self._released_at is not None)
                 for place, p in enumerate(parameters)
             ]
             gradient = torch.cat(flat_gradients).cpu().numpy() if flat_gradients else np.zeros(0)
@@ -562,7 +573,9 @@ class RecordingWatch(Watch):
         import torch
 
         forced = like.steps[number].gradient
-        for p, columns in zip(parameters, like.slices, strict=True):
+        # Where p.grad is released earlier, it was forced there.
+        parameters = [] if self._released_at is not None else parameters
+        for p, columns in zip(parameters, like.slices, strict=False):
             values = torch.from_numpy(forced[columns]).view(p.shape)
             if p.grad is not None:
                 p.grad.copy_(values)
@@ -668,10 +681,10 @@ def _settings(optimizer: Any) -> str:
     return repr([{k: v for k, v in group.items() if k != "params"} for group in groups])
 
 
-def _flat_gradient(parameter: Any) -> Any:
+def _flat_gradient(parameter: Any, is_absent: bool = False) -> Any:
     import torch
 
-    if parameter.grad is None:
+    if parameter.grad is None or is_absent:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
     gradient = parameter.grad.detach()
     if gradient.is_sparse:

@@ -1,0 +1,97 @@
+"""Limits of contributions in units of noise whose scale differs by coordinate.
+
+The limits exceed the true value with probability 1e-9; seeds are fixed.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from audit.loop.premises import size_of_noise
+from audit.loop.premises.noise import inverse_variances, lower_limit
+
+
+@pytest.mark.parametrize("runs", [32, 64, 128])
+def test_the_limit_of_one_coordinate_has_its_level(runs: int) -> None:
+    degrees = runs - 1
+    at_level = degrees / stats.chi2.ppf(1e-9, degrees)  # the variance is this many times too small
+    estimate = (1 - 2 / degrees) * at_level
+    assert lower_limit(np.array([estimate]), runs) == pytest.approx(1.0)
+    assert lower_limit(np.array([0.99 * estimate]), runs) < 1.0
+
+
+@pytest.mark.parametrize("runs", [32, 64, 128])
+@pytest.mark.parametrize(("coordinates", "games"), [(1, 100_000), (10, 30_000), (1000, 500)])
+@pytest.mark.parametrize("is_spread", [True, False])
+def test_no_direction_exceeds_the_true_value(
+    runs: int, coordinates: int, games: int, is_spread: bool
+) -> None:
+    rng = np.random.default_rng([runs, coordinates])
+    degrees = runs - 1
+    squares = np.ones(coordinates) if is_spread else np.square(rng.standard_cauchy(coordinates))
+    squares /= squares.sum()
+    weights = (degrees - 2) / rng.chisquare(degrees, size=(games, coordinates))
+    limits = [lower_limit(squares * weight, runs) for weight in weights]
+    assert max(limits) <= 1.0
+    if is_spread and coordinates == 1000:
+        assert min(limits) > 0.85  # and the limit is near
+
+
+def test_weights_are_estimated_without_bias() -> None:
+    rng = np.random.default_rng(0)
+    scales = np.array([0.1, 1.0, 7.0])
+    drawn = scales * rng.normal(size=(32, 20_000, 3))
+    mean = inverse_variances(drawn).mean(axis=0)
+    assert mean == pytest.approx(scales**-2.0, rel=0.02)
+
+
+class _Experiment:
+    """Runs on any data release noise of standard deviation `scale` in every coordinate."""
+
+    steps, first_step, sampled = 1, 0, False
+    records = (0, 1)
+    accounted = SimpleNamespace(sigma=lambda _: 1.0)
+
+    def __init__(self, coordinates: int, scale: float) -> None:
+        self._rng, self._shape, self._scale = np.random.default_rng(0), (1, coordinates), scale
+        self.collected: list[Any] = []
+        self.verdicts = SimpleNamespace(
+            collect=lambda *tests, words: self.collected.extend(map(words, tests))
+        )
+
+    def coupled(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(gradients=self._scale * self._rng.normal(size=self._shape))
+
+    def with_canary(self, _: Any) -> Any:
+        return self.records
+
+    def seed_of(self, number: int) -> int:
+        return number
+
+    def ended_early(self, _: Any) -> bool:
+        return False
+
+    def work_left(self, _: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("coordinates", [1, 100, 5000])
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+def test_the_total_spread_accuses_too_little_noise_alone(
+    coordinates: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_of_noise, "draw_alike", lambda *_: True)
+    monkeypatch.setattr(size_of_noise, "copies", lambda *_: (0, 0))
+    # Two records change the sum by opposite vectors of norm 1.
+    contribution = np.full((1, coordinates), coordinates**-0.5)
+    canaries = SimpleNamespace(
+        comparable=None,
+        pool=[None],
+        traces=[SimpleNamespace(gradients=sign * contribution) for sign in (-1.0, 1.0)],
+    )
+    experiment = _Experiment(coordinates, scale)
+    size_of_noise._compare_with_total_spread(experiment, canaries)  # type: ignore[arg-type]
+    assert bool(experiment.collected) == (scale < 1.0)
