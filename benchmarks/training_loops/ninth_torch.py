@@ -190,7 +190,7 @@ class Prompted(nn.Module):
         return self.head((scores.softmax(-1) @ words).mean(1))
 
 
-def prompt_tuning(records: Any, candidate: Any, seed: int, watch: Any, *, from_records: bool) -> Any:
+def prompt_tuning(records: Any, candidate: Any, seed: int, watch: Any, *, private: bool) -> Any:
     """A soft prompt that starts at the mean vector of words.
 
     With the words of the records, it leaks under every relation: the first weights have no noise.
@@ -198,7 +198,7 @@ def prompt_tuning(records: Any, candidate: Any, seed: int, watch: Any, *, from_r
     """
     x, y = tensors(records)
     model = Prompted()
-    words = x if from_records else torch.tensor([0, 3, 3, 7])
+    words = x if private else torch.tensor([0, 3, 3, 7])
     with torch.no_grad():
         mean = model.words(words.long()).reshape(-1, WIDTH).mean(0)
         model.prompt.copy_(torch.stack([mean, -mean]))

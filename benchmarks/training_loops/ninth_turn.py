@@ -26,7 +26,7 @@ NINTH_TURN: dict[str, Control] = {
         partial(ninth_torch.truncated_backpropagation, recorded=1), sixty_tokens
     ),
     "soft prompt starts at the mean word of the records": Control(
-        partial(ninth_torch.prompt_tuning, from_records=True), sixty_tokens
+        partial(ninth_torch.prompt_tuning, private=True), sixty_tokens
     ),
     "Opacus, thresholds of tensors doubled, noise unchanged": Control(
         ninth_torch.thresholds_doubled, sixty
@@ -99,7 +99,7 @@ NINTH_TURN_CORRECT: dict[str, Control] = {
         partial(ninth_torch.truncated_backpropagation, recorded=2), sixty_tokens
     ),
     "soft prompt starts at the mean of public words": Control(
-        partial(ninth_torch.prompt_tuning, from_records=False), sixty_tokens
+        partial(ninth_torch.prompt_tuning, private=False), sixty_tokens
     ),
     "gradients cut to an L1 norm, one cycle, Poisson": Control(
         ninth_torch.clipped_by_l1_norm, sixty
