@@ -50,6 +50,7 @@ LISTS = (
     "sixth_turn",
     "seventh_turn",
     "eighth_turn",
+    "ninth_turn",
 )
 
 

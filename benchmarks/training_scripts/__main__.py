@@ -7,8 +7,8 @@ The examples of Opacus run unmodified. Small random data and stand-ins for torch
 transformers are used, because the data sets and the tokenizer must be downloaded. The other scripts
 have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer. Those in the
 folder `whole` (`--only whole`) are written in many styles. Those in the folder `sixth_turn`
-(`--only sixth`) belong to the list of loops of this name, as those in `seventh_turn` and
-`eighth_turn` do.
+(`--only sixth`) belong to the list of loops of this name, as those in `seventh_turn`,
+`eighth_turn` and `ninth_turn` do.
 """
 
 import argparse
@@ -32,6 +32,7 @@ WHOLE = Path(__file__).with_name("whole")
 SIXTH = Path(__file__).with_name("sixth_turn")
 SEVENTH = Path(__file__).with_name("seventh_turn")
 EIGHTH = Path(__file__).with_name("eighth_turn")
+NINTH = Path(__file__).with_name("ninth_turn")
 # Arguments of scripts of the last two folders, by name.
 SEVENTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "hardest_of_the_batch": ("--keep", "0.5", "--sigma", "1.2"),
@@ -64,11 +65,27 @@ EIGHTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "recurrent_net_with_averaged_teacher": ("--decay", "0.8"),
     "tagger_with_optimizer_state": ("--max_grad_norm", "0.8"),
 }
+NINTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "best_learning_rate_of_three": ("--width", "6"),
+    "exemplars_in_checkpoint": ("--memory", "4"),
+    "generator_with_labels_of_the_batch": ("--latent", "3"),
+    "huber_limit_by_batch_residuals": ("--hidden", "10"),
+    "metric_states_in_checkpoint": ("--noise", "1.2"),
+    "new_optimizer_for_second_phase": ("2", "0.2"),
+    "noise_scheduler_after_calibration": ("--gamma", "0.9"),
+    "parity_penalty_of_the_batch": ("--fairness", "3.0"),
+    "clip_schedule_with_calibrated_noise": ("--gamma", "0.8"),
+    "generator_with_drawn_labels": ("--latent", "3"),
+    "metric_of_public_records_in_checkpoint": ("--hidden", "10"),
+    "own_predictions_averaged": ("--weight", "0.5"),
+    "parity_penalty_to_public_mean": ("--clip", "0.8"),
+}
 SERIES: dict[str, tuple[Path, dict[str, tuple[str, ...]]]] = {
     "whole": (WHOLE, {}),
     "sixth": (SIXTH, {}),
     "seventh": (SEVENTH, SEVENTH_ARGUMENTS),
     "eighth": (EIGHTH, EIGHTH_ARGUMENTS),
+    "ninth": (NINTH, NINTH_ARGUMENTS),
 }
 
 
