@@ -42,7 +42,7 @@ _LEFT_OVER = 1e-30
 # A tenth of the relative accuracy of profiles: the accuracy of an epsilon, relative above 1.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY
 _ROUNDING = 1e-4  # of a difference as small as this accuracy
-_NEARLY = 1e-7  # share of a target by which a profile may be below it at its smallest epsilon
+_NEARLY = 2e-8  # share of a target by which a profile may be below it at its smallest epsilon
 _expected: ContextVar[float | None] = ContextVar("expected epsilon", default=None)
 
 
