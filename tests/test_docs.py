@@ -499,8 +499,8 @@ def test_the_paper_names_its_title_and_its_authors(
     module("theory_pdf").main(str(tmp_path / "theory.pdf"))
     source = compiled.call_args.args[0].decode()
     assert "abs(x + 1.25)" in source
-    assert source.count("#strong[Proposition") == 31 + 20  # of 20, a summary and the statement
-    assert source.count("#emph[Proof") == 31
+    assert source.count("#strong[Proposition") == 32 + 20  # of 20, a summary and the statement
+    assert source.count("#emph[Proof") == 32
     assert source.index("=== Proposition 1\n") < source.index("=== Proposition 16\n")
     assert "{include}" not in source
     assert "The page" not in source
