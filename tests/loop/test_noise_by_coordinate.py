@@ -70,9 +70,9 @@ def test_the_lower_limit_is_below_the_true_sum(runs: int, coordinates: int) -> N
 
 @pytest.mark.parametrize("runs", [64, 128])
 def test_one_coordinate_has_a_limit_by_the_exact_distribution(runs: int) -> None:
-    # The estimate times e^(-7 errors) exceeds 1 where the sample variance is below this quantile.
+    # The limit, a multiple of the estimate, exceeds 1 where the sample variance is below this one.
     degrees = runs - 1
-    variance = (1.0 - 2.0 / degrees) * np.exp(-7.0 * np.sqrt(2.0 / degrees))
+    variance = lower_limit(np.array([1.0 - 2.0 / degrees]), runs)
     assert stats.chi2.cdf(degrees * variance, degrees) < 1e-8
 
 

@@ -878,11 +878,11 @@ def _too_small(ratio: float, beyond: bool) -> tuple[str, str, str]:
 
 def _unequal_noise(case: _Case, step: int, effective: float) -> Finding:
     """Tensors with noise of different scales, too small for a record's contribution."""
+    if case.equal.of_coordinates is not None:
+        return _unequal_coordinates(case, step, effective)
     scales, names = case.equal.noise.scales_by_tensor[step], case.experiment.base.names
     is_live = case.equal.noise.live_sizes[step] > 0
     low, high = int(np.argmin(np.where(is_live, scales, np.inf))), int(np.argmax(scales))
-    if case.equal.of_coordinates is not None:
-        return _unequal_coordinates(case, step, effective)
     if case.sigma[step] * scales[low] > effective * scales[high]:
         return _too_little_noise(case, step, "step")  # equal noise would be too small as well
     return Finding(

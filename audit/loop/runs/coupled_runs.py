@@ -542,9 +542,7 @@ class RecordingWatch(Watch):
             self._describe_parameters()
         with torch.no_grad():
             flat_gradients = [
-                own[place].reshape(-1).double()
-                if place in own
-                else _flat_gradient(p, is_absent=self._released_at is not None)
+                own[place].reshape(-1).double() if place in own else _flat_gradient(p)
                 for place, p in enumerate(parameters)
             ]
             gradient = torch.cat(flat_gradients).cpu().numpy() if flat_gradients else np.zeros(0)
@@ -574,8 +572,8 @@ class RecordingWatch(Watch):
 
         forced = like.steps[number].gradient
         # Where p.grad is released earlier, it was forced there.
-        parameters = [] if self._released_at is not None else parameters
-        for p, columns in zip(parameters, like.slices, strict=False):
+        pairs = zip(parameters, like.slices, strict=True) if self._released_at is None else ()
+        for p, columns in pairs:
             values = torch.from_numpy(forced[columns]).view(p.shape)
             if p.grad is not None:
                 p.grad.copy_(values)
@@ -681,10 +679,10 @@ def _settings(optimizer: Any) -> str:
     return repr([{k: v for k, v in group.items() if k != "params"} for group in groups])
 
 
-def _flat_gradient(parameter: Any, is_absent: bool = False) -> Any:
+def _flat_gradient(parameter: Any) -> Any:
     import torch
 
-    if parameter.grad is None or is_absent:
+    if parameter.grad is None:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
     gradient = parameter.grad.detach()
     if gradient.is_sparse:

@@ -112,7 +112,10 @@ class AccessedGradients:
         """
         self._is_watching = False
         if self._released_at is not None:
-            return dict(self._own)
+            # A gradient that the line did not set is not released.
+            own = self._own
+            parameters = self._parameters()
+            return {i: own[i] if i in own else _zeros_like(p) for i, p in enumerate(parameters)}
         parameters = self._parameters() if self._accesses or self._replaced else []
         if self._sites is None:
             final = {place: _digest(p.grad) for place, p in enumerate(parameters)}
@@ -259,6 +262,12 @@ def _accessed(tensor: Any, value: Any, kind: str) -> None:
     for watch in tuple(_watches):
         if watch.is_watching(tensor):
             watch.accessed(tensor, value, kind, _line_of_user())
+
+
+def _zeros_like(tensor: Any) -> Any:
+    import torch
+
+    return torch.zeros_like(tensor.detach())
 
 
 def _digest(tensor: Any) -> bytes:
