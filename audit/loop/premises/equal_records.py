@@ -85,7 +85,8 @@ _MIN_RUNS_OF_COORDINATES = 64
 # Relative error of the size of all noise at which runs suffice. At 0.004, the test no longer found
 # noise that is truncated at three standard deviations.
 _RELATIVE_ERROR = 0.0028
-# The same at weights or steps where the test repeats what it did at others.
+# The same at weights or steps where the test repeats what it did at others, unless the noise seems
+# too small there.
 _BRIEF_ERROR = 0.007
 _SMALL_N = 3
 _SMALL_RUNS = 16
@@ -241,8 +242,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     data = _three_data_sets(experiment, canaries, quiet, n)
     runs = _Runs([], [], [])
     min_runs = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
-    min_batches = _MIN_BRIEF_BATCHES if experiment.brief else _MIN_BATCHES
-    relative_error = _BRIEF_ERROR if experiment.brief else _RELATIVE_ERROR
+    brief = experiment.brief
     while len(runs.of_quiet) < _MAX_RUNS:
         count = len(runs.of_quiet)
         seed = runs.seed_of(experiment, count)
@@ -284,9 +284,14 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         if count >= min_runs:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
-            precise = 1 / math.sqrt(2.0 * numbers) < relative_error
-            if precise and (runs.full or batches >= min_batches):
-                break
+            error = 1 / math.sqrt(2.0 * numbers)
+            enough = runs.full or batches >= (_MIN_BRIEF_BATCHES if brief else _MIN_BATCHES)
+            if enough and error < (_BRIEF_ERROR if brief else _RELATIVE_ERROR):
+                # The rest of the runs decides about a shortfall. It is tested on all of them, as if
+                # they had been planned.
+                if not (brief and _seems_too_small(experiment, canaries, runs)):
+                    break
+                brief = False
             without_noise = np.ptp(np.stack(runs.of_quiet), axis=0).max() == 0
             if runs.full and count == min_runs and without_noise:
                 break
@@ -301,6 +306,29 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
         experiment.verdicts.cannot_test(reason, ("noise", "batches"))
         return None
     return runs
+
+
+def _seems_too_small(experiment: Experiment, canaries: CanaryRuns, runs: _Runs) -> bool:
+    """Whether what differs between seeds is less than the accountant requires.
+
+    It counts three standard errors below in some step, or two in all steps together.
+    """
+    accounted = experiment.accounted
+    reach = canaries.contributions.largest[: experiment.steps]
+    required = np.array([accounted.sigma(t) if accounted else 0.0 for t in range(len(reach))])
+    required = required * reach
+    gradients = np.stack(runs.of_quiet)[:, : len(reach)]
+    variances = np.var(gradients, axis=0, ddof=1)
+    numbers = np.maximum((variances > 0).sum(axis=1) * (len(gradients) - 1), 1)
+    is_known = required > 0
+    if not is_known.any():
+        return False
+    ratios = variances.sum(axis=1)[is_known] / np.square(required[is_known])
+    numbers = numbers[is_known]
+    ratios *= (len(gradients) - 1) / numbers
+    of_all = float(np.average(ratios, weights=numbers))
+    is_below = np.sqrt(ratios) < 1 - 3 / np.sqrt(2.0 * numbers)
+    return bool(np.any(is_below) or math.sqrt(of_all) < 1 - 2 / math.sqrt(2.0 * numbers.sum()))
 
 
 def _may_pass_over(experiment: Experiment, runs: _Runs, traces: Sequence[Trace]) -> bool:
