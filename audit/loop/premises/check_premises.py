@@ -395,10 +395,10 @@ def _of_watched(
     if equal is None:
         compare_random_numbers_of_steps(experiment)
     compare_accountant(check, first, claim)
-    short = compare_size(experiment, canaries, equal, claim, delta)
-    _note_cost_of_replacement(check, first, delta)
     if experiment.work_left():
         _report_change_of_others(experiment, canaries, equal)
+    short = compare_size(experiment, canaries, equal, claim, delta)
+    _note_cost_of_replacement(check, first, delta)
     compare_released(experiment, canaries)
     compare_orders(experiment, first)
     public_size = compare_numbers_of_records(experiment, canaries, equal, short)

@@ -139,6 +139,8 @@ def _compare_with_total_spread(experiment: Experiment, canaries: CanaryRuns) -> 
     accounted = experiment.accounted
     if accounted is None or canaries.comparable is not None:
         return
+    if experiment.verdicts.has("others"):
+        return  # this explains a contribution that is too large
     if experiment.sampled and orders_records(experiment, canaries):
         return  # an exchanged record moves others to other batches
     of_one = copies(experiment.records, canaries.pool[0], len(experiment.records))
