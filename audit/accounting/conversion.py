@@ -42,6 +42,8 @@ _LEFT_OVER = 1e-30
 # A tenth of the relative accuracy of profiles: the accuracy of an epsilon, relative above 1.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY
 _ROUNDING = 1e-4  # of a difference as small as this accuracy
+# A search compares logarithms, so that a profile at its result may be above the target by rounding.
+_ROUNDED_UP = 1.0 + 1e-12
 _NEARLY = 2e-8  # share of a target by which a profile may be below it at its smallest epsilon
 _expected: ContextVar[float | None] = ContextVar("expected epsilon", default=None)
 
@@ -168,7 +170,7 @@ def solve_epsilon(
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
     expected = _expected.get()
-    if expected and _is_smallest(expected, [profile], target):
+    if expected and _is_smallest(expected, [profile], _target(delta)):
         return expected
     if guess is not None and guess > 0.0:
         high, low = bracket_root(missed, guess, 1e-3 * guess, LARGEST_EPSILON, 0.0)
@@ -196,15 +198,16 @@ def solve_epsilon(
 def largest_epsilon(
     profiles: Iterable[Callable[[float], float]],
     delta: float,
-    larger: Sequence[Callable[[float], float]] = (),
+    larger: Sequence[Sequence[Callable[[float], float]]] = (),
 ) -> float:
     """The largest `solve_epsilon` of several profiles; those that cannot exceed it are not solved.
 
     Args:
         profiles: decreasing functions of epsilon.
         delta: in (0, 1).
-        larger: for each, another bound on the same profile that takes less time and is usually
-            larger. Where it is at most delta, the other one is not evaluated.
+        larger: for each, other bounds on the same profile that take less time and are usually
+            larger, the fastest first. Where one of them is at most delta, the bounds after it and
+            the profile are not evaluated.
 
     Example:
         >>> import math
@@ -213,27 +216,61 @@ def largest_epsilon(
         4.6052
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    epsilon, expected, target = 0.0, _expected.get(), delta * (1.0 - PROFILE_ACCURACY)
     profiles = list(map(functools.cache, profiles))
-    tested = [_tested(*pair, target) for pair in itertools.zip_longest(profiles, larger)]
-    if expected and _is_smallest(expected, tested, target):
+    expected = expected_result(profiles, delta, larger)
+    if expected is not None:
         return expected
-    for profile, test in zip(profiles, tested, strict=True):
+    epsilon, target = 0.0, _target(delta)
+    for profile, test in zip(profiles, _tested(profiles, larger, target), strict=True):
         if test(epsilon) > target:
             epsilon = solve_epsilon(profile, delta)
     return epsilon
 
 
+def expected_result(
+    profiles: Sequence[Callable[[float], float]],
+    delta: float,
+    larger: Sequence[Sequence[Callable[[float], float]]] = (),
+) -> float | None:
+    """The epsilon of `expecting` if it is the result of `largest_epsilon`, and None otherwise.
+
+    Example:
+        >>> profile = lambda epsilon: math.exp(-2.0 * epsilon)
+        >>> with expecting(solve_epsilon(profile, 1e-4)):
+        ...     expected_result([profile], 1e-4) is None, expected_result([profile], 1e-5) is None
+        (False, True)
+    """
+    expected, target = _expected.get(), _target(delta)
+    if expected and _is_smallest(expected, _tested(profiles, larger, target), target):
+        return expected
+    return None
+
+
+def _target(delta: float) -> float:
+    """The largest value of a profile at the result of a search at delta."""
+    return delta * (1.0 - PROFILE_ACCURACY) * _ROUNDED_UP
+
+
 def _tested(
-    profile: Callable[[float], float], larger: Callable[[float], float] | None, target: float
-) -> Callable[[float], float]:
-    """A profile, or a larger one wherever that is at most the target."""
+    profiles: Sequence[Callable[[float], float]],
+    larger: Sequence[Sequence[Callable[[float], float]]],
+    target: float,
+) -> list[Callable[[float], float]]:
+    """The profiles, or a larger bound wherever that is at most the target."""
 
-    def test(epsilon: float) -> float:
-        value = math.inf if larger is None else larger(epsilon)
-        return value if value <= target else profile(epsilon)
+    def test(bounds: Sequence[Callable[[float], float]], epsilon: float) -> float:
+        value = math.inf
+        for bound in bounds:
+            value = bound(epsilon)
+            if value <= target:
+                break
+        return value
 
-    return test
+    others = itertools.chain(larger, itertools.repeat(()))
+    return [
+        functools.partial(test, (*others_of_profile, profile))
+        for profile, others_of_profile in zip(profiles, others, strict=False)
+    ]
 
 
 def _is_smallest(epsilon: float, profiles: list[Callable[[float], float]], target: float) -> bool:

@@ -12,8 +12,9 @@ linear in both parts, and a bound of second order holds for the whole square. Sq
 exceed the best known fold are cut into four.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,13 +23,13 @@ import numpy as np
 
 from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
+from audit.accounting.conversion import expected_epsilon, expected_result
 from audit.arrays import FloatArray, IntArray, matrix_product
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import Repetitions
 from audit.upper_bounds.best_runs import (
     best_at_other_delta,
-    best_runs,
     delta_of_both,
     fewer_runs,
     log_derivative,
@@ -119,6 +120,21 @@ class _Logged:
 
     def __getitem__(self, index: Any) -> "_Logged":
         return _Logged(self.value[index], self.log[index])
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """Functions [a - b R]_+ of the product R of ratios.
+
+    Attributes:
+        a: their values [n] at 0.
+        b: their slopes [n].
+        place: the number [n] of points of the lattice of R at which they are above 0.
+    """
+
+    a: FloatArray
+    b: FloatArray
+    place: IntArray
 
 
 class _Ends:
@@ -250,9 +266,13 @@ class FoldCurve:
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        on_lattice = min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+        on_lattice = self.delta_on_lattice(epsilon)
         # A curve on either lattice is a bound, so the smaller one is.
         return on_lattice if self.finer is None else min(on_lattice, self.finer.delta(epsilon))
+
+    def delta_on_lattice(self, epsilon: float) -> float:
+        """The same without a finer lattice, which takes a part of the time."""
+        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
@@ -373,16 +393,33 @@ class FoldCurve:
     def _gains(
         self, folds: _Folds, index: IntArray, a: "_Logged", b: "_Logged", t: "_Logged"
     ) -> FloatArray:
-        """The integral of [a - t b R]_+ over folds [n], rounded up, for broadcast arguments."""
+        """The integral of [a - t b R]_+ over folds [n], rounded up, for numbers [n]."""
+        return self._integrals(folds, index, self._lines_of_gain(a, b, t))
+
+    def _lines_of_gain(self, a: "_Logged", b: "_Logged", t: "_Logged") -> "_Gain":
+        """The functions [a - t b R]_+ of R, for numbers [n]."""
         run, spacing = self._lattice
         with np.errstate(invalid="ignore"):
-            place = (a.log - t.log - b.log) / spacing - self._others * run.first
-        size = folds.below.shape[1] - 1
-        place = np.clip(np.floor(np.nan_to_num(place, nan=-1.0)) + 1.0, 0, size).astype(np.int64)
+            place = a.log - t.log
+            place -= b.log
+            place /= spacing
+            place -= self._others * run.first
+            np.floor(place, out=place)
+            place += 1.0
+        size = self._others * (len(run.masses) - 1) + 1
+        # For a = b = 0 the logarithm is not a number, and the function is 0.
+        place = np.fmin(np.fmax(place, 0.0, out=place), size, out=place)
+        return _Gain(a.value, t.value * b.value, place.astype(np.int64))
+
+    def _integrals(self, folds: _Folds, index: IntArray, gain: "_Gain") -> FloatArray:
+        """The integrals over folds [n] of functions [n], rounded up."""
+        at = index * folds.below.shape[1]
+        at += gain.place
         # If rounding moves the place by one, a - t b R is nearly 0 there, which `_GAIN` covers.
-        gain = a.value * folds.below[index, place]
-        loss = t.value * b.value * folds.below_with[index, place]
-        return np.asarray(gain * (1.0 + _GAIN) - loss)
+        total = gain.a * folds.below.take(at)
+        total *= 1.0 + _GAIN
+        total -= gain.b * folds.below_with.take(at)
+        return total
 
     @cached_property
     def _values(self) -> _Values:
@@ -549,13 +586,15 @@ class FoldCurve:
         largest G(c, c) plus 3/8 of the largest G(c, d) + G(d, c) - G(c, c) - G(d, d).
         """
         t = self._logged_t[t_index]
-        fold = inverse[index]
+        fold = inverse[index].T.copy()
         # One array for each corner, so that its values are next to each other.
         line_a = [_Logged.of(at_corner)[index] for at_corner in a.T]
         line_b = [_Logged.of(at_corner)[index] for at_corner in b.T]
 
+        lines = [self._lines_of_gain(*pair, t) for pair in zip(line_a, line_b, strict=True)]
+
         def gain(c: int, d: int) -> FloatArray:
-            return self._gains(folds, fold[:, c], line_a[d], line_b[d], t)
+            return self._integrals(folds, fold[c], lines[d])
 
         equal = [gain(c, c) for c in range(4)]
         mixed = np.zeros(len(index))
@@ -607,15 +646,41 @@ def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) 
 @numerics.memoize(4)
 def _certified(base: Mechanism, protocol: BestRuns, delta: float) -> list[FoldCurve]:
     """The curves for one delta, which certificates also use at other deltas."""
-    return _curves(base, protocol, best_runs(base, protocol, delta).epsilon, delta)
+    reach = best_at_other_delta(base, protocol, delta, delta).epsilon
+    return _curves(base, protocol, reach, delta)
+
+
+def _expected(
+    base: Mechanism, protocol: BestRuns, curves: list[FoldCurve], delta: float
+) -> float | None:
+    """The epsilon that a certificate states, if it is that of the curves.
+
+    A finer lattice is used only for the direction that costs most, if at all.
+    """
+    fewer = functools.cache(fewer_runs(base, protocol))
+
+    def with_fewer(profile: Callable[[float], float]) -> Callable[[float], float]:
+        return lambda epsilon: fewer(epsilon) + profile(epsilon)
+
+    return expected_result(
+        [with_fewer(curve.delta) for curve in curves] or [fewer],
+        delta,
+        [(with_fewer(curve.delta_on_lattice),) for curve in curves],
+    )
 
 
 def _at_other_delta(
     base: Mechanism, protocol: BestRuns, delta: float, certified: float
 ) -> BoundValue:
     """The smaller value of the curves for another delta and of the bound by derivatives of phi."""
-    reached = delta_of_both(base, protocol, _certified(base, protocol, certified))
+    curves = _certified(base, protocol, certified)
     by_derivatives = best_at_other_delta(base, protocol, delta, certified).epsilon
+    reached = delta_of_both(base, protocol, curves)
+    if by_derivatives == expected_epsilon() and reached(by_derivatives) > delta:
+        return BoundValue(by_derivatives)
+    expected = _expected(base, protocol, curves, delta)
+    if expected is not None:
+        return BoundValue(min(expected, by_derivatives))
     try:
         return BoundValue(min(solve_epsilon(reached, delta), by_derivatives))
     except DeltaUnreachable:
@@ -642,4 +707,8 @@ def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
         >>> round(best_folds(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         3.26
     """
-    return with_fewer_runs(base, protocol, _certified(base, protocol, delta), delta)
+    curves = _certified(base, protocol, delta)
+    expected = _expected(base, protocol, curves, delta)
+    if expected is not None:
+        return BoundValue(expected, error=expected)  # as in `between`
+    return with_fewer_runs(base, protocol, curves, delta)

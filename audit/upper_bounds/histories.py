@@ -526,9 +526,17 @@ def _at_other_delta(
     base: Mechanism, protocol: Adaptive, delta: float, certified: float
 ) -> BoundValue:
     """The bound by the curves for another delta, which are valid for every delta."""
-    (first, _), *others = _curves(base, protocol, certified)
-    profiles = [first.delta, *(quick for _, quick in others)]
-    return BoundValue(largest_epsilon(profiles, delta))
+    (first, quick_of_first), *others = _curves(base, protocol, certified)
+    return BoundValue(
+        largest_epsilon(
+            [first.delta, *(quick for _, quick in others)],
+            delta,
+            [
+                (first.adaptive.delta, quick_of_first),
+                *((curve.adaptive.delta,) for curve, _ in others),
+            ],
+        )
+    )
 
 
 @bound(
@@ -559,8 +567,11 @@ def _largest_epsilon(curves: "_Curves", delta: float) -> float:
 
     Usually the quick bound of one direction is below the epsilon of the other one.
     """
+    # Where the simple bound already suffices, nothing else is computed.
     return largest_epsilon(
-        [curve.delta for curve, _ in curves], delta, [quick for _, quick in curves]
+        [curve.delta for curve, _ in curves],
+        delta,
+        [(curve.adaptive.delta, quick) for curve, quick in curves],
     )
 
 

@@ -53,8 +53,10 @@ def test_larger_profiles_change_no_result(factor: float, expected: float | None)
         return math.exp(-3.0 * epsilon)
 
     profiles = [lambda epsilon: math.exp(-2.0 * epsilon), slow]
-    larger = [lambda epsilon: factor * math.exp(-2.0 * epsilon)]
-    larger.append(lambda epsilon: factor * math.exp(-3.0 * epsilon))
+    larger = [
+        [lambda epsilon: factor * math.exp(-2.0 * epsilon)],
+        [lambda epsilon: math.inf, lambda epsilon: factor * math.exp(-3.0 * epsilon)],
+    ]
     with expecting(expected or 0.0):
         assert largest_epsilon(profiles, 1e-4, larger) == pytest.approx(math.log(100.0), rel=3e-10)
     # The other profile is known to be at most delta where its larger one is.
