@@ -22,14 +22,16 @@ from typing import Any
 import numpy as np
 
 from audit import checks, numerics
-from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
-from audit.accounting.conversion import expected_epsilon, expected_result
+from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting.conversion import expected_result
 from audit.arrays import FloatArray, IntArray, matrix_product
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import Repetitions
 from audit.upper_bounds.best_runs import (
+    BestRunsCurve,
     best_at_other_delta,
+    best_runs_curves,
     delta_of_both,
     fewer_runs,
     log_derivative,
@@ -251,6 +253,7 @@ class FoldCurve:
         levels: how often squares are cut at most; fewer are faster and give a larger bound.
         fine: whether the lattice is the fine one. Its bound is usually smaller, but larger if so
             many squares are open that they are not cut.
+        simple: the bound by derivatives of phi in the same direction; this one is never larger.
     """
 
     pair: DominatingPair
@@ -260,6 +263,7 @@ class FoldCurve:
     least: float
     levels: int = _MAX_LEVEL
     fine: bool = False
+    simple: BestRunsCurve | None = None
 
     def __post_init__(self) -> None:
         checks.validate(self, "fine", checks.flag)
@@ -272,7 +276,12 @@ class FoldCurve:
 
     def delta_on_lattice(self, epsilon: float) -> float:
         """The same without a finer lattice, which takes a part of the time."""
-        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+        on_lattice = self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY)
+        return min(on_lattice, self.simple_delta(epsilon))
+
+    def simple_delta(self, epsilon: float) -> float:
+        """The same without folds."""
+        return 1.0 if self.simple is None else self.simple.delta(epsilon)
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
@@ -283,7 +292,9 @@ class FoldCurve:
     def lower(self) -> "_Smallest":
         """The same chords over the values of the best folds found, for the size of the error."""
         by_folds = chords(self.pair, self._t, self._values.lower, self._most)
-        return _Smallest((by_folds,) if self.finer is None else (by_folds, self.finer.lower))
+        simple = () if self.simple is None else (self.simple.lower,)
+        finer = () if self.finer is None else (self.finer.lower,)
+        return _Smallest((by_folds, *simple, *finer))
 
     @cached_property
     def finer(self) -> "FoldCurve | None":
@@ -630,9 +641,12 @@ def _curves(
         raise NotApplicable(f"from 2 to {_MOST_RELEASED} runs must be released")
     if not math.isfinite(reach):
         raise NotApplicable("the bound by derivatives of phi must reach delta")
-    if float(log_derivative(repetitions, m, 0.0)) == -math.inf:
-        return []
-    return [FoldCurve(pair, repetitions, m, reach, delta, levels) for pair in base.pairs]
+    # In each direction the smaller bound counts. On a lattice, rare outputs with far ratios can
+    # cost so much that folds give a larger bound in one of the directions.
+    return [
+        FoldCurve(curve.pair, repetitions, m, reach, delta, levels, simple=curve)
+        for curve in best_runs_curves(base, protocol)
+    ]
 
 
 def _exceeds(base: Mechanism, protocol: BestRuns, delta: float, epsilon: float) -> bool:
@@ -665,26 +679,19 @@ def _expected(
     return expected_result(
         [with_fewer(curve.delta) for curve in curves] or [fewer],
         delta,
-        [(with_fewer(curve.delta_on_lattice),) for curve in curves],
+        [(with_fewer(curve.simple_delta), with_fewer(curve.delta_on_lattice)) for curve in curves],
     )
 
 
 def _at_other_delta(
     base: Mechanism, protocol: BestRuns, delta: float, certified: float
 ) -> BoundValue:
-    """The smaller value of the curves for another delta and of the bound by derivatives of phi."""
+    """The value of the curves for another delta, which are valid for every delta."""
     curves = _certified(base, protocol, certified)
-    by_derivatives = best_at_other_delta(base, protocol, delta, certified).epsilon
-    reached = delta_of_both(base, protocol, curves)
-    if by_derivatives == expected_epsilon() and reached(by_derivatives) > delta:
-        return BoundValue(by_derivatives)
     expected = _expected(base, protocol, curves, delta)
     if expected is not None:
-        return BoundValue(min(expected, by_derivatives))
-    try:
-        return BoundValue(min(solve_epsilon(reached, delta), by_derivatives))
-    except DeltaUnreachable:
-        return BoundValue(by_derivatives)
+        return BoundValue(expected)
+    return BoundValue(solve_epsilon(delta_of_both(base, protocol, curves), delta))
 
 
 @bound(
@@ -711,4 +718,8 @@ def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     expected = _expected(base, protocol, curves, delta)
     if expected is not None:
         return BoundValue(expected, error=expected)  # as in `between`
-    return with_fewer_runs(base, protocol, curves, delta)
+    value = with_fewer_runs(base, protocol, curves, delta)
+    # Equal bounds have equal values, so that the simpler one is named.
+    reach = max((curve.reach for curve in curves), default=value.epsilon)
+    gains = value.epsilon < (1.0 - numerics.PROFILE_ACCURACY) * reach
+    return value if gains else replace(value, epsilon=max(value.epsilon, reach))
