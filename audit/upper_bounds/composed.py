@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -188,10 +188,28 @@ class AllRuns:
         weights, mu = zip(*((c, composed.gaussian_mu) for c, composed in self.parts), strict=True)
         return np.array(weights), np.array(mu)
 
+    def exceeds(self, epsilon: float, delta: float) -> bool:
+        """Whether `epsilon` at delta is larger, by as few compositions as possible."""
+        if self._pure(delta) <= epsilon:
+            return False
+        if self._gaussian is not None:
+            return self.delta(epsilon) > delta
+        total = self._beyond
+        for chance, composed in sorted(self.parts, key=lambda part: -part[0]):
+            if total > delta:
+                break
+            total += chance * float(composed.delta(epsilon))
+        return total > delta
+
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta, rounded up."""
-        pure = max((composed.pure_epsilon for _, composed in self.parts), default=0.0)
-        return solve_epsilon(self.delta, delta, enough=pure if self._beyond <= delta else math.inf)
+        return solve_epsilon(self.delta, delta, enough=self._pure(delta))
+
+    def _pure(self, delta: float) -> float:
+        """An epsilon of pure DP that suffices at delta; infinite if there is none."""
+        if self._beyond > delta:
+            return math.inf
+        return max((composed.pure_epsilon for _, composed in self.parts), default=0.0)
 
 
 def together(runs: Sequence[Mechanism]) -> Mechanism:
@@ -240,6 +258,28 @@ def _exceeds(base: Mechanism, protocol: Grid, delta: float, epsilon: float) -> b
     scaled = scale(np.asarray(chance_with, np.float64), epsilon)
     gains = np.where(chance_with > 0.0, chance - scaled, 0.0)  # no underflow
     return bool(np.any(gains > delta))
+
+
+def _runs_of_adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> AllRuns:
+    """The release of all runs of an adaptive search."""
+    return AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta)
+
+
+def _runs_of_search(base: Mechanism, protocol: BestRuns | ParetoFront, delta: float) -> AllRuns:
+    """The release of all runs of a search that releases several."""
+    return AllRuns(base, protocol.repetitions, 1e-3 * delta)
+
+
+def _exceeds_by_few(
+    all_runs: Callable[[Mechanism, Any, float], AllRuns],
+    base: Mechanism,
+    protocol: Protocol,
+    delta: float,
+    epsilon: float,
+) -> bool:
+    """Whether the likeliest numbers of runs alone cost more than epsilon."""
+    runs = _shared(all_runs, base, protocol, shared_delta(delta))
+    return isinstance(runs, AllRuns) and runs.exceeds(epsilon, delta)
 
 
 def _noisy_values(base: Mechanism, protocol: NoisyMax, delta: float) -> Mechanism:
@@ -307,14 +347,16 @@ _register(
     Adaptive,
     "K runs, each released with its candidate",
     "any base",
-    lambda base, protocol, delta: AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta),
+    _runs_of_adaptive,
+    partial(_exceeds_by_few, _runs_of_adaptive),
 )
 for _protocol in (BestRuns, ParetoFront):
     _register(
         _protocol,
         "K runs, each released",
         "any base",
-        lambda base, protocol, delta: AllRuns(base, protocol.repetitions, 1e-3 * delta),
+        _runs_of_search,
+        partial(_exceeds_by_few, _runs_of_search),
     )
 
 

@@ -134,21 +134,26 @@ class TuningCosts:
     def smallest_quickly(self) -> UpperBound:
         """An upper bound for every score, at most slightly above the smallest of the quick bounds.
 
-        Bounds that were computed before count, too. Of the others, slow ones are left out, and
-        those with a quick value at other deltas have this value.
+        Bounds that were computed before count, too. Of the others, slow ones are left out, as are
+        those that a quick test shows to be larger, and those with a quick value at other deltas
+        have this value.
 
         Raises:
             DeltaUnreachable: no bound reaches delta.
         """
         valid = [entry for entry in self._entries if entry.claim.any_score]
-        rows = [
-            self._computed[entry.name]
-            if entry.name in self._computed
-            else self._quick_row(entry, self.delta)
-            for entry in valid
-            if entry.name in self._computed or not entry.deferred
-        ]
+        rows = [self._computed[entry.name] for entry in valid if entry.name in self._computed]
+        so_far = smallest(self._without_contradictions(rows))
+        for entry in valid:
+            if entry.name in self._computed or entry.deferred:
+                continue
+            if so_far is None or not self._is_above(entry, so_far.epsilon):
+                rows.append(self._quick_row(entry, self.delta))
         return smallest(self._without_contradictions(rows)) or self.smallest
+
+    def _is_above(self, entry: Entry, epsilon: float) -> bool:
+        """Whether a quick test shows that a bound does not gain over an epsilon."""
+        return entry.is_above(epsilon, self.base, self.protocol, self.delta)
 
     def smallest_except(self, names: Collection[str] = ()) -> UpperBound | None:
         """The smallest bound for every score, without those of some names; None if none applies."""
@@ -157,9 +162,7 @@ class TuningCosts:
         tried: dict[str, UpperBound] = {}
         for entry in sorted(reversed(valid), key=lambda entry: entry.deferred):  # sharpest first
             so_far = smallest(without_contradictions(list(tried.values())))
-            if so_far is not None and entry.is_above(
-                so_far.epsilon, self.base, self.protocol, self.delta
-            ):
+            if so_far is not None and self._is_above(entry, so_far.epsilon):
                 continue
             bound = tried[entry.name] = self.row(entry)
             is_exact = bound.epsilon <= (1.0 + _EXACT) * bound.attains
