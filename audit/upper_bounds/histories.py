@@ -46,6 +46,8 @@ _PER_DEVIATION = (6, 5, 4, 3, 2, 1)
 _FEW_OUTPUTS, _TRIED_MULTIPLES = 16, 3
 # Proposition 11 is computed at every n-th point of the lattice.
 _SKIPPED = 2
+# A run with at most this many outputs is summed over them, any other is transformed.
+_MAX_TAPS = 4
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
 _BEYOND, _MOST_POINTS = 5.0, 2048
 # Beyond this epsilon only the simple bound is computed.
@@ -375,45 +377,56 @@ class HistoryCurve:
         u, u_with = cells.largest, cells.smallest_with
         max_runs = int(runs.max())
         chances = self.adaptive.repetitions.pmf(np.arange(max_runs + 1))
-        # The largest contribution of the remaining runs after the winner [0] and before it [1],
-        # divided by 1 + t, and lines a - b t above both.
-        value = np.zeros((2, len(u), len(t)))
-        a, b, error = np.zeros((3, 2, len(u)))
-        weights = worse.weights
-        lost = weights[0] - weights[1]  # (1 - t) / (1 + t)
+        lines = self._lines(cells, chances, runs)
+        # (1 - t) / (1 + t)
+        lost = worse.weights[0] - worse.weights[1]
+        # The largest contribution of the remaining runs after the winner [:, 0] and before it
+        # [:, 1], divided by 1 + t.
+        value = worse.value
         for n, chance in reversed([*enumerate(chances.tolist())]):  # after n runs
             m = int(np.count_nonzero(runs >= n))
-            value_m, a_m, b_m, error_m = value[:, :m], a[:, :m], b[:, :m], error[:, :m]
-            after = value_m[0].copy()
-            rounding = worse.rounding(a_m)
             # V_n and W_n of proposition 11, from V_{n+1} and W_{n+1}: K adds one more worse run.
-            value_m[:] = worse(value_m, a_m, b_m)
-            value_m[0] += chance * lost
+            new = worse(lines[n + 1, :m])
+            new[:, 0] += chance * lost
             # The best run has the density C where the later runs gain, and c where they lose.
-            value_m[1] += np.maximum(high * after, low * after)
-            more_a, more_b = high * a_m[0], low * b_m[0]
-            a_m *= u[:m]
-            a_m[0] += chance
-            a_m[1] += more_a
-            b_m *= u_with[:m]
-            b_m[0] += chance
-            b_m[1] += more_b
+            after = value[:m, 0]
+            new[:, 1] += np.maximum(high * after, low * after)
             # The line of the simple bound is above the exact V_n and W_n ("Lines" after proposition
             # 11).
-            lines = a_m[..., None] * weights[0] - b_m[..., None] * weights[1]
-            np.minimum(value_m, lines, out=value_m)
-            # An operator never increases an earlier error: its masses sum to at most 1.
-            error_m[1] += high * error_m[0]
-            error_m += rounding
+            np.minimum(new, worse.at_points(lines[n, :m]), out=value[:m])
+        a, b = lines[0, :, 1].T
+        # The errors of all steps. An operator never increases an earlier error: its masses sum to
+        # at most 1.
+        rounding = worse.rounding(lines[1:, :, :, 0])
+        error_of_later = np.cumsum(rounding[::-1, :, 0], axis=0)[::-1]
+        error = rounding[:, :, 1].sum(axis=0) + high * error_of_later[1:].sum(axis=0)
         # Further runs count by the simple bound, rounded so that their total is an upper bound.
         up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * max_runs
         worse_than_best = numerics.safe_log([u, u_with])
         slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
-        further_a = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
-        further_b = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
-        total_error = error[1] + (up - 1.0) * a[1]
-        psi = value[1] * (1.0 + t) + total_error[:, None] * (1.0 + t)
+        further_a = np.maximum(high * slopes[0] * up - a / up, 0.0)
+        further_b = np.maximum(low * slopes[1] / up - b * up, 0.0)
+        total_error = error + (up - 1.0) * a
+        psi = value[:, 1] * (1.0 + t) + total_error[:, None] * (1.0 + t)
         return np.asarray(psi + further_a[:, None] - further_b[:, None] * t)
+
+    def _lines(self, cells: _Cells, chances: FloatArray, runs: NDArray[np.int64]) -> FloatArray:
+        """a and b of lines a - b t above the values after each number of runs, [n + 2, m, 2, 2].
+
+        The third index is that of the values after the winner and before it.
+        """
+        counting = np.arange(len(chances))[:, None] <= runs
+        added = np.where(counting, chances[:, None], 0.0)[..., None]
+        factors = np.stack([cells.largest, cells.smallest_with], axis=-1)
+        densities = np.array([self.adaptive.high, self.adaptive.low])
+        lines = np.zeros((len(chances) + 1, len(runs), 2, 2))
+        after, before = lines[:, :, 0], lines[:, :, 1]
+        for n in reversed(range(len(chances))):
+            np.multiply(after[n + 1], factors, out=after[n])
+            np.multiply(before[n + 1], factors, out=before[n])
+            before[n] += densities * after[n + 1]
+            after[n] += added[n]
+        return lines
 
 
 class _Worse:
@@ -422,6 +435,8 @@ class _Worse:
     A convex and decreasing value V(t) becomes the largest integral of V(t r) dP over an event whose
     probability is between two limits. The event contains the smallest r: up to the larger limit as
     long as V is positive, and at least up to the smaller one.
+
+    Values are arrays [m, 2, n] of V(t) / (1 + t). Lines a - b t are given by a and b [m, 2, 2].
     """
 
     def __init__(self, pair: DominatingPair, t: FloatArray, cells: _Cells) -> None:
@@ -429,47 +444,91 @@ class _Worse:
         run = RatioLattice.of(pair, np.log(ratio), len(t))
         below, above = -run.first, run.last
         lower = t[0] * ratio ** np.arange(-below, 0)
-        self._upper = t[-1] * ratio ** np.arange(1, above + 1)
-        self._over_lower, self._over_upper = 1.0 / (1.0 + lower), 1.0 / (1.0 + self._upper)
-        self._chord = lower / t[0] * self._over_lower
-        self._ends = 1.0 + t[0], 1.0 + t[-1]
-        self._points = len(t)
+        upper = t[-1] * ratio ** np.arange(1, above + 1)
+        over_lower, over_upper = 1.0 / (1.0 + lower), 1.0 / (1.0 + upper)
+        chord = lower / t[0] * over_lower
+        # A convex function is below its chord from t = 0, a combination of a and the first value.
+        self._below = np.stack([over_lower - chord, (1.0 + t[0]) * chord])
+        # A decreasing one is below its last value.
+        self._above = (1.0 + t[-1]) * over_upper
         self.weights = 1.0 / (1.0 + t), t / (1.0 + t)
+        self._lines = np.stack([self.weights[0], -self.weights[1]])
+        self._upper_lines = np.stack([over_upper, -upper * over_upper])
+        self._first, self._last = below, below + len(t)
+        self._end = self._last + above
         # A sum of products wraps around only for points beyond t, which are not used.
-        self._size = int(fft.next_fast_len(len(t) + below + above, real=True))
+        self._size = int(fft.next_fast_len(self._end, real=True))
         small, large = run.least(cells.smallest), run.least(cells.largest)
         ratios = ratio ** np.arange(run.first, run.last + 1)
-        # Transforms of the masses under P and P', up to the smaller limit and between the limits.
-        self._small, self._between = (
-            np.conj(fft.rfft(np.stack([limit_masses, limit_masses * ratios]), self._size))
-            for limit_masses in (small, large - small)
-        )
-        self._never = np.minimum(run.never, cells.largest)
+        self._never = np.minimum(run.never, cells.largest)[:, None, None]
+        self._is_sometimes_never = bool(self._never.any())
+        # Masses under P and P', up to the smaller limit and between the limits.
+        limits = small, large - small
+        self._taps = np.flatnonzero((limits[0] + limits[1]).any(axis=0))
+        self._limits: list[FloatArray]
+        if len(self._taps) <= _MAX_TAPS:
+            self._limits = [limit[:, self._taps].T[..., None, None] for limit in limits]
+            # The integral over P and over P', for V(t r) / (1 + t r).
+            self._of_taps = self.weights[0] + ratios[self._taps, None] * self.weights[1]
+        else:
+            self._limits = [
+                np.conj(fft.rfft(np.stack([limit, limit * ratios]), self._size))[:, :, None]
+                for limit in limits
+            ]
+        # The values at all points that one more run can reach, and their positive parts.
+        self._padded = np.zeros((2, len(cells.largest), 2, self._size))
+
+    @property
+    def value(self) -> FloatArray:
+        """The values [m, 2, n], which a step reads and the caller replaces."""
+        return self._padded[0, ..., self._first : self._last]
 
     def rounding(self, a: FloatArray) -> FloatArray:
-        """The error of one step [2, m], over 1 + t, of values over 1 + t below lines a - b t."""
+        """The error of one step, over 1 + t, of values over 1 + t below lines a - b t."""
         return _TRANSFORM * a
 
-    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
-        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m]."""
-        m, n, below = value.shape[1], self._points, len(self._chord)
-        end, (at_first, at_last) = below + n + len(self._upper), self._ends
-        padded = np.empty((2, m, self._size))
-        # A convex function is below its chord from t = 0, a decreasing one below its last value.
-        rise = value[..., :1] * at_first - a[..., None]
-        padded[..., :below] = a[..., None] * self._over_lower + rise * self._chord
-        padded[..., below : below + n] = value
-        line = np.minimum(value[..., -1:] * at_last, a[..., None] - b[..., None] * self._upper)
-        padded[..., below + n : end] = line * self._over_upper
-        padded[..., end:] = 0.0
-        transform = fft.rfft(padded)
-        positive = fft.rfft(np.maximum(padded, 0.0, out=padded), overwrite_x=True)
-        integral = (self._never[:m] * a)[..., None] * self.weights[0]
-        for side, weight in enumerate(self.weights):
-            spectrum = transform * self._small[side, :m]
-            spectrum += positive * self._between[side, :m]
-            integral += fft.irfft(spectrum, self._size, overwrite_x=True)[..., :n] * weight
-        return np.asarray(integral)
+    def at_points(self, lines: FloatArray) -> FloatArray:
+        """Lines over 1 + t at the points, [m, 2, n]."""
+        return (lines.reshape(-1, 2) @ self._lines).reshape(len(lines), 2, -1)
+
+    def __call__(self, lines: FloatArray) -> FloatArray:
+        """The new values of the first m cells, from the present ones and lines above them."""
+        m, n = len(lines), self._last - self._first
+        self._pad(lines)
+        small, between = (limit[..., :m, :, :] for limit in self._limits)
+        if len(self._taps) <= _MAX_TAPS:
+            values, positive = self._padded[:, :m]
+            new = np.zeros((m, 2, n))
+            for tap, weights, of_all, of_positive in zip(
+                self._taps, self._of_taps, small, between, strict=True
+            ):
+                reached = slice(tap, tap + n)
+                new += (of_all * values[..., reached] + of_positive * positive[..., reached]) * (
+                    weights
+                )
+        else:
+            values, positive = fft.rfft(self._padded[:, :m])
+            spectra = values * small
+            spectra += positive * between
+            sides = fft.irfft(spectra, self._size, overwrite_x=True)[..., :n]
+            new = sides[0] * self.weights[0]
+            new += sides[1] * self.weights[1]
+        if self._is_sometimes_never:
+            new += (self._never[:m] * lines[..., :1]) * self.weights[0]
+        return new
+
+    def _pad(self, lines: FloatArray) -> None:
+        """Bounds the values beyond the points, and computes the positive parts."""
+        padded, positive = self._padded[:, : len(lines)].reshape(2, -1, self._size)
+        of_ends = lines.reshape(-1, 2)
+        upper = padded[:, self._last : self._end]
+        first, last = padded[:, self._first], padded[:, self._last - 1, None]
+        np.matmul(of_ends, self._upper_lines, out=upper)
+        np.minimum(upper, last * self._above, out=upper)
+        np.matmul(
+            np.stack([of_ends[:, 0], first], axis=1), self._below, out=padded[:, : self._first]
+        )
+        np.maximum(padded, 0.0, out=positive)
 
 
 @dataclass(frozen=True)
