@@ -54,8 +54,9 @@ _BEYOND, _MOST_POINTS = 5.0, 2048
 _LARGEST_EPSILON = 200.0
 # The share of E[K] in later runs that may be left out, and the largest number of runs considered.
 _NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
-# Expected number of winners among later runs, below which these count by the simple bound.
-_NOTHING = 1e-14
+# Expected number of winners among later runs, and its share of that among all runs, below which
+# later runs count by the simple bound.
+_NOTHING, _SMALL_SHARE = 1e-14, 1e-6
 # In every round proposition 26 divides and computes again at most this many cells, each in two
 # parts. The rounds end once two of them together lower delta by less than this share; epsilon may
 # stay at a multiple of the spacing while delta falls.
@@ -118,11 +119,37 @@ def _with_little_spread(outputs: PrivacyLossPmf, spacing: float) -> float:
     return float(tried[np.argmin(spread)]) / _SKIPPED
 
 
-def _horizon(worse: FloatArray, chances: FloatArray, nothing: float) -> NDArray[np.int64]:
-    """Numbers of runs [m] beyond which at most `nothing` is contributed, from P[K = k] [n]."""
+def _horizon(
+    worse: FloatArray, chances: FloatArray, nothing: float, share: float = 0.0
+) -> NDArray[np.int64]:
+    """Numbers of runs [m] beyond which little is contributed, from P[K = k] [n].
+
+    It is at most `nothing`, or at most a share of all that is contributed.
+    """
     k = np.arange(len(chances))
     expected_winners = chances * k * worse[:, None] ** np.maximum(k - 1, 0)
-    return np.asarray((np.cumsum(expected_winners[:, ::-1], axis=1) > nothing).sum(axis=1))
+    later = np.cumsum(expected_winners[:, ::-1], axis=1)
+    little = np.maximum(nothing, share * later[:, -1:])
+    return np.asarray((later > little).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What proposition 11 computes.
+
+    Attributes:
+        events: parameters [m - 1] of the events between the cells.
+        cells: the cells [m].
+        t: the lattice [n] of likelihood ratios.
+        runs: the number of runs [m] that count for each cell, not increasing.
+        work: the work that was expected.
+    """
+
+    events: FloatArray
+    cells: _Cells
+    t: FloatArray
+    runs: NDArray[np.int64]
+    work: float
 
 
 @dataclass(frozen=True)
@@ -182,14 +209,13 @@ class HistoryCurve:
         psi_at_zero *= 1.0 + numerics.SUM_ROUNDING
         return chords(
             self.adaptive.pair,
-            self.plan[2],
+            self._plan.t,
             np.clip(psi.max(axis=0), 0.0, psi_at_zero),
             psi_at_zero,
         )
 
     @cached_property
-    def plan(self) -> "tuple[FloatArray, _Cells, FloatArray, NDArray[np.int64]]":
-        """The ends of the cells, the cells [m], the lattice of t, and the runs of each cell."""
+    def _plan(self) -> _Plan:
         largest = int(_MAX_RUNS * self.effort[1])
         k = np.arange(largest + 1)
         repetitions = self.adaptive.repetitions
@@ -198,7 +224,8 @@ class HistoryCurve:
         events = _EVENTS_WITH_CORNERS if self._has_few_outputs else _EVENTS
         parameters = replace(self.adaptive, points=events).events
         cells = _Cells.of(self.adaptive, parameters)
-        runs = _horizon(cells.largest, repetitions.pmf(k[: max_runs + 1]), _NOTHING)
+        chances = repetitions.pmf(k[: max_runs + 1])
+        runs = _horizon(cells.largest, chances, _NOTHING)
         main_runs = min(int(np.searchsorted(expected, _MAIN_SHARE)), max_runs)
         for per_deviation in _PER_DEVIATION:
             t = self._lattice(per_deviation)
@@ -211,9 +238,13 @@ class HistoryCurve:
             finer = self._lattice(_PER_DEVIATION[-2])
             if self._work(runs, finer) <= self.effort[0] * _MOST_WORK[1]:
                 t = finer
+        work = self._work(runs, t)
         if expected[max_runs] < 0.5:
             max_runs = 1  # nothing to gain
-        return parameters, cells, t, np.minimum(runs, max_runs)
+        # Fewer runs suffice, which saves time and hardly changes the bound. They do not change the
+        # spacing, which would change it more.
+        runs = np.minimum(_horizon(cells.largest, chances, _NOTHING, _SMALL_SHARE), max_runs)
+        return _Plan(parameters, cells, t, runs, work)
 
     @property
     def _has_few_outputs(self) -> bool:
@@ -241,7 +272,7 @@ class HistoryCurve:
 
         It is computed at some of the points. It is convex, and so below its chords between them.
         """
-        _, cells, t, runs = self.plan
+        cells, t, runs = self._plan.cells, self._plan.t, self._plan.runs
         few_points = t[::_SKIPPED]
         psi = self._largest(_Worse(self.run, few_points, cells), few_points, cells, runs)
         return np.stack([np.interp(t, few_points, of_cell) for of_cell in psi])
@@ -252,7 +283,7 @@ class HistoryCurve:
         Each round computes some cells again, divided into parts. Which cells these are only affects
         the size of the bound: every value is valid either way.
         """
-        parameters, _, t, runs = self.plan
+        parameters, t, runs = self._plan.events, self._plan.t, self._plan.runs
         if not self.adaptive.low < 1.0 < self.adaptive.high or not runs.any():
             return psi
         run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t), _RARE_OUTPUTS)
@@ -261,7 +292,7 @@ class HistoryCurve:
         # The first and the last cell have no event at one of their ends.
         starts = np.concatenate([[np.nan], parameters])
         ends = np.concatenate([parameters, [np.nan]])
-        work, epsilons = self._work(runs, t), [self._epsilon_of(psi)]
+        work, epsilons = self._plan.work, [self._epsilon_of(psi)]
         while len(epsilons) <= _MAX_ROUNDS:
             share, level = self._shares(psi, run, epsilons[-1])
             share[np.isnan(starts + ends)] = 0.0
@@ -311,7 +342,7 @@ class HistoryCurve:
         self, psi: FloatArray, run: RatioLattice, epsilon: float
     ) -> tuple[FloatArray, float]:
         """How much each cell [m] decides the bound, and the mean of Psi where it does."""
-        t, total = self.plan[2], np.maximum(psi.max(axis=0), 0.0)
+        t, total = self._plan.t, np.maximum(psi.max(axis=0), 0.0)
         place = (np.log(t) - epsilon) / np.log(t[1] / t[0]) - run.first
         # An output that leads between two points counts at both.
         weight = np.zeros(len(t))
@@ -325,7 +356,7 @@ class HistoryCurve:
 
     def _of_parts(self, parts: "_Parts") -> FloatArray:
         """Psi [m, n] of cells between events, by proposition 26; infinite far from epsilon."""
-        t = self.plan[2]
+        t = self._plan.t
         value, earlier_a = parts.worse.largest(parts.lines, parts.chances, parts.runs)
         value += self._further(
             parts.lines.largest.reshape(-1, 2),
@@ -525,9 +556,8 @@ class _Worse:
         first, last = padded[:, self._first], padded[:, self._last - 1, None]
         np.matmul(of_ends, self._upper_lines, out=upper)
         np.minimum(upper, last * self._above, out=upper)
-        np.matmul(
-            np.stack([of_ends[:, 0], first], axis=1), self._below, out=padded[:, : self._first]
-        )
+        of_start = np.stack([of_ends[:, 0], first], axis=1)
+        np.matmul(of_start, self._below, out=padded[:, : self._first])
         np.maximum(padded, 0.0, out=positive)
 
 
@@ -552,7 +582,7 @@ class _Parts:
         level: float,
     ) -> "_Parts":
         """The cells between events with parameters from `first` to `last` [m]."""
-        adaptive, (_, _, t, runs_of_all) = curve.adaptive, curve.plan
+        adaptive, t, runs_of_all = curve.adaptive, curve._plan.t, curve._plan.runs
         below, above = np.searchsorted(np.log(t), [-_NEAR[0], epsilon + _NEAR[1]])
         inner = slice(int(below), int(above) + 1)
         log_left, log_left_with = adaptive.pair.events(
@@ -585,15 +615,12 @@ def _at_other_delta(
     base: Mechanism, protocol: Adaptive, delta: float, certified: float
 ) -> BoundValue:
     """The bound by the curves for another delta, which are valid for every delta."""
-    (first, quick_of_first), *others = _curves(base, protocol, certified)
+    (first, faster), *others = _curves(base, protocol, certified)
     return BoundValue(
         largest_epsilon(
-            [first.delta, *(quick for _, quick in others)],
+            [first.delta, *(quick for _, (*_, quick) in others)],
             delta,
-            [
-                (first.adaptive.delta, quick_of_first),
-                *((curve.adaptive.delta,) for curve, _ in others),
-            ],
+            [faster, *(even_faster for _, (*even_faster, _) in others)],
         )
     )
 
@@ -626,20 +653,17 @@ def _largest_epsilon(curves: "_Curves", delta: float) -> float:
 
     Usually the quick bound of one direction is below the epsilon of the other one.
     """
-    # Where the simple bound already suffices, nothing else is computed.
     return largest_epsilon(
-        [curve.delta for curve, _ in curves],
-        delta,
-        [(curve.adaptive.delta, quick) for curve, quick in curves],
+        [curve.delta for curve, _ in curves], delta, [faster for _, faster in curves]
     )
 
 
-_Curves = list[tuple[HistoryCurve, Callable[[float], float]]]
+_Curves = list[tuple[HistoryCurve, tuple[Callable[[float], float], ...]]]
 
 
 @numerics.memoize(4)
 def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> _Curves:
-    """The curves of all directions and their quick bounds.
+    """The curves of all directions, each with larger bounds that take less time, the fastest first.
 
     The direction with the largest simple bound at delta comes first; it usually costs most.
     Calibrations and certificates use the curves more than once.
@@ -653,18 +677,14 @@ def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> _Curves:
     first, *others = sorted(curves, key=lambda curve: -curve.reach)
     if others and others[0].reach >= _SIMILAR * first.reach:
         first, others[0] = (replace(curve, effort=_ALIKE) for curve in (first, others[0]))
-    return [
-        (first, first.quick_delta),
-        *(
-            (
-                curve,
-                curve.quick_delta
-                if curve.effort == _ALIKE
-                else replace(curve, effort=_QUICK).delta,
-            )
-            for curve in others
-        ),
-    ]
+    return [(first, _faster(first)), *((curve, _faster(curve, is_first=False)) for curve in others)]
+
+
+def _faster(curve: HistoryCurve, is_first: bool = True) -> tuple[Callable[[float], float], ...]:
+    """Larger bounds than that of a curve, which take less time."""
+    if is_first or curve.effort == _ALIKE:
+        return curve.adaptive.delta, curve.quick_delta
+    return curve.adaptive.delta, replace(curve, effort=_QUICK).delta
 
 
 def _directions(
