@@ -9,9 +9,9 @@ before and after the best, so ties must be broken at random or by candidate and 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -28,6 +28,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.combinations import any_fixed
+from audit.accounting.conversion import expected_epsilon
 from audit.accounting.pairs import PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
@@ -196,12 +197,31 @@ class HistoryCurve:
     @cached_property
     def upper(self) -> ShiftedProfiles:
         """Shifted profiles of the base, the hinges of chords over points (t, Psi(t))."""
-        return self._chords(self._smaller_psi(self._psi))
+        return self._after(_MAX_ROUNDS)
 
-    @cached_property
+    @property
     def _of_any_densities(self) -> ShiftedProfiles:
         """The same by proposition 11 alone."""
-        return self._chords(self._psi)
+        return self._after(0)
+
+    def delta_after(self, rounds: int, epsilon: float) -> float:
+        """The bound on delta with at most this many rounds of proposition 26."""
+        return self._smaller(lambda: self._after(rounds), epsilon)
+
+    def _after(self, rounds: int) -> ShiftedProfiles:
+        """Shifted profiles after at most this many rounds; those that are known remain so."""
+        known, further = self._by_rounds
+        while len(known) <= rounds:
+            psi = next(further, None)
+            if psi is None:
+                break
+            known.append(self._chords(psi))
+        return known[min(rounds, len(known) - 1)]
+
+    @cached_property
+    def _by_rounds(self) -> tuple[list[ShiftedProfiles], Iterator[FloatArray]]:
+        """Shifted profiles after each known round, and Psi after the others."""
+        return [], self._rounds(self._psi)
 
     def _chords(self, psi: FloatArray) -> ShiftedProfiles:
         """Shifted profiles of the chords over the largest Psi [m, n] of all cells."""
@@ -277,18 +297,19 @@ class HistoryCurve:
         psi = self._largest(_Worse(self.run, few_points, cells), few_points, cells, runs)
         return np.stack([np.interp(t, few_points, of_cell) for of_cell in psi])
 
-    def _smaller_psi(self, psi: FloatArray) -> FloatArray:
-        """The same [k, n], with the cells that decide the bound computed by proposition 26.
+    def _rounds(self, psi: FloatArray) -> Iterator[FloatArray]:
+        """The same [k, n], and then after each round of proposition 26 for cells that decide.
 
         Each round computes some cells again, divided into parts. Which cells these are only affects
         the size of the bound: every value is valid either way.
         """
+        yield psi
         parameters, t, runs = self._plan.events, self._plan.t, self._plan.runs
         if not self.adaptive.low < 1.0 < self.adaptive.high or not runs.any():
-            return psi
+            return
         run = RatioLattice.of(self.run, np.log(t[1] / t[0]), len(t), _RARE_OUTPUTS)
         if not 1 < len(run.masses) <= _MAX_OUTPUTS:
-            return psi
+            return
         # The first and the last cell have no event at one of their ends.
         starts = np.concatenate([[np.nan], parameters])
         ends = np.concatenate([parameters, [np.nan]])
@@ -317,12 +338,12 @@ class HistoryCurve:
             ends = np.concatenate([np.delete(ends, chosen), upper_ends])
             order = np.argsort(np.where(np.isnan(starts), -np.inf, starts))
             psi, starts, ends = psi[order], starts[order], ends[order]
+            yield psi
             epsilons.append(self._epsilon_of(psi))
             if len(epsilons) > 2:
                 reached = self._chords(psi).delta(epsilons[-3])
                 if reached >= (1.0 - _CONVERGED) * self._delta:
                     break
-        return psi
 
     @cached_property
     def _delta(self) -> float:
@@ -615,14 +636,7 @@ def _at_other_delta(
     base: Mechanism, protocol: Adaptive, delta: float, certified: float
 ) -> BoundValue:
     """The bound by the curves for another delta, which are valid for every delta."""
-    (first, faster), *others = _curves(base, protocol, certified)
-    return BoundValue(
-        largest_epsilon(
-            [first.delta, *(quick for _, (*_, quick) in others)],
-            delta,
-            [faster, *(even_faster for _, (*even_faster, _) in others)],
-        )
-    )
+    return BoundValue(_largest_epsilon(_curves(base, protocol, certified), delta, is_own=False))
 
 
 @bound(
@@ -648,22 +662,34 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
     return BoundValue(_largest_epsilon(_curves(base, protocol, delta), delta))
 
 
-def _largest_epsilon(curves: "_Curves", delta: float) -> float:
+def _largest_epsilon(curves: "_Curves", delta: float, is_own: bool = True) -> float:
     """The largest epsilon of all directions at delta.
 
-    Usually the quick bound of one direction is below the epsilon of the other one.
+    Usually a faster bound of one direction is below the epsilon of the other one. At a delta that
+    is not the own one of the curves, the quick bounds of the other directions suffice. An epsilon
+    that a certificate states may be proved before the last round.
     """
+    is_expected = expected_epsilon() is not None
+    bounds = []
+    for curve, quick in curves:
+        is_same = quick is curve
+        of_curve = [curve.adaptive.delta, curve.quick_delta if is_same else quick.delta]
+        if is_expected and (is_same or is_own):
+            of_curve += [partial(curve.delta_after, rounds) for rounds in range(_MAX_ROUNDS)]
+        if is_own or curve is curves[0][0] or (is_same and is_expected):
+            of_curve.append(curve.delta)
+        bounds.append(of_curve)
     return largest_epsilon(
-        [curve.delta for curve, _ in curves], delta, [faster for _, faster in curves]
+        [smallest for *_, smallest in bounds], delta, [larger for *larger, _ in bounds]
     )
 
 
-_Curves = list[tuple[HistoryCurve, tuple[Callable[[float], float], ...]]]
+_Curves = list[tuple[HistoryCurve, HistoryCurve]]
 
 
 @numerics.memoize(4)
 def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> _Curves:
-    """The curves of all directions, each with larger bounds that take less time, the fastest first.
+    """The curves of all directions, each with one that takes less time, which may be the same.
 
     The direction with the largest simple bound at delta comes first; it usually costs most.
     Calibrations and certificates use the curves more than once.
@@ -677,14 +703,13 @@ def _curves(base: Mechanism, protocol: Adaptive, delta: float) -> _Curves:
     first, *others = sorted(curves, key=lambda curve: -curve.reach)
     if others and others[0].reach >= _SIMILAR * first.reach:
         first, others[0] = (replace(curve, effort=_ALIKE) for curve in (first, others[0]))
-    return [(first, _faster(first)), *((curve, _faster(curve, is_first=False)) for curve in others)]
-
-
-def _faster(curve: HistoryCurve, is_first: bool = True) -> tuple[Callable[[float], float], ...]:
-    """Larger bounds than that of a curve, which take less time."""
-    if is_first or curve.effort == _ALIKE:
-        return curve.adaptive.delta, curve.quick_delta
-    return curve.adaptive.delta, replace(curve, effort=_QUICK).delta
+    return [
+        (first, first),
+        *(
+            (curve, curve if curve.effort == _ALIKE else replace(curve, effort=_QUICK))
+            for curve in others
+        ),
+    ]
 
 
 def _directions(

@@ -20,6 +20,7 @@ _BLOCK, _CHUNK = 16, 1 << 19
 # OpenBLAS starts threads for matrix products of more multiplications than this.
 _OF_ONE_THREAD = 1 << 18
 _OF_ONE_VECTOR = 1 << 13  # and for products with a vector, of more than this
+_FEW_OUTPUTS = 24  # up to which all outputs are tried at once
 # Thresholds are searched anew once the number of runs is smaller by this factor.
 _REFRESH = 0.85
 # Larger logarithms of t are lowered to this one: lines a - b t only become larger.
@@ -299,6 +300,21 @@ class TwoDensities:
         n, tail = len(self._t), len(self._tail)
         shares = self._share, 1.0 - self._share
         from_here = np.append(np.cumsum(self._tail[::-1])[::-1], 0.0)
+        if tail > _FEW_OUTPUTS:
+            # The mass falls from output to output, so halving finds the last one.
+            first = np.arange(n)
+            reached = np.zeros((len(place), n), np.int64)
+            step = 1 << (tail.bit_length() - 1)
+            while step:
+                output = reached + (step - 1)
+                inside = output < tail
+                output = np.minimum(output, tail - 1)
+                after = np.take_along_axis(place, output + first, axis=1) - first
+                mass = (shares[1 - density] * from_here).take(np.clip(after, 0, tail))
+                mass += (shares[density] * from_here).take(output)
+                reached += step * (inside & (mass >= better))
+                step >>= 1
+            return reached - 1
         rows, column = place.strides
         shape = (len(place), n, tail)
         windows = as_strided(place, shape, (rows, column, column), writeable=False)
