@@ -51,6 +51,8 @@ _SKIPPED = 2
 _MAX_TAPS = 4
 # The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
 _BEYOND, _MOST_POINTS = 5.0, 2048
+# Once its spacing is chosen, it ends this many deviations of the loss beyond epsilon, if before.
+_ENOUGH_DEVIATIONS = 40.0
 # Beyond this epsilon only the simple bound is computed.
 _LARGEST_EPSILON = 200.0
 # The share of E[K] in later runs that may be left out, and the largest number of runs considered.
@@ -261,8 +263,11 @@ class HistoryCurve:
         work = self._work(runs, t)
         if expected[max_runs] < 0.5:
             max_runs = 1  # nothing to gain
-        # Fewer runs suffice, which saves time and hardly changes the bound. They do not change the
-        # spacing, which would change it more.
+        # Fewer points and runs suffice, which saves time and hardly changes the bound. They do not
+        # change the spacing, which would change it more.
+        beyond = min(_ENOUGH_DEVIATIONS * self.run.atoms(np.inf).deviation, _BEYOND)
+        end = np.searchsorted(np.log(t), min(self.reach, _LARGEST_EPSILON) + beyond)
+        t = t[: _SKIPPED * math.ceil(int(end) / _SKIPPED) + 1]
         runs = np.minimum(_horizon(cells.largest, chances, _NOTHING, _SMALL_SHARE), max_runs)
         return _Plan(parameters, cells, t, runs, work)
 
