@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from audit import protocols, repetitions, upper_bounds
-from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism
+from audit.accounting import (
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    LaplaceMechanism,
+    largest_epsilon,
+)
 from audit.protocols import BestRuns
 from audit.upper_bounds.best_folds import FoldCurve
 from audit.upper_bounds.best_runs import log_derivative
@@ -226,15 +232,30 @@ def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base: An
     three_times = upper_bounds.find("composition", BestRuns).function(
         base, "best:3/fixed:3", DELTA / 3.0
     )
+    reach, three = costs["best-runs"], repetitions.parse_repetitions("fixed:3")
+    curves = [FoldCurve(pair, three, 3, reach, DELTA) for pair in base.pairs]
+    by_folds = largest_epsilon([curve.delta for curve in curves], DELTA)
     # The largest loss of a Laplace base is not on the lattice.
     slack = 1.09 if isinstance(base, LaplaceMechanism) else 1.01
-    assert three_times.epsilon * (1.0 - 1e-6) <= costs["best-folds"] < slack * three_times.epsilon
+    assert three_times.epsilon * (1.0 - 1e-6) <= by_folds < slack * three_times.epsilon
+    # The bound by derivatives of phi is smaller in both directions, and then it counts.
+    assert costs["best-folds"] == reach
     # There are never five runs, so all are released.
     rows = {
         row.name: row.epsilon
         for row in upper_bounds.all_upper_bounds(base, "best:5/fixed:3", DELTA)
     }
     assert rows["best-runs"] == pytest.approx(costs["composition"], rel=2e-4)  # type: ignore[call-overload]
+
+
+def test_in_each_direction_the_smaller_bound_counts() -> None:
+    # With the record, the losses of a small sampling rate are small, but far ones on the lattice of
+    # folds are possible.
+    base, protocol = DpSgd(0.8, 1000, 0.001), "best:5/tnb:0,0.01"
+    assert upper_bounds.tuning_cost(base, protocol, DELTA).epsilon == pytest.approx(
+        1.5448, abs=1e-4
+    )
+    assert upper_bounds.best_runs(base, protocol, DELTA).epsilon > 3.0
 
 
 def test_the_cost_is_the_smaller_bound_and_gaps_have_reasons() -> None:

@@ -23,7 +23,7 @@ from audit.accounting.combinations import any_fixed
 from audit.accounting.pairs import PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack
-from audit.upper_bounds import AdaptiveCurve, HistoryCurve
+from audit.upper_bounds import AdaptiveCurve, HistoryCurve, histories
 from audit.upper_bounds.adaptive import adaptive, adaptive_curves
 from audit.upper_bounds.histories import adaptive_histories
 from audit.upper_bounds.published import hypo
@@ -724,3 +724,32 @@ def test_sampled_steps_reveal_less_than_log_c() -> None:
     base = DpSgd(noise_multiplier=4.0, steps=5, sampling_rate=0.01)
     found, plain = both(base, "adaptive:0.75,1.33/geometric:0.5")
     assert base.epsilon(DELTA) < found < 0.6 * plain
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.25])
+def test_every_round_is_a_bound_and_none_is_larger_than_the_one_before(mu: float) -> None:
+    base = GaussianMechanism(mu)
+    (plain,) = adaptive_curves(base, protocols.parse_protocol("adaptive:0.5,2/tnb:1,0.2"))
+    curve = HistoryCurve(plain, any_fixed(base).pairs[0], reach=solve_epsilon(plain.delta, DELTA))
+    epsilon = 0.8 * curve.reach
+    deltas = [curve.delta_after(rounds, epsilon) for rounds in range(4)]
+    assert deltas[0] == curve.quick_delta(epsilon)
+    assert plain.delta(epsilon) >= deltas[0] > deltas[-1] >= curve.delta(epsilon)
+    assert deltas == sorted(deltas, reverse=True)
+
+
+@pytest.mark.parametrize("outputs", [2, 7])
+def test_sums_over_few_outputs_and_transforms_are_equal(
+    monkeypatch: pytest.MonkeyPatch, outputs: int
+) -> None:
+    rng = np.random.default_rng(outputs)
+    base = DiscreteMechanism(*rng.dirichlet(np.full(outputs, 5.0), 2))
+    (plain, *_), run = (
+        adaptive_curves(base, protocols.parse_protocol("adaptive:0.5,2/poisson:4")),
+        any_fixed(base).pairs[0],
+    )
+    deltas = []
+    for most in (0, 1000):
+        monkeypatch.setattr(histories, "_MAX_TAPS", most)
+        deltas.append(HistoryCurve(plain, run, reach=2.0).delta_after(0, 1.0))
+    assert deltas[0] == pytest.approx(deltas[1], rel=1e-9)

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import audit
-from audit.accounting import GaussianMechanism, solve_epsilon
+from audit.accounting import GaussianMechanism, Mechanism, PureDp, solve_epsilon
 from audit.repetitions import parse_repetitions
 from audit.upper_bounds import AllRuns
 from audit.upper_bounds.composed import probability_of_more
@@ -49,3 +49,11 @@ def test_compositions_at_tiny_deltas(repetitions: str) -> None:
         assert least * (1.0 - 1e-6) <= found <= 1.02 * least
     best = audit.tuning_cost(base, f"best:2/{repetitions}", 1e-20).epsilon
     assert best < AllRuns(base, law, 1e-23).epsilon(1e-20) * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize("base", [GaussianMechanism(0.2), PureDp(0.1)])
+def test_few_compositions_decide_whether_all_runs_cost_more(base: Mechanism) -> None:
+    runs = AllRuns(base, parse_repetitions("tnb:1,0.1"), 1e-8)
+    epsilon = runs.epsilon(1e-5)
+    assert runs.exceeds(0.99 * epsilon, 1e-5)
+    assert not runs.exceeds(epsilon, 1e-5)
