@@ -266,10 +266,10 @@ def _tested(
                 break
         return value
 
-    others = itertools.chain(larger, itertools.repeat(()))
+    larger_bounds = itertools.chain(larger, itertools.repeat(()))
     return [
-        functools.partial(test, (*others_of_profile, profile))
-        for profile, others_of_profile in zip(profiles, others, strict=False)
+        functools.partial(test, (*bounds, profile))
+        for profile, bounds in zip(profiles, larger_bounds, strict=False)
     ]
 
 

@@ -641,8 +641,8 @@ def _curves(
         raise NotApplicable(f"from 2 to {_MOST_RELEASED} runs must be released")
     if not math.isfinite(reach):
         raise NotApplicable("the bound by derivatives of phi must reach delta")
-    # In each direction the smaller bound counts. On a lattice, rare outputs with far ratios can
-    # cost so much that folds give a larger bound in one of the directions.
+    # In each direction the smaller bound counts. Rare outputs with far ratios make the lattice
+    # coarse, and then folds can give the larger bound in one of the directions.
     return [
         FoldCurve(curve.pair, repetitions, m, reach, delta, levels, simple=curve)
         for curve in best_runs_curves(base, protocol)
@@ -717,7 +717,8 @@ def best_folds(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     curves = _certified(base, protocol, delta)
     expected = _expected(base, protocol, curves, delta)
     if expected is not None:
-        return BoundValue(expected, error=expected)  # as in `between`
+        # A certificate states no error, so the exact value may be anything up to the expected one.
+        return BoundValue(expected, error=expected)
     value = with_fewer_runs(base, protocol, curves, delta)
     # Equal bounds have equal values, so that the simpler one is named.
     reach = max((curve.reach for curve in curves), default=value.epsilon)

@@ -212,13 +212,13 @@ class HistoryCurve:
 
     def _after(self, rounds: int) -> ShiftedProfiles:
         """Shifted profiles after at most this many rounds; those that are known remain so."""
-        known, further = self._by_rounds
-        while len(known) <= rounds:
-            psi = next(further, None)
+        profiles, psi_of_later_rounds = self._by_rounds
+        while len(profiles) <= rounds:
+            psi = next(psi_of_later_rounds, None)
             if psi is None:
                 break
-            known.append(self._chords(psi))
-        return known[min(rounds, len(known) - 1)]
+            profiles.append(self._chords(psi))
+        return profiles[min(rounds, len(profiles) - 1)]
 
     @cached_property
     def _by_rounds(self) -> tuple[list[ShiftedProfiles], Iterator[FloatArray]]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, largest_epsilon, solve_epsilon
-from audit.accounting.conversion import expected_epsilon
 from audit.arrays import FloatArray, dot
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
@@ -268,9 +267,6 @@ def between(
 ) -> BoundValue:
     """The value of a bound whose exact profile lies between two others, with its error."""
     epsilon = solve_epsilon(upper, delta)
-    if epsilon == expected_epsilon():
-        # A certificate states no error, so the exact value may be anything up to the expected one.
-        return BoundValue(epsilon, error=epsilon)
     return BoundValue(epsilon, error=max(epsilon - solve_epsilon(lower, delta), 0.0))
 
 
