@@ -120,8 +120,11 @@ class ScriptResult:
         if facts["unchanged"]:
             shown = ", ".join(facts["unchanged"][:4])
             items.append(f"parts of a record that were not exchanged ({shown})")
-        if facts["more_engines"]:
-            items.append("everything after the second call of make_private")
+        if facts["engines"] > 1:
+            items.append(
+                f"clipping, noise and batches of all but the first of {facts['engines']} calls of "
+                "make_private, and the sum of their epsilons: each accountant records its own run"
+            )
         return items
 
     @property
