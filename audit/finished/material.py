@@ -362,6 +362,7 @@ def runs_of_rows(
     ]
     runs = []
     for row, where in zip(rows, places, strict=True):
+        _refuse_runs_in_a_cell(row, where, ignored)
         runs.append(
             RecordedRun(
                 {column: value for column, value in row.items() if column not in states},
@@ -370,6 +371,20 @@ def runs_of_rows(
             )
         )
     return tuple(runs)
+
+
+def _refuse_runs_in_a_cell(row: Mapping[str, Any], where: str, ignored: frozenset[str]) -> None:
+    """Refuses a row with a list of objects, each of which may be a run."""
+    for column, value in row.items():
+        if not isinstance(value, list) or {column.strip(), without_prefix(column)} & ignored:
+            continue
+        count = sum(isinstance(entry, Mapping) for entry in value)
+        if count > 1:
+            raise InvalidInput(
+                f"{where}: row must be one run, got {count} objects in "
+                f"{checks.one_line(typed_name(column))}: write a row for each run, or add "
+                f"--columns '{typed_name(column)}=ignore' (in Python, columns=) if they are no runs"
+            )
 
 
 _REPORTED = (COMPLETE, RUNNING, FAILED, PRUNED)

@@ -42,7 +42,7 @@ def test_a_hyperparameter_never_overrides_the_base(name: str) -> None:
     ):
         cost = audit.cost_of_trials(study, **options)  # type: ignore[arg-type]
         assert cost.epsilon == pytest.approx(16.28, abs=0.005)
-        assert cost.columns == (f"not about privacy: {name}",)
+        assert cost.columns == (f"not read as a privacy setting: {name}",)
     # One run alone costs 4.29.
     assert BASE.epsilon(1e-5) == pytest.approx(4.29, abs=0.005)
 

@@ -102,7 +102,7 @@ def test_a_column_state_may_mean_something_else(tmp_path: Path) -> None:
     text = f"{_HEADING},state\n{_ROW},Ohio\n{_ROW},Texas\n"
     cost = _cost(tmp_path, text, columns={"state": "ignore"})
     assert cost.trials == 2
-    assert "not about privacy: state" in cost.columns
+    assert "not read as a privacy setting: state" in cost.columns
 
 
 def test_a_run_that_was_pruned_and_failed_is_pruned(tmp_path: Path) -> None:
