@@ -52,6 +52,15 @@ from benchmarks import studies
         ),
         ({"space": {"steps": [1, 2]}}, "space must not name steps"),
         (
+            {"base": None, "epsilon": 1.0, "steps": 9, "space": {"noise_multiplier": [1, 2]}},
+            "space must state budgets as lists .* got 'noise_multiplier': the study computes",
+        ),
+        (
+            {"base": None, "epsilon": 1.0, "steps": 9, "protocol": "fixed:2"}
+            | {"space": [{"lr": 1}, {"lr": 2, "epochs": 3}]},
+            "space must state budgets as lists .* got 'epochs'",
+        ),
+        (
             {"base": None, "epsilon": 1.0, "space": {"steps": tuning.Uniform(1, 9)}},
             "space must name budgets as lists",
         ),
