@@ -50,6 +50,12 @@ _SEARCH_COLUMNS = frozenset(
 """Columns that name the way of choosing candidates."""
 _LOOKING = ("tpe", "bayes", "cma", "gaussian process", "gpsampler", "nevergrad", "hyperband")
 _LOOKING_TOO = ("bohb", "asha", "pbt", "population", "evolution", "genetic", "hyperopt", "nsga")
+_STOPPING_COLUMNS = frozenset({"scheduler", "trial_scheduler", "pruner", "stopper"})
+_STOPPING = (
+    *("asha", "hyperband", "halving", "median", "pbt", "population", "bohb"),
+    *("pruner", "racing"),
+)
+"""What stops runs by the results of others; a scheduler may also be that of a learning rate."""
 _PRUNED_COLUMNS = frozenset({"pruned", "is_pruned", "was_pruned", "early_stopped", "stopped_early"})
 _ANCESTRY_COLUMNS = frozenset({"generation", "parent_id", "parent_trial", "parent_run_id"})
 _YES = frozenset({"true", "yes", "1", "1.0", "t", "y"})
@@ -268,6 +274,12 @@ def evidence_of_columns(columns: Mapping[str, Sequence[object]]) -> Evidence:
                 f"column {column} has {word[:40]!r}"
                 for word, way in ways.items()
                 if way == SEQUENTIAL
+            ]
+        elif column in _STOPPING_COLUMNS:
+            reasons += [
+                f"column {column} has {word[:40]!r}"
+                for word in dict.fromkeys(words)
+                if any(stem in word.lower() for stem in _STOPPING) and "nop" not in word.lower()
             ]
         elif column in _PRUNED_COLUMNS and any(word.lower() in _YES for word in words):
             reasons.append(f"column {column} marks runs that did not run to their end")

@@ -35,6 +35,7 @@ def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> flo
             "map a column, such as --columns 'mu_gdp=gdp_mu'",
         ),
         ({"n_runs": 5}, {}, "one row for each training"),
+        ({"total_trials": 200}, {}, "one row for each training"),
         ({"n_splits": "5"}, {}, "one row for each training"),
         ({"noise_scheduler": "exponential"}, {}, "constant noise"),
         ({"noise_decay": 0.9}, {}, "constant noise"),
