@@ -76,6 +76,12 @@ def test_bad_input_is_one_line(settings: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_accept_is_refused_where_no_run_is_accepted() -> None:
+    for method in ("run", "rehearse"):
+        with pytest.raises(ValueError, match=r"\(until, stopping, schedule\), got fixed:2"):
+            getattr(study(protocol="fixed:2"), method)(noisy, accept=lambda outcome: True)
+
+
 @pytest.mark.thorough
 def test_bad_arguments_of_run_are_one_line() -> None:
     with pytest.raises(ValueError, match=r"accept must be given with protocol until:0.5"):
