@@ -47,6 +47,8 @@ _TRAININGS = name_set(
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
     "trialsperconfig runsperconfig nbags totaltrials totalruns"
 )
+_SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
+_SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
@@ -176,7 +178,9 @@ def _other_privacy(statement: _Statement) -> str:
 
 def _several_trainings(statement: _Statement) -> str:
     repeated = statement.number is not None and statement.number > 1.0
-    return "one row for each training" if statement.name in _TRAININGS and repeated else ""
+    seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(str(statement.cell).strip())
+    trainings = seeds or (statement.name in _TRAININGS and repeated)
+    return "one row for each training" if trainings else ""
 
 
 def _varying_noise(statement: _Statement) -> str:

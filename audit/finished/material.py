@@ -58,6 +58,9 @@ _STOPPING = (
 """What stops runs by the results of others; a scheduler may also be that of a learning rate."""
 _PRUNED_COLUMNS = frozenset({"pruned", "is_pruned", "was_pruned", "early_stopped", "stopped_early"})
 _ANCESTRY_COLUMNS = frozenset({"generation", "parent_id", "parent_trial", "parent_run_id"})
+_NUMBERS = frozenset({"number", "trial", "trial_number", "trial_id", "run", "run_number", "run_id"})
+_MAX_NUMBER = 10_000
+"""A larger number is an identifier, such as that of a job."""
 _YES = frozenset({"true", "yes", "1", "1.0", "t", "y"})
 _IDENTIFIERS = name_set(
     "run runid runname runuuid trial trialid trialname trialnumber jobid id uid uuid candidateid"
@@ -285,12 +288,32 @@ def evidence_of_columns(columns: Mapping[str, Sequence[object]]) -> Evidence:
             reasons.append(f"column {column} marks runs that did not run to their end")
         elif column in _ANCESTRY_COLUMNS and len({*words}) > 1:
             reasons.append(f"column {column} has several values")
+    remarks = tuple(
+        remark
+        for column, cells in columns.items()
+        if column in _NUMBERS and (remark := _left_out(column, cells))
+    )
     if reasons:
-        return Evidence(SEQUENTIAL, tuple(reasons))
+        return Evidence(SEQUENTIAL, tuple(reasons), remarks)
     if len(named) == 1:
         way = named.pop()
-        return Evidence(way, (f"a column names the way of choosing: {way}",))
-    return Evidence()
+        return Evidence(way, (f"a column names the way of choosing: {way}",), remarks)
+    return Evidence(remarks=remarks)
+
+
+def _left_out(column: str, cells: Sequence[object]) -> str:
+    """The remark that a table has fewer rows than its runs are numbered; else empty."""
+    numbers = {number_in(cell) for cell in cells}
+    if None in numbers or len(numbers) < len(cells):
+        return ""
+    last = max(number for number in numbers if number is not None)
+    first = min(number for number in numbers if number is not None)
+    if not first < last <= _MAX_NUMBER or last - first + 1 <= len(cells):
+        return ""
+    return (
+        f"column {column} has numbers from {first:g} to {last:g}, but there are {len(cells)} rows: "
+        "the cost is too small if runs were left out"
+    )
 
 
 def _way_named(word: str) -> str | None:
