@@ -6,13 +6,14 @@ small, so the table is refused until the user says which column holds. Each kind
 one function in `_RULES`.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from audit import checks
-from audit.accounting import DpSgd, Mechanism
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism
 from audit.errors import InvalidInput
 from audit.finished.columns import (
     IGNORE,
@@ -30,10 +31,13 @@ from audit.numerics import memoize
 
 _PRIVATE = name_set(
     "dp private isdp isprivate usedp useprivacy enabledp enableprivacy withdp dpsgd "
-    "usedpsgd differentialprivacy differentiallyprivate privacy"
+    "usedpsgd differentialprivacy differentiallyprivate privacy dpenabled privacyenabled "
+    "dptraining privatetraining useopacus usedifferentialprivacy noise addnoise usenoise "
+    "withnoise enablenoise noiseenabled"
 )
 _NOT_PRIVATE = name_set(
-    "disabledp nodp nonprivate notprivate withoutdp disableprivacy nonprivatebaseline"
+    "disabledp nodp nonprivate notprivate withoutdp disableprivacy nonprivatebaseline nondp "
+    "dpdisabled privacydisabled isnonprivate nonprivatetraining nonoise withoutnoise disablenoise"
 )
 """Names of flags, without spaces and in lower case."""
 
@@ -41,8 +45,10 @@ _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
-    "trialsperconfig runsperconfig nbags"
+    "trialsperconfig runsperconfig nbags totaltrials totalruns"
 )
+_SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
+_SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
@@ -96,7 +102,7 @@ _RELATIONS = name_set(
 )
 _REPLACED = re.compile(r"repl|subst|chang|swap|^bounded")
 _BATCHINGS = name_set(
-    "sampler sampling batchsampling batchsampler batching samplingmethod "
+    "batches sampler sampling batchsampling batchsampler batching samplingmethod "
     "samplingscheme samplingstrategy batchmode dataloader loader"
 )
 _SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
@@ -109,7 +115,7 @@ _MECHANISMS = name_set(
     "mechanism noise algorithm algo method optimizer optimiser dp privacy trainer approach type"
 )
 _OTHER_MECHANISMS = (
-    *("laplace", "ftrl", "tree", "bandmf", "matrixfactor", "correlated", "skellam", "pate"),
+    *("laplac", "ftrl", "tree", "bandmf", "matrixfactor", "correlated", "skellam", "pate"),
     *("nonprivate", "nondp", "nodp", "withoutdp", "withoutprivacy", "labeldp", "localdp"),
 )
 _CLIPPING_NORMS = name_set(
@@ -172,7 +178,9 @@ def _other_privacy(statement: _Statement) -> str:
 
 def _several_trainings(statement: _Statement) -> str:
     repeated = statement.number is not None and statement.number > 1.0
-    return "one row for each training" if statement.name in _TRAININGS and repeated else ""
+    seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(str(statement.cell).strip())
+    trainings = seeds or (statement.name in _TRAININGS and repeated)
+    return "one row for each training" if trainings else ""
 
 
 def _varying_noise(statement: _Statement) -> str:
@@ -244,7 +252,7 @@ def _adaptive_clipping(statement: _Statement) -> str:
     in_cell = clips and any(word in statement.text for word in ("adapt", "quantile", "adaclip"))
     # With other names, the value is a flag, a fraction or a name; zero and false switch it off.
     chosen = name in _ADAPTIVE_PARAMETERS or flagged
-    off = is_false(statement.cell) or statement.text in ("none", "off", "null")
+    off = is_false(statement.cell) or statement.text in ("none", "null")
     if not (in_cell or (chosen and not off)):
         return ""
     return (
@@ -279,7 +287,7 @@ def _replaced_records(statement: _Statement) -> str:
 
 
 def _shuffled_batches(statement: _Statement) -> str:
-    shuffled = any(word in statement.text for word in _SHUFFLED)
+    shuffled = statement.text == "fixed" or any(word in statement.text for word in _SHUFFLED)
     if statement.name not in _BATCHINGS or not shuffled:
         return ""
     drawn = statement.settings.batches
@@ -343,7 +351,7 @@ def _other_mechanism(statement: _Statement) -> str:
 def _no_clipping(statement: _Statement) -> str:
     number = statement.number
     unlimited = number is not None and not 0.0 < number < float("inf")
-    off = is_false(statement.cell) or statement.text in ("off", "disabled", "nan")
+    off = is_false(statement.cell) or statement.text == "nan"
     if statement.name not in _CLIPPING_NORMS or not (unlimited or off):
         return ""
     return "clipped gradients, because the noise of others has no effect that a bound could use"
@@ -495,6 +503,11 @@ def _exceeded(
         return f"sampling rate {run.sampling_rate:g}" if larger else ""
     if kind == "epsilon" and number > _MARGIN_OF_EPSILONS * _largest_epsilon(run):
         return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}"
+    if kind in ("mu", "rho") and number > 0.0:
+        mu = number if kind == "mu" else math.sqrt(2.0 * number)
+        stated = GaussianMechanism(mu).renyi_epsilon(_SMALL_DELTA)
+        larger = stated > _MARGIN_OF_EPSILONS * _largest_epsilon(run)
+        return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}" if larger else ""
     if kind == "batch" and words & _WHOLE_BATCHES and records is not None:
         used = run.sampling_rate * records
         # A batch size that does not divide the records is rounded by the loader.
@@ -531,7 +544,7 @@ def _or_ignore(column: str) -> str:
 
 
 def _is_true(value: object) -> bool:
-    return str(value).strip().lower() in ("true", "1", "yes", "1.0")
+    return str(value).strip().lower() in ("true", "1", "yes", "1.0", "on", "y", "t", "enabled")
 
 
 def _number(value: object) -> float | None:
