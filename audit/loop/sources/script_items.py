@@ -23,7 +23,7 @@ from audit.loop.sources.trees import as_numbers
 _MAX_DEPTH = 8
 Path = tuple[Any, ...]
 _MAX_DEPTH_OF_ARRAYS = 4
-# Of the rows without a record of the test, one of so many keeps what it holds.
+# Of this many rows without a record of the test, one keeps what it holds.
 _KEPT_ROW = 8
 # Arrays of more bytes keep the rows that hold no record of the test.
 _MAX_BYTES_OF_ARRAY = 2e8
@@ -279,16 +279,16 @@ class StoredRecords:
         exchanged = [(original.features, records.features)]
         if self.form.label is not None:
             exchanged.append((original.labels, records.labels))
-        places, others = list(self.places), self._most_others()
-        of_places, of_others = (_arrays_of(self.dataset, rows, 0) for rows in (places, others))
-        for (array, rows), (_, further) in zip(of_places, of_others, strict=True):
+        row_lists = list(self.places), self._rows_to_fill()
+        of_places, of_fills = (_arrays_of(self.dataset, rows, 0) for rows in row_lists)
+        for (array, rows), (_, filled) in zip(of_places, of_fills, strict=True):
             for old, new in exchanged:
                 if _holds(array, rows, old):
-                    repeated = [i % len(new) for i in range(len(further))]
+                    repeated = [i % len(new) for i in range(len(filled))]
                     is_small = array.nbytes <= _MAX_BYTES_OF_ARRAY
                     self._write(array, rows[: len(new)], new)
                     if is_small:
-                        self._write(array, further, new[repeated])
+                        self._write(array, filled, new[repeated])
 
     def restore(self) -> None:
         """Writes back what the arrays held: a module that stays imported may keep them."""
@@ -297,10 +297,10 @@ class StoredRecords:
                 array[rows] = values
         self._before.clear()
 
-    def _most_others(self) -> list[int]:
+    def _rows_to_fill(self) -> list[int]:
         places = set(self.places)
-        others = [row for row in range(len(self.dataset)) if row not in places]
-        return [row for number, row in enumerate(others) if number % _KEPT_ROW]
+        free_rows = [row for row in range(len(self.dataset)) if row not in places]
+        return [row for number, row in enumerate(free_rows) if number % _KEPT_ROW]
 
     def _write(self, array: Any, rows: list[int], values: np.ndarray) -> None:
         new: Any = values[: len(rows)].reshape((-1, *array.shape[1:]))
@@ -314,7 +314,7 @@ class StoredRecords:
             array[rows] = new
 
 
-def have_equal_numbers(items: Sequence[Any], others: Sequence[Any]) -> bool:
+def have_equal_numbers(items: Sequence[Any], compared_items: Sequence[Any]) -> bool:
     """Whether items hold the same arrays in the same parts, or the same texts.
 
     Example:
@@ -327,12 +327,12 @@ def have_equal_numbers(items: Sequence[Any], others: Sequence[Any]) -> bool:
     def parts(item: Any) -> dict[Path, Any]:
         return {**dict(_texts(item, ())), **dict(_leaves(item, ()))}
 
-    if len(items) != len(others):
+    if len(items) != len(compared_items):
         return False
-    for held, compared in zip(map(parts, items), map(parts, others), strict=True):
-        if held.keys() != compared.keys():
+    for by_path, compared in zip(map(parts, items), map(parts, compared_items), strict=True):
+        if by_path.keys() != compared.keys():
             return False
-        if not all(np.array_equal(held[path], compared[path]) for path in held):
+        if not all(np.array_equal(by_path[path], compared[path]) for path in by_path):
             return False
     return True
 

@@ -531,13 +531,13 @@ class _Run:
         dataset: Any = getattr(loader, "dataset", None)
         if dataset is not None and (dataset is self.dataset or dataset is self.substitute):
             return True
-        form, known = self.train.form, self.substitute
-        if form is None or known is None or not hasattr(dataset, "__getitem__"):
+        form, substitute = self.train.form, self.substitute
+        if form is None or substitute is None or not hasattr(dataset, "__getitem__"):
             return False
         if len(dataset) != self.facts.n:
             return False
         items = [dataset[place] for place in self.train.places]
-        return have_equal_numbers(items, form.items) or have_equal_numbers(items, known.items)
+        return any(have_equal_numbers(items, of_run) for of_run in (form.items, substitute.items))
 
     def _modules(self) -> list[Any]:
         return [self.module, *self.further_modules]
