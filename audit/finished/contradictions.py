@@ -41,6 +41,9 @@ _NOT_PRIVATE = name_set(
 )
 """Names of flags, without spaces and in lower case."""
 
+_PRIVATE_WORDS = re.compile(r"dp|differential|private|gauss|laplac|opacus|tfprivacy|jaxprivacy")
+"""How the text of a cell begins that states privacy or its noise."""
+
 _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
@@ -170,9 +173,16 @@ class _Statement:
 
 
 def _other_privacy(statement: _Statement) -> str:
-    private, cell = statement.name in _PRIVATE, statement.cell
-    if (private and is_false(cell)) or (statement.name in _NOT_PRIVATE and _is_true(cell)):
-        return "runs with differential privacy only, because no bound holds for the others"
+    cell, is_number = statement.cell, statement.number is not None
+    # A word that is neither yes nor no may mean either.
+    is_private = _is_true(cell) or is_number or _PRIVATE_WORDS.match(statement.text)
+    if (statement.name in _PRIVATE and (is_false(cell) or not is_private)) or (
+        statement.name in _NOT_PRIVATE and not is_false(cell)
+    ):
+        return (
+            "runs with differential privacy only, because no bound holds for the others (true or "
+            "false)"
+        )
     return ""
 
 
@@ -436,7 +446,13 @@ def refuse_other_trainings(
         if column in mapping or without_prefix(column) in mapping or column in used:
             continue
         words = _last_words(column)
-        rows = zip(map(str, cells), sizes, map(is_missing, cells), strict=True)
+        # "privacy: none" is a statement, and elsewhere a missing value.
+        states_none = "".join(words) in _PRIVATE
+        empty_cells = [
+            is_missing(cell) and not (states_none and str(cell) in ("none", "null"))
+            for cell in cells
+        ]
+        rows = zip(map(str, cells), sizes, empty_cells, strict=True)
         for cell, size in dict.fromkeys((cell, size) for cell, size, empty in rows if not empty):
             statement = _Statement(words, cell, roles, settings, batch_words, size)
             problem = next(filter(None, (rule(statement) for rule in _RULES)), "")

@@ -27,6 +27,10 @@ def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> flo
         ({"dp_enabled": "off"}, {}, "runs with differential privacy only"),
         ({"add_noise": False}, {}, "runs with differential privacy only"),
         ({"nondp": "True"}, {}, "runs with differential privacy only"),
+        ({"private": "nein"}, {}, "runs with differential privacy only"),
+        ({"privacy": "none"}, {}, "runs with differential privacy only"),
+        ({"noise": "without"}, {}, "runs with differential privacy only"),
+        ({"non_private": "ja"}, {}, "runs with differential privacy only"),
         ({"mu_gdp": 9}, {}, "'mu_gdp' must not say .* less private than epsilon"),
         ({"zCDP rho": 9}, {}, "'zCDP rho' must not say .* less private than epsilon"),
         (
@@ -114,6 +118,7 @@ def test_a_column_towards_less_privacy_is_refused(
         {"label_fraction": 0.8, "label_noise": 0.1, "eval_steps": 1000, "warmup_steps": 900},
         {"seeds": "[7]", "folds": "", "splits": "random"},
         {"mu_gdp": 0.01, "zcdp": 0.01, "mu": 9, "noise_seed": 0, "dp_enabled": "on"},
+        {"privacy": "DP-SGD", "noise": "gaussian", "private": "", "non_dp": "no", "use_dp": "y"},
         {"max_per_sample_grad_norm": 1.0, "_step": 49_999, "test_batch_size": 1024},
     ],
 )
