@@ -48,10 +48,15 @@ _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
-    "trialsperconfig runsperconfig nbags totaltrials totalruns"
+    "trialsperconfig runsperconfig nbags totaltrials totalruns count"
 )
 _SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
 _SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
+_NUMBERED_TRAINING = re.compile(
+    r"(?<![a-z])(?:seed|run|fold|split|repeat|repetition|rep|replicate|trial)[ _.\-/]?(\d+)(?!\d)"
+)
+"""What the name of a column holds that has the results of one of several trainings."""
+
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
@@ -442,10 +447,15 @@ def refuse_other_trainings(
     number_of_rows = max(map(len, columns.values()), default=0)
     for_all = settings.constants.get("batch_size")
     sizes = columns[batch_columns[0]] if batch_columns else [for_all] * number_of_rows
-    for column, cells in columns.items():
-        if column in mapping or without_prefix(column) in mapping or column in used:
-            continue
-        words = _last_words(column)
+    unread = [
+        column
+        for column in columns
+        if column not in mapping and without_prefix(column) not in mapping and column not in used
+    ]
+    if "params" not in columns:  # the reader of scikit-learn's tables counts their splits
+        _refuse_results_of_several_trainings(unread, where)
+    for column in unread:
+        cells, words = columns[column], _last_words(column)
         # "privacy: none" is a statement, and elsewhere a missing value.
         states_none = "".join(words) in _PRIVATE
         empty_cells = [
@@ -461,6 +471,21 @@ def refuse_other_trainings(
                     f"{where} must have {problem}, got {checks.one_line(cell)} in column "
                     f"{checks.one_line(column)}; {_or_ignore(column)}"
                 )
+
+
+def _refuse_results_of_several_trainings(columns: Sequence[str], where: str) -> None:
+    """Refuses columns that are numbered by training, such as `acc_seed1` and `acc_seed2`."""
+    by_number = {
+        match[1]: column
+        for column in columns
+        if (match := _NUMBERED_TRAINING.search(column.lower())) is not None
+    }
+    if len(by_number) > 1:
+        shown = " and ".join(checks.one_line(column) for column in list(by_number.values())[:2])
+        raise InvalidInput(
+            f"{where} must have one row for each training, got columns {shown}; if they are no "
+            f"trainings, add --columns 'NAME={IGNORE}' for each (in Python, columns=)"
+        )
 
 
 def _last_words(column: str) -> list[str]:

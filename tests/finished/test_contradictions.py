@@ -39,6 +39,7 @@ def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> flo
             "map a column, such as --columns 'mu_gdp=gdp_mu'",
         ),
         ({"n_runs": 5}, {}, "one row for each training"),
+        ({"count": 3}, {}, "one row for each training"),
         ({"seeds": "[1, 2, 3]"}, {}, "one row for each training"),
         ({"seeds": "1;2"}, {}, "one row for each training"),
         ({"total_trials": 200}, {}, "one row for each training"),
@@ -126,6 +127,19 @@ def test_a_column_that_agrees_or_means_something_else_is_no_contradiction(
     columns: dict[str, Any], epsilon_of_ten_runs: float
 ) -> None:
     assert _cost(columns) == epsilon_of_ten_runs
+
+
+@pytest.mark.parametrize(
+    "names", [("acc_seed1", "acc_seed2"), ("Run 1", "Run 2"), ("fold-0/acc", "fold-1/acc")]
+)
+def test_results_of_several_trainings_in_a_row_are_refused(
+    names: tuple[str, str], epsilon_of_ten_runs: float
+) -> None:
+    results = dict.fromkeys(names, 0.5)
+    with pytest.raises(ValueError, match="must have one row for each training, got columns"):
+        _cost(results)
+    assert _cost(results, {"columns": dict.fromkeys(names, "ignore")}) == epsilon_of_ten_runs
+    assert _cost({names[0]: 0.5, "trained2": 1, "rerun": 3}) == epsilon_of_ten_runs
 
 
 def test_a_contradiction_can_be_mapped_to_ignore(epsilon_of_ten_runs: float) -> None:
