@@ -39,7 +39,7 @@ def test_correct_script_is_not_accused(tmp_path: Path) -> None:
     result = run(tmp_path, PLAIN, "--epochs", "2")
     assert result.exit_code == 0, str(result)
     shown = str(result)
-    assert "script: n = 200, batch size 32, noise multiplier 1" in shown
+    assert "script: n = 200, batch size 32, noise multiplier 1, arguments '--epochs 2'" in shown
     assert "not tested: everything before make_private" in shown
     assert "other loaders, taken as public (50 records)" in shown
     assert "zero-out" in shown
@@ -229,6 +229,8 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1
     assert check_script.main([str(tmp_path / "none.py")]) == 2
     assert "must name a script" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="path must name a script, got 3"):
+        script(3)  # type: ignore[arg-type]
 
 
 def test_a_verdict_names_what_it_does_not_cover() -> None:
