@@ -234,7 +234,7 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     lowered = value.lower() if isinstance(value, str) else ""
     if isinstance(value, str) and lowered in folded:
         return folded[lowered]
-    near = difflib.get_close_matches(lowered, folded, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(lowered, folded, n=1, cutoff=0.6)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     or_dotted = " or a dotted name of your own" if dotted else ""
     raise InvalidInput(

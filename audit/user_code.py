@@ -29,11 +29,10 @@ _GLOBAL = 0x5EED  # number of the trial whose seed the global generators of a ch
 def import_by_name(parameter: str, dotted: str) -> Any:
     """The object with a dotted name, package.module.name; errors name the parameter."""
     module, _, name = dotted.rpartition(".")
-    with errors_in_one_line(
-        f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
-    ):
-        if not all(identifier.isidentifier() for identifier in dotted.split(".")):
-            raise InvalidInput("not of the form package.module.name")
+    problem = f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
+    if not module or not all(identifier.isidentifier() for identifier in dotted.split(".")):
+        raise InvalidInput(f"{problem}: write module.name")
+    with errors_in_one_line(problem):
         return getattr(importlib.import_module(module), name)
 
 

@@ -78,6 +78,8 @@ def test_unknown_names_are_refused(value: Any) -> None:
 
 
 def test_the_error_suggests_the_closest_name() -> None:
+    with pytest.raises(ValueError, match=r"got 'nosuch'$"):  # none is similar
+        checks.one_of("command", "nosuch", ["reproduce", "verify"])
     with pytest.raises(ValueError, match="got 'digit'; did you mean 'DIGITS'"):
         checks.one_of("dataset", "digit", ["DIGITS", "SVHN"])
 

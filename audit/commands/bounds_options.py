@@ -204,6 +204,27 @@ def _option(name: str) -> str:
     return _options((name,))
 
 
+def check_solve(target: str, options: Mapping[str, Any]) -> None:
+    """Refuses options of the command `solve` that do not fit, in its words."""
+    passed = [name for name, value in options.items() if not (value is None or value is False)]
+    bases = [name for name in passed if name in BASES]
+    if target == "noise":
+        if bases:
+            raise InvalidInput(
+                f"{_option(bases[0])} must not be given with solve noise, which computes the "
+                "noise: leave it out, or write solve runs or solve distribution"
+            )
+        if not {"steps", "epochs"} & set(passed):
+            raise InvalidInput("--steps or --epochs must be given with solve noise, got none")
+    elif not bases:
+        raise InvalidInput(
+            f"one run must be given with solve {target}, as --noise-multiplier (with --steps and "
+            "--sampling-rate), --mu, --gaussian-epsilon or --base, got none"
+        )
+    if target != "distribution" and "max_runs" in passed:
+        raise InvalidInput(f"--max-runs must be given with solve distribution only, got {target}")
+
+
 def checked_options(arguments: argparse.Namespace) -> str:
     """Refuses options that would be ignored, adds defaults, and returns the task (`_APPLY`)."""
     passed = {

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(make_parser().parse_args(argv))
     try:
         target = checks.one_of("what", options.pop("what"), bounds_options.SOLVES)
+        bounds_options.check_solve(target, options)
         options["solve"] = None if target == "noise" else target
         return bounds.print_checked(bounds_options.with_others(options))
     except ValueError as error:

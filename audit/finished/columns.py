@@ -60,6 +60,7 @@ PLAIN = {
 }
 """Names that are often those of other hyperparameters; they are read only where they are mapped."""
 _NOISE, _RATE, _BATCH, _LENGTH, _EPSILON = "noise", "rate", "batch", "length", "epsilon"
+_MU, _RHO = "mu", "rho"
 _GREEK = {"\u03c3": "sigma", "\u03b5": "epsilon", "\u03f5": "epsilon", "\u03c4": "tau"}
 _MISSING = frozenset({"", "nan", "none", "null", "na", "n/a", "<na>", "-"})
 _MAX_LISTED = 160
@@ -81,6 +82,8 @@ _LIKELY_ROLE = {
     _BATCH: "batch_size",
     _LENGTH: "steps",
     _EPSILON: "target_epsilon",
+    _MU: "gdp_mu",
+    _RHO: "zcdp_rho",
 }
 
 
@@ -90,6 +93,8 @@ _MEANINGS = {
     _BATCH: "a batch size",
     _LENGTH: "a number of steps",
     _EPSILON: "an epsilon",
+    _MU: "a mu",
+    _RHO: "a rho",
 }
 
 
@@ -228,7 +233,9 @@ class ColumnRoles:
             pairs = (f"{column} ({reason})" for column, reason in self.unused.items())
             texts.append(f"not needed: {_cut(', '.join(pairs))}")
         if self.not_about_privacy:
-            texts.append(f"not about privacy: {_cut(', '.join(self.not_about_privacy))}")
+            texts.append(
+                f"not read as a privacy setting: {_cut(', '.join(self.not_about_privacy))}"
+            )
         return texts
 
 
@@ -346,7 +353,8 @@ _WORDS_OF_KINDS = {
 
 
 _UNLESS = {
-    _BATCH: "norm",
+    _NOISE: "seed",
+    _BATCH: "norm seed",
     _RATE: "seed sampler id learning lr dropout drop decay error warmup momentum noise label "
     "mutation success pass hit frame bit compression pruning growth norm clip clipping",
     _LENGTH: "lr learning warmup decay scheduler schedule patience size norm",
@@ -368,6 +376,10 @@ def _may_be(name: str) -> str:
         return ""  # hyperparameters of optimisers, unless they are mapped
     words = set(words_of(name))
     joined = "".join(words_of(name))
+    if "zcdp" in joined:
+        return _RHO
+    if "gdp" in joined and "mu" in words:
+        return _MU
     if "noisemult" in joined:
         return _NOISE
     if "accum" in joined or "batchsize" in joined:
@@ -418,12 +430,12 @@ def refuse_doubtful(
 def _known_kinds(roles: Set[str]) -> set[str]:
     """The kinds of doubtful columns that roles make superfluous."""
     if roles & {"gdp_mu", "zcdp_rho"}:
-        return {_NOISE, _RATE, _BATCH, _LENGTH, _EPSILON}
+        return set(_MEANINGS)
     kinds = set()
     if "noise_multiplier" in roles:
-        kinds |= {_NOISE, _EPSILON}
+        kinds |= {_NOISE, _EPSILON, _MU, _RHO}
     if "target_epsilon" in roles:
-        kinds |= {_EPSILON}
+        kinds |= {_EPSILON, _MU, _RHO}
     if "sampling_rate" in roles:
         kinds |= {_RATE, _BATCH}
     if "batch_size" in roles:

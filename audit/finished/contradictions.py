@@ -6,13 +6,14 @@ small, so the table is refused until the user says which column holds. Each kind
 one function in `_RULES`.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from audit import checks
-from audit.accounting import DpSgd, Mechanism
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism
 from audit.errors import InvalidInput
 from audit.finished.columns import (
     IGNORE,
@@ -30,19 +31,32 @@ from audit.numerics import memoize
 
 _PRIVATE = name_set(
     "dp private isdp isprivate usedp useprivacy enabledp enableprivacy withdp dpsgd "
-    "usedpsgd differentialprivacy differentiallyprivate privacy"
+    "usedpsgd differentialprivacy differentiallyprivate privacy dpenabled privacyenabled "
+    "dptraining privatetraining useopacus usedifferentialprivacy noise addnoise usenoise "
+    "withnoise enablenoise noiseenabled"
 )
 _NOT_PRIVATE = name_set(
-    "disabledp nodp nonprivate notprivate withoutdp disableprivacy nonprivatebaseline"
+    "disabledp nodp nonprivate notprivate withoutdp disableprivacy nonprivatebaseline nondp "
+    "dpdisabled privacydisabled isnonprivate nonprivatetraining nonoise withoutnoise disablenoise"
 )
 """Names of flags, without spaces and in lower case."""
+
+_PRIVATE_WORDS = re.compile(r"dp|differential|private|gauss|laplac|opacus|tfprivacy|jaxprivacy")
+"""How the text of a cell begins that states privacy or its noise."""
 
 _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
-    "trialsperconfig runsperconfig nbags"
+    "trialsperconfig runsperconfig nbags totaltrials totalruns count"
 )
+_SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
+_SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
+_NUMBERED_TRAINING = re.compile(
+    r"(?<![a-z])(?:seed|run|fold|split|repeat|repetition|rep|replicate|trial)[ _.\-/]?(\d+)(?!\d)"
+)
+"""What the name of a column holds that has the results of one of several trainings."""
+
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
@@ -96,7 +110,7 @@ _RELATIONS = name_set(
 )
 _REPLACED = re.compile(r"repl|subst|chang|swap|^bounded")
 _BATCHINGS = name_set(
-    "sampler sampling batchsampling batchsampler batching samplingmethod "
+    "batches sampler sampling batchsampling batchsampler batching samplingmethod "
     "samplingscheme samplingstrategy batchmode dataloader loader"
 )
 _SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
@@ -109,7 +123,7 @@ _MECHANISMS = name_set(
     "mechanism noise algorithm algo method optimizer optimiser dp privacy trainer approach type"
 )
 _OTHER_MECHANISMS = (
-    *("laplace", "ftrl", "tree", "bandmf", "matrixfactor", "correlated", "skellam", "pate"),
+    *("laplac", "ftrl", "tree", "bandmf", "matrixfactor", "correlated", "skellam", "pate"),
     *("nonprivate", "nondp", "nodp", "withoutdp", "withoutprivacy", "labeldp", "localdp"),
 )
 _CLIPPING_NORMS = name_set(
@@ -164,15 +178,24 @@ class _Statement:
 
 
 def _other_privacy(statement: _Statement) -> str:
-    private, cell = statement.name in _PRIVATE, statement.cell
-    if (private and is_false(cell)) or (statement.name in _NOT_PRIVATE and _is_true(cell)):
-        return "runs with differential privacy only, because no bound holds for the others"
+    cell, is_number = statement.cell, statement.number is not None
+    # A word that is neither yes nor no may mean either.
+    is_private = _is_true(cell) or is_number or _PRIVATE_WORDS.match(statement.text)
+    if (statement.name in _PRIVATE and (is_false(cell) or not is_private)) or (
+        statement.name in _NOT_PRIVATE and not is_false(cell)
+    ):
+        return (
+            "runs with differential privacy only, because no bound holds for the others (true or "
+            "false)"
+        )
     return ""
 
 
 def _several_trainings(statement: _Statement) -> str:
     repeated = statement.number is not None and statement.number > 1.0
-    return "one row for each training" if statement.name in _TRAININGS and repeated else ""
+    seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(str(statement.cell).strip())
+    trainings = seeds or (statement.name in _TRAININGS and repeated)
+    return "one row for each training" if trainings else ""
 
 
 def _varying_noise(statement: _Statement) -> str:
@@ -244,7 +267,7 @@ def _adaptive_clipping(statement: _Statement) -> str:
     in_cell = clips and any(word in statement.text for word in ("adapt", "quantile", "adaclip"))
     # With other names, the value is a flag, a fraction or a name; zero and false switch it off.
     chosen = name in _ADAPTIVE_PARAMETERS or flagged
-    off = is_false(statement.cell) or statement.text in ("none", "off", "null")
+    off = is_false(statement.cell) or statement.text in ("none", "null")
     if not (in_cell or (chosen and not off)):
         return ""
     return (
@@ -279,7 +302,7 @@ def _replaced_records(statement: _Statement) -> str:
 
 
 def _shuffled_batches(statement: _Statement) -> str:
-    shuffled = any(word in statement.text for word in _SHUFFLED)
+    shuffled = statement.text == "fixed" or any(word in statement.text for word in _SHUFFLED)
     if statement.name not in _BATCHINGS or not shuffled:
         return ""
     drawn = statement.settings.batches
@@ -343,7 +366,7 @@ def _other_mechanism(statement: _Statement) -> str:
 def _no_clipping(statement: _Statement) -> str:
     number = statement.number
     unlimited = number is not None and not 0.0 < number < float("inf")
-    off = is_false(statement.cell) or statement.text in ("off", "disabled", "nan")
+    off = is_false(statement.cell) or statement.text == "nan"
     if statement.name not in _CLIPPING_NORMS or not (unlimited or off):
         return ""
     return "clipped gradients, because the noise of others has no effect that a bound could use"
@@ -424,11 +447,22 @@ def refuse_other_trainings(
     number_of_rows = max(map(len, columns.values()), default=0)
     for_all = settings.constants.get("batch_size")
     sizes = columns[batch_columns[0]] if batch_columns else [for_all] * number_of_rows
-    for column, cells in columns.items():
-        if column in mapping or without_prefix(column) in mapping or column in used:
-            continue
-        words = _last_words(column)
-        rows = zip(map(str, cells), sizes, map(is_missing, cells), strict=True)
+    unread = [
+        column
+        for column in columns
+        if column not in mapping and without_prefix(column) not in mapping and column not in used
+    ]
+    if "params" not in columns:  # the reader of scikit-learn's tables counts their splits
+        _refuse_results_of_several_trainings(unread, where)
+    for column in unread:
+        cells, words = columns[column], _last_words(column)
+        # "privacy: none" is a statement, and elsewhere a missing value.
+        states_none = "".join(words) in _PRIVATE
+        empty_cells = [
+            is_missing(cell) and not (states_none and str(cell) in ("none", "null"))
+            for cell in cells
+        ]
+        rows = zip(map(str, cells), sizes, empty_cells, strict=True)
         for cell, size in dict.fromkeys((cell, size) for cell, size, empty in rows if not empty):
             statement = _Statement(words, cell, roles, settings, batch_words, size)
             problem = next(filter(None, (rule(statement) for rule in _RULES)), "")
@@ -437,6 +471,21 @@ def refuse_other_trainings(
                     f"{where} must have {problem}, got {checks.one_line(cell)} in column "
                     f"{checks.one_line(column)}; {_or_ignore(column)}"
                 )
+
+
+def _refuse_results_of_several_trainings(columns: Sequence[str], where: str) -> None:
+    """Refuses columns that are numbered by training, such as `acc_seed1` and `acc_seed2`."""
+    by_number = {
+        match[1]: column
+        for column in columns
+        if (match := _NUMBERED_TRAINING.search(column.lower())) is not None
+    }
+    if len(by_number) > 1:
+        shown = " and ".join(checks.one_line(column) for column in list(by_number.values())[:2])
+        raise InvalidInput(
+            f"{where} must have one row for each training, got columns {shown}; if they are no "
+            f"trainings, add --columns 'NAME={IGNORE}' for each (in Python, columns=)"
+        )
 
 
 def _last_words(column: str) -> list[str]:
@@ -495,6 +544,11 @@ def _exceeded(
         return f"sampling rate {run.sampling_rate:g}" if larger else ""
     if kind == "epsilon" and number > _MARGIN_OF_EPSILONS * _largest_epsilon(run):
         return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}"
+    if kind in ("mu", "rho") and number > 0.0:
+        mu = number if kind == "mu" else math.sqrt(2.0 * number)
+        stated = GaussianMechanism(mu).renyi_epsilon(_SMALL_DELTA)
+        larger = stated > _MARGIN_OF_EPSILONS * _largest_epsilon(run)
+        return f"epsilon {_largest_epsilon(run):.3g} at delta {_SMALL_DELTA:g}" if larger else ""
     if kind == "batch" and words & _WHOLE_BATCHES and records is not None:
         used = run.sampling_rate * records
         # A batch size that does not divide the records is rounded by the loader.
@@ -531,7 +585,7 @@ def _or_ignore(column: str) -> str:
 
 
 def _is_true(value: object) -> bool:
-    return str(value).strip().lower() in ("true", "1", "yes", "1.0")
+    return str(value).strip().lower() in ("true", "1", "yes", "1.0", "on", "y", "t", "enabled")
 
 
 def _number(value: object) -> float | None:

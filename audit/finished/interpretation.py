@@ -255,6 +255,7 @@ def _nothing_known(
     name: str, columns: Mapping[str, list[Any]], roles: ColumnRoles, mapping: Mapping[str, str]
 ) -> str:
     """The message about a table that does not describe the privacy of its runs."""
+    roles_of_noise = {"noise": "noise_multiplier", "mu": "gdp_mu", "rho": "zcdp_rho"}
     hints = [
         f"{without_prefix(column)}={PLAIN[without_prefix(column)]}"
         for column, cells in columns.items()
@@ -263,9 +264,9 @@ def _nothing_known(
         and any(map(looks_like_a_number, cells))
     ]
     hints += [
-        f"{without_prefix(column)}=noise_multiplier"
+        f"{without_prefix(column)}={roles_of_noise[kind]}"
         for column, kind in roles.doubtful.items()
-        if kind == "noise"
+        if kind in roles_of_noise
         and without_prefix(column) not in PLAIN
         and not FUNCTIONS & set(words_of(without_prefix(column)))
     ]

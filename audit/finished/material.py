@@ -50,8 +50,17 @@ _SEARCH_COLUMNS = frozenset(
 """Columns that name the way of choosing candidates."""
 _LOOKING = ("tpe", "bayes", "cma", "gaussian process", "gpsampler", "nevergrad", "hyperband")
 _LOOKING_TOO = ("bohb", "asha", "pbt", "population", "evolution", "genetic", "hyperopt", "nsga")
+_STOPPING_COLUMNS = frozenset({"scheduler", "trial_scheduler", "pruner", "stopper"})
+_STOPPING = (
+    *("asha", "hyperband", "halving", "median", "pbt", "population", "bohb"),
+    *("pruner", "racing"),
+)
+"""What stops runs by the results of others; a scheduler may also be that of a learning rate."""
 _PRUNED_COLUMNS = frozenset({"pruned", "is_pruned", "was_pruned", "early_stopped", "stopped_early"})
 _ANCESTRY_COLUMNS = frozenset({"generation", "parent_id", "parent_trial", "parent_run_id"})
+_NUMBERS = frozenset({"number", "trial", "trial_number", "trial_id", "run", "run_number", "run_id"})
+_MAX_NUMBER = 10_000
+"""A larger number is an identifier, such as that of a job."""
 _YES = frozenset({"true", "yes", "1", "1.0", "t", "y"})
 _IDENTIFIERS = name_set(
     "run runid runname runuuid trial trialid trialname trialnumber jobid id uid uuid candidateid"
@@ -269,16 +278,42 @@ def evidence_of_columns(columns: Mapping[str, Sequence[object]]) -> Evidence:
                 for word, way in ways.items()
                 if way == SEQUENTIAL
             ]
+        elif column in _STOPPING_COLUMNS:
+            reasons += [
+                f"column {column} has {word[:40]!r}"
+                for word in dict.fromkeys(words)
+                if any(stem in word.lower() for stem in _STOPPING) and "nop" not in word.lower()
+            ]
         elif column in _PRUNED_COLUMNS and any(word.lower() in _YES for word in words):
             reasons.append(f"column {column} marks runs that did not run to their end")
         elif column in _ANCESTRY_COLUMNS and len({*words}) > 1:
             reasons.append(f"column {column} has several values")
+    remarks = tuple(
+        remark
+        for column, cells in columns.items()
+        if column in _NUMBERS and (remark := _left_out(column, cells))
+    )
     if reasons:
-        return Evidence(SEQUENTIAL, tuple(reasons))
+        return Evidence(SEQUENTIAL, tuple(reasons), remarks)
     if len(named) == 1:
         way = named.pop()
-        return Evidence(way, (f"a column names the way of choosing: {way}",))
-    return Evidence()
+        return Evidence(way, (f"a column names the way of choosing: {way}",), remarks)
+    return Evidence(remarks=remarks)
+
+
+def _left_out(column: str, cells: Sequence[object]) -> str:
+    """The remark that a table has fewer rows than its runs are numbered; else empty."""
+    numbers = {number_in(cell) for cell in cells}
+    if None in numbers or len(numbers) < len(cells):
+        return ""
+    last = max(number for number in numbers if number is not None)
+    first = min(number for number in numbers if number is not None)
+    if not first < last <= _MAX_NUMBER or last - first + 1 <= len(cells):
+        return ""
+    return (
+        f"column {column} has numbers from {first:g} to {last:g}, but there are {len(cells)} rows: "
+        "the cost is too small if runs were left out"
+    )
 
 
 def _way_named(word: str) -> str | None:
@@ -362,6 +397,7 @@ def runs_of_rows(
     ]
     runs = []
     for row, where in zip(rows, places, strict=True):
+        _refuse_runs_in_a_cell(row, where, ignored)
         runs.append(
             RecordedRun(
                 {column: value for column, value in row.items() if column not in states},
@@ -370,6 +406,20 @@ def runs_of_rows(
             )
         )
     return tuple(runs)
+
+
+def _refuse_runs_in_a_cell(row: Mapping[str, Any], where: str, ignored: frozenset[str]) -> None:
+    """Refuses a row with a list of objects, each of which may be a run."""
+    for column, value in row.items():
+        if not isinstance(value, list) or {column.strip(), without_prefix(column)} & ignored:
+            continue
+        count = sum(isinstance(entry, Mapping) for entry in value)
+        if count > 1:
+            raise InvalidInput(
+                f"{where}: row must be one run, got {count} objects in "
+                f"{checks.one_line(typed_name(column))}: write a row for each run, or add "
+                f"--columns '{typed_name(column)}=ignore' (in Python, columns=) if they are no runs"
+            )
 
 
 _REPORTED = (COMPLETE, RUNNING, FAILED, PRUNED)

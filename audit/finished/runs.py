@@ -344,9 +344,12 @@ def _noise_of_limit(epsilon: float, delta: float, steps: int, sampling_rate: flo
     return 1.0 / math.sqrt(inside) * (1.0 - _CALIBRATION)
 
 
+_FALSE = frozenset(["false", "0", "no", "0.0", "off", "n", "f", "disabled"])
+
+
 def is_false(value: object) -> bool:
     """Whether a cell denotes false."""
-    return str(value).strip().lower() in ("false", "0", "no", "0.0")
+    return str(value).strip().lower() in _FALSE
 
 
 def chance_of(value: object) -> float:

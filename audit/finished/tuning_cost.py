@@ -521,7 +521,7 @@ def combined_with_states(material: Material) -> Evidence:
         marks = replace(
             marks, method=columns.method, reasons=reasons or columns.reasons or marks.reasons
         )
-    remarks = (*marks.remarks, *states.remarks)
+    remarks = (*marks.remarks, *columns.remarks, *states.remarks)
     if states.method == SEQUENTIAL:
         reasons = marks.reasons if marks.method == SEQUENTIAL else ()
         return Evidence(SEQUENTIAL, (*reasons, *states.reasons), remarks)

@@ -840,9 +840,10 @@ _ALL = (
         "released gradient was the same.",
         "Numbers that are computed from the records without noise are saved with the weights (a "
         "mean, a loss on the training records, `grad_sample` of a pickled module), or the saved "
-        "weights are those of an epoch that was chosen by private records.",
-        "Save them in another file that is not released, choose the epoch by public records, or "
-        "add noise and account for it.",
+        "weights are those of an epoch, or of one of several runs, that was chosen by private "
+        "records.",
+        "Save them in another file that is not released, choose by public records, or add noise "
+        "and account for it. (What the choice among runs costs: `dp-tuning-audit bounds`.)",
         test="forced_releases.compare_saved",
     ),
     FindingKind(

@@ -20,6 +20,8 @@ from audit.tuning.space import Space
 
 _BUDGET = ("steps", "sampling_rate")
 """Hyperparameters that change the privacy cost of a run."""
+_NO_BUDGETS = ("noise_multiplier", "target_epsilon", "batch_size", "epochs")
+"""Hyperparameters that would change it, and that no study accounts for."""
 _MAX_BUDGETS = 8
 """Different budgets that are accounted for; each takes seconds."""
 _Chances = list[tuple[dict[str, Any], float]]
@@ -54,6 +56,8 @@ class Training:
         There are at most eight: more are grouped, and each is replaced by the largest budget of its
         group. More steps or a higher sampling rate never cost less, so the cost is an upper bound.
         """
+        if self.base is None or isinstance(self.base, DpSgd):
+            _refuse_other_budgets(space)
         budgets = _named(space)
         if self.base is not None and any(budgets):
             raise InvalidInput(f"space must not name {', '.join(_BUDGET)} if base is given")
@@ -112,6 +116,18 @@ class Training:
         if protocol.candidates_are == "chosen":
             return WorstOf(tuple(runs))
         return Mixture(tuple(runs), chances)
+
+
+def _refuse_other_budgets(space: Space) -> None:
+    candidates = map(space.at, space.points()) if "" in space.dimensions else [space.dimensions]
+    names = {name for candidate in candidates for name in candidate}
+    refused = [name for name in _NO_BUDGETS if name in names]
+    if refused:
+        raise InvalidInput(
+            f"space must state budgets as lists named steps and sampling_rate, got {refused[0]!r}: "
+            "the study computes the noise; rename the hyperparameter if no run's noise, batches or "
+            "length follow from it"
+        )
 
 
 def _named(space: Space) -> list[dict[str, Any]]:

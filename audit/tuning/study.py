@@ -367,6 +367,7 @@ class Study:
             3.0
         """
         _functions(train, records, accept, save, load)
+        self._refuse_unused(accept)
         test, private = checks.flag("test", test), checks.flag("private", private)
         cpu_seconds = checks.interval("cpu_seconds", cpu_seconds, 0.0)
         (name,) = device_names([device])
@@ -601,6 +602,7 @@ class Study:
             jobs = checks.integer("jobs", jobs, 1, checks.MAX_JOBS)
         progress, rehearse = checks.flag("progress", progress), checks.flag("rehearse", rehearse)
         _functions(train, records, accept, save, load)
+        self._refuse_unused(accept)
         if (save is None) != (load is None):
             raise InvalidInput("save and load must be given together, got one of them")
         if self._stopped is not None:
@@ -659,6 +661,13 @@ class Study:
         if self._run_seconds is not None and jobs > 0:
             worst = self.worst_seconds(max(self._run_seconds, 1e-3), jobs)
         return elapsed_time(self.protocol.mean_runs, worst)
+
+    def _refuse_unused(self, accept: object) -> None:
+        if accept is not None and not self.protocol.ends_with_accepted:
+            raise InvalidInput(
+                "accept must be given with protocols that end with an accepted run only (until, "
+                f"stopping, schedule), got {self.protocol.spec}"
+            )
 
     def _rehearse_first(
         self, train: Callable[..., Outcome], records: Any, plan: Plan, *others: Any

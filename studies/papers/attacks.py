@@ -399,7 +399,8 @@ def _draw(table: pd.DataFrame) -> Figure:
             axes.set(xlim=(0.0, 1.04), ylim=(len(specs) - 0.5, -0.5))
             axes.set_title(rf"$\mu$ = {mu:g}, $\delta$ = {delta:g}", fontsize="medium", loc="left")
             tidy(axes)
-        grid[-1][0].set_xlabel("share of the cost")
+        for axes in grid[-1]:
+            axes.set_xlabel("share of the cost")
         handles, labels = grid[0][0].get_legend_handles_labels()
         page.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return page

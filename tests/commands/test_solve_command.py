@@ -62,9 +62,10 @@ def test_protocols_has_the_costs_of_bounds(capsys: pytest.CaptureFixture[str]) -
     ("argv", "words"),
     [
         (["solve", "nois", "3"], "did you mean 'noise'?"),
-        (["solve", "noise", "3"], "steps (or epochs) must be given"),
-        (["solve", "noise", "3", "--mu", "1"], "--mu must not be given with"),
-        (["solve", "runs", "3"], "exactly one of --noise-multiplier"),
+        (["solve", "noise", "3"], "--steps or --epochs must be given with solve noise, got none"),
+        (["solve", "noise", "3", "--mu", "1"], "--mu must not be given with solve noise, which"),
+        (["solve", "runs", "3"], "one run must be given with solve runs, as --noise-multiplier"),
+        (["solve", "runs", "3", "--mu", "1", "--max-runs", "9"], "with solve distribution only"),
         (["protocols", "1", "--mu", "1"], "runs must be in [2, 1e+06], got 1"),
         (["protocols", "20"], "exactly one of --noise-multiplier"),
         (["protocols", "20", "--mu", "1", "--records", "-7"], "records must be a whole number"),

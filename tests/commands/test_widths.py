@@ -161,7 +161,7 @@ def test_the_verdict_on_a_script_has_a_dozen_lines_beside_its_conditions() -> No
             **{"overridden": (), "lowest_noise": 1.0, "seeds": (), "failure": None, "loaders": ()},
             **{"files": (), "end": ""},
         },
-        **{"unchanged": (), "more_engines": False},
+        **{"unchanged": (), "engines": 1},
     }
     kind = KINDS["fixed batches"]
     report = report_of((Finding(kind.premise, kind.observation, kind.cause, kind.fix),))

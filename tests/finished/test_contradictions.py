@@ -23,7 +23,26 @@ def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> flo
         ({"disable_dp": "True"}, {}, "runs with differential privacy only"),
         ({"use_dp": False}, {}, "runs with differential privacy only"),
         ({"config.dp": "false"}, {}, "runs with differential privacy only"),
+        ({"differential_privacy": "disabled"}, {}, "runs with differential privacy only"),
+        ({"dp_enabled": "off"}, {}, "runs with differential privacy only"),
+        ({"add_noise": False}, {}, "runs with differential privacy only"),
+        ({"nondp": "True"}, {}, "runs with differential privacy only"),
+        ({"private": "nein"}, {}, "runs with differential privacy only"),
+        ({"privacy": "none"}, {}, "runs with differential privacy only"),
+        ({"noise": "without"}, {}, "runs with differential privacy only"),
+        ({"non_private": "ja"}, {}, "runs with differential privacy only"),
+        ({"mu_gdp": 9}, {}, "'mu_gdp' must not say .* less private than epsilon"),
+        ({"zCDP rho": 9}, {}, "'zCDP rho' must not say .* less private than epsilon"),
+        (
+            {"mu_gdp": 0.9},
+            {"noise_multiplier": None},
+            "map a column, such as --columns 'mu_gdp=gdp_mu'",
+        ),
         ({"n_runs": 5}, {}, "one row for each training"),
+        ({"count": 3}, {}, "one row for each training"),
+        ({"seeds": "[1, 2, 3]"}, {}, "one row for each training"),
+        ({"seeds": "1;2"}, {}, "one row for each training"),
+        ({"total_trials": 200}, {}, "one row for each training"),
         ({"n_splits": "5"}, {}, "one row for each training"),
         ({"noise_scheduler": "exponential"}, {}, "constant noise"),
         ({"noise_decay": 0.9}, {}, "constant noise"),
@@ -55,6 +74,8 @@ def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> flo
         ({"privacy_unit": "user"}, {}, "or their number as --group-size"),
         ({"adjacency": "substitution"}, {}, "pass --neighbours"),
         ({"sampler": "shuffle"}, {}, "pass --batches shuffled"),
+        ({"batches": "shuffled"}, {}, "pass --batches shuffled"),
+        ({"batching": "fixed"}, {}, "pass --batches shuffled"),
         ({"drop_last": True}, {}, "pass --drop-last"),
         ({"num_microbatches": 50}, {}, "the mean of a microbatch is more sensitive"),
         ({"microbatch_size": 2}, {}, "the mean of a microbatch is more sensitive"),
@@ -63,6 +84,7 @@ def _cost(columns: dict[str, Any], options: dict[str, Any] | None = None) -> flo
         ({"phase2_steps": 500}, {}, "the length of each whole run"),
         ({"best_of": 5}, {}, "one row for each training"),
         ({"mechanism": "laplace"}, {}, "DP-SGD with independent Gaussian noise only"),
+        ({"noise_distribution": "laplacian"}, {}, "DP-SGD with independent Gaussian noise only"),
         ({"algorithm": "DP-FTRL"}, {}, "DP-SGD with independent Gaussian noise only"),
         ({"optimizer": "non-private-adam"}, {}, "DP-SGD with independent Gaussian noise only"),
         ({"label_dp": True}, {}, "DP-SGD with independent Gaussian noise only"),
@@ -95,6 +117,9 @@ def test_a_column_towards_less_privacy_is_refused(
         {"scored_on": "public", "name": "run", "epsilon_spent": 1.2, "adam_eps": 1e-8},
         {"adjacency": "add_remove", "sampler": "poisson", "drop_last": False, "num_workers": 4},
         {"label_fraction": 0.8, "label_noise": 0.1, "eval_steps": 1000, "warmup_steps": 900},
+        {"seeds": "[7]", "folds": "", "splits": "random"},
+        {"mu_gdp": 0.01, "zcdp": 0.01, "mu": 9, "noise_seed": 0, "dp_enabled": "on"},
+        {"privacy": "DP-SGD", "noise": "gaussian", "private": "", "non_dp": "no", "use_dp": "y"},
         {"max_per_sample_grad_norm": 1.0, "_step": 49_999, "test_batch_size": 1024},
     ],
 )
@@ -102,6 +127,19 @@ def test_a_column_that_agrees_or_means_something_else_is_no_contradiction(
     columns: dict[str, Any], epsilon_of_ten_runs: float
 ) -> None:
     assert _cost(columns) == epsilon_of_ten_runs
+
+
+@pytest.mark.parametrize(
+    "names", [("acc_seed1", "acc_seed2"), ("Run 1", "Run 2"), ("fold-0/acc", "fold-1/acc")]
+)
+def test_results_of_several_trainings_in_a_row_are_refused(
+    names: tuple[str, str], epsilon_of_ten_runs: float
+) -> None:
+    results = dict.fromkeys(names, 0.5)
+    with pytest.raises(ValueError, match="must have one row for each training, got columns"):
+        _cost(results)
+    assert _cost(results, {"columns": dict.fromkeys(names, "ignore")}) == epsilon_of_ten_runs
+    assert _cost({names[0]: 0.5, "trained2": 1, "rerun": 3}) == epsilon_of_ten_runs
 
 
 def test_a_contradiction_can_be_mapped_to_ignore(epsilon_of_ten_runs: float) -> None:

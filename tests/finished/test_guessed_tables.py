@@ -42,7 +42,7 @@ def test_a_hyperparameter_never_overrides_the_base(name: str) -> None:
     ):
         cost = audit.cost_of_trials(study, **options)  # type: ignore[arg-type]
         assert cost.epsilon == pytest.approx(16.28, abs=0.005)
-        assert cost.columns == (f"not about privacy: {name}",)
+        assert cost.columns == (f"not read as a privacy setting: {name}",)
     # One run alone costs 4.29.
     assert BASE.epsilon(1e-5) == pytest.approx(4.29, abs=0.005)
 
@@ -215,6 +215,10 @@ def test_a_heading_of_a_hundred_thousand_characters_is_not_echoed(tmp_path: Path
         ("pruned", [True] + [False] * 9, True),
         ("early_stopped", ["yes"] + ["no"] * 9, True),
         ("generation", [1] * 5 + [2] * 5, True),
+        ("scheduler", ["ASHA"] * 10, True),
+        ("pruner", ["MedianPruner"] * 10, True),
+        ("scheduler", ["cosine"] * 10, False),
+        ("pruner", ["NopPruner"] * 10, False),
         ("sampler", ["GridSampler"] * 10, False),
         ("method", ["dp-sgd"] * 10, False),
         ("pruned", [False] * 10, False),

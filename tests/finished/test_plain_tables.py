@@ -66,6 +66,7 @@ def test_noise_that_was_computed_from_an_epsilon_is_no_draw(tmp_path: Path) -> N
         (f"{_HEADING}\n1.1,500,1/100\n", "write a fraction as a decimal number"),
         (f"{_HEADING}\n{_ROW}\n,500,0.01\n", r"line 3: run must have .* --noise-multiplier 1\.1"),
         (f"{_HEADING}\n{_ROW}\nNaN,500,0.01\n", r"line 3: run must have .*\(an empty cell or nan"),
+        ('{"lr": 1}\n{"lr": 2}\n', "got json in .*: rename it to .json, or to .jsonl"),
         (f"{_HEADING},status\n{_ROW},odd\n", "got 'odd': write one of these, or add --columns"),
     ],
 )
@@ -98,11 +99,32 @@ def test_states_in_words(tmp_path: Path, state: str, remark: str | None) -> None
     assert cost.remarks[:1] == (() if remark is None else (remark,))
 
 
+@pytest.mark.parametrize(
+    ("column", "cells", "is_a_part"),
+    [
+        ("trial", ["3", "17", "40"], True),
+        ("number", ["0", "1", "5"], True),
+        ("number", ["5", "7", "6"], False),
+        ("number", ["0", "0", "5"], False),  # no numbering
+        ("trial_id", ["81532", "81530", "94711"], False),  # of jobs
+        ("trial", ["a", "b", "c"], False),
+        ("lr", ["3", "17", "40"], False),
+    ],
+)
+def test_gaps_in_a_numbering_are_a_remark(
+    tmp_path: Path, column: str, cells: list[str], is_a_part: bool
+) -> None:
+    cost = _cost(tmp_path, _table(column, cells))
+    said = any("the cost is too small if runs were left out" in remark for remark in cost.remarks)
+    assert said == is_a_part
+    assert cost.trials == 3
+
+
 def test_a_column_state_may_mean_something_else(tmp_path: Path) -> None:
     text = f"{_HEADING},state\n{_ROW},Ohio\n{_ROW},Texas\n"
     cost = _cost(tmp_path, text, columns={"state": "ignore"})
     assert cost.trials == 2
-    assert "not about privacy: state" in cost.columns
+    assert "not read as a privacy setting: state" in cost.columns
 
 
 def test_a_run_that_was_pruned_and_failed_is_pruned(tmp_path: Path) -> None:

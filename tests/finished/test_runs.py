@@ -182,7 +182,7 @@ def test_an_explicit_base_is_never_overridden() -> None:
         with pytest.raises(ValueError, match=f"--columns '{name}="):
             audit.cost_of_trials(varied, "grid", base=base)
         cost = audit.cost_of_trials(varied, "grid", base=base, columns={name: "ignore"})
-        assert cost.columns == ("not about privacy: " + f"{name}, lr",)
+        assert cost.columns == ("not read as a privacy setting: " + f"{name}, lr",)
     with pytest.raises(ValueError, match="steps must not be given with base"):
         audit.cost_of_trials(same, "grid", base=base, steps=3)
 
@@ -209,7 +209,7 @@ def test_a_setting_of_all_runs_does_not_hide_a_column_that_varies() -> None:
 )  # fmt: skip
 def test_names_of_other_hyperparameters_are_not_about_privacy(name: str) -> None:
     cost = audit.cost_of_trials([{name: 0.1}, {name: 0.2}], "grid", base=DpSgd(1.0, 5))
-    assert cost.columns == (f"not about privacy: {name}",)
+    assert cost.columns == (f"not read as a privacy setting: {name}",)
 
 
 def test_repeated_candidates_are_reported_and_contradict_independent_draws() -> None:

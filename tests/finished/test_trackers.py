@@ -113,6 +113,62 @@ def test_json_and_data_frames(tmp_path: Path) -> None:
         check_ten(source)
 
 
+_RUN = {"noise_multiplier": 1.1, "batch_size": 100, "epochs": 5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"name": "sweep", "results": [_RUN, _RUN]},
+        {"done": [_RUN, _RUN], "failed": [_RUN, _RUN]},
+        {"first": _RUN, "second": _RUN},
+        {name: {"0": value, "1": value} for name, value in _RUN.items()},
+        {"columns": [*_RUN], "index": [0, 1], "data": [[*_RUN.values()]] * 2},
+        {"name": "sweep", **_RUN, "lr": [0.1, 0.2]},
+        {"method": "grid", "parameters": {"lr": {"values": [0.1, 0.2]}}},
+    ],
+)
+def test_one_json_object_with_several_runs_is_not_counted_as_one_run(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    path = tmp_path / "runs.json"
+    for indent in (None, 2):
+        path.write_text(json.dumps(content, indent=indent))
+        with pytest.raises(ValueError, match=r"one object in .* which may hold several runs"):
+            audit.cost_of_trials(path, "grid", records=10_000, noise_multiplier=1.1)
+
+
+def test_one_json_object_with_settings_is_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"config": _RUN, "summary": {"acc": 0.9}}))
+    assert audit.cost_of_trials(path, "grid", records=10_000).trials == 1
+
+
+def test_a_list_of_objects_in_a_row_may_be_further_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    row = {**_RUN, "history": [{"loss": 1.0}, {"loss": 0.5}]}
+    path.write_text(json.dumps([row, row]))
+    for source in (path, [row, row]):
+        with pytest.raises(ValueError, match="got 2 objects in 'history': write a row for each"):
+            audit.cost_of_trials(source, "grid", records=10_000)
+        cost = audit.cost_of_trials(source, "grid", records=10_000, columns={"history": "ignore"})
+        assert cost.trials == 2
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_a_json_object_with_two_values_of_one_name_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"runs.{suffix}"
+    path.write_text('{"noise_multiplier": 1.1, "noise_multiplier": 2.0, "lr": 1}\n{"lr": 2}\n')
+    with pytest.raises(ValueError, match="must name each value once, got 'noise_multiplier' twice"):
+        audit.cost_of_trials(path, "grid", sampling_rate=0.01, steps=500)
+
+
+def test_an_address_on_the_web_is_no_storage() -> None:
+    with pytest.raises(ValueError, match="download its runs, or export them as csv") as refused:
+        audit.cost_of_trials("https://me:secret@wandb.ai/team/project", "grid")
+    assert "secret" not in str(refused.value)
+
+
 def test_parquet_names_the_package_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

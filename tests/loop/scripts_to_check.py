@@ -43,6 +43,47 @@ for epoch in range(args.epochs):
 torch.save(model.state_dict(), "model.pt")
 '''
 
+SWEEP = '''
+"""Candidates that differ in learning rate and width; the one with most right labels is saved."""
+import torch
+from opacus import PrivacyEngine
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+features = torch.randn(250, 6)
+labels = (features[:, 0] * features[:, 1] > 0).long()
+
+
+def train(rate, width):
+    data = TensorDataset(features[50:], labels[50:])
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 2))
+    engine = PrivacyEngine()
+    private, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=rate),
+        data_loader=DataLoader(data, batch_size=32, shuffle=True),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(private(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def right_labels(model, x, y):
+    with torch.no_grad():
+        return int((model(x).argmax(1) == y).sum())
+
+
+models = [train(0.1, 8), train(0.3, 4), train(0.2, 12), train(0.5, 8)]
+public = slice(0, 50)
+best = max(models, key=lambda model: right_labels(model, features[public], labels[public]))
+torch.save(best.state_dict(), "best.pt")
+'''
+
 MISTAKES = {
     "old loader": ("in private_loader", "in loader"),
     "shuffled batches": ("max_grad_norm=1.0,", "max_grad_norm=1.0,\n    poisson_sampling=False,"),

@@ -948,6 +948,8 @@ def test_the_command_takes_a_loss(tmp_path: Path) -> None:
     ("options", "error"),
     [
         (["--train", "broken_trainings.nothing"], "train must be a name"),
+        (["--train", "train"], "can be imported, got 'train': write module.name"),
+        (["--train", "train:loop"], "can be imported, got 'train:loop': write module.name"),
         (["--train", "broken_trainings.RIGHT", "--threat", "XTCV"], "threat must be one of"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from premise_reports import broken_premises
 
 from audit.errors import InvalidInput
 from audit.loop import TrainingSet
@@ -125,17 +126,12 @@ def deleted(parameters: list[Any], *_: Any) -> None:
         p.grad = gradient
 
 
-def findings(train: Any) -> list[str]:
-    report = check_premises(train, TrainingSet.of(sixty())).report
-    return [finding.premise for finding in report.findings]
-
-
 @little_work
 @pytest.mark.parametrize(
     "use", [momentum, norms, rate, copies, compiled_norms, norms_in_threads, deleted]
 )
 def test_states_of_noisy_gradients_before_the_step_are_no_leak(use: Use) -> None:
-    assert findings(training(use)) == []
+    assert broken_premises(training(use)) == []
 
 
 @pytest.mark.thorough
@@ -150,20 +146,20 @@ def test_changes_of_noisy_gradients_before_the_step_are_no_leak(use: Use) -> Non
 @little_work
 @pytest.mark.parametrize("use", [momentum_in_place, half_of_the_last])
 def test_changes_of_exact_gradients_are_found(use: Use) -> None:
-    assert "released numbers" in findings(training(use, norms))
+    assert "released numbers" in broken_premises(training(use, norms))
 
 
 @little_work
 @pytest.mark.parametrize("use", [norms, copies, divided_by_one, deleted])
 def test_contributions_are_seen_where_gradients_are_read_before_the_step(use: Use) -> None:
-    assert set(findings(training(use, limit=3 * CLIP))) & {"contribution", "noise"}
+    assert set(broken_premises(training(use, limit=3 * CLIP))) & {"contribution", "noise"}
 
 
 @little_work
 @pytest.mark.parametrize("use", [nothing, norms])
 @pytest.mark.parametrize("exact", [norms, momentum])
 def test_states_of_exact_gradients_are_a_leak(use: Use, exact: Use) -> None:
-    assert "released numbers" in findings(training(use, exact))
+    assert "released numbers" in broken_premises(training(use, exact))
 
 
 def test_only_lines_that_always_see_the_final_gradient_are_final() -> None:

@@ -25,7 +25,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SavedFile], nn.Module]:
     """The files that are saved within a test, and the trained module."""
     files: list[SavedFile] = []
     module = nn.Linear(3, 2)
-    recorder = SavedFiles(files.append, lambda: Shapes.of(module), CreatedFiles())
+    recorder = SavedFiles(files.append, lambda: [Shapes.of(module)], CreatedFiles())
     for place, name, function in recorder.patches():
         monkeypatch.setattr(place, name, function)
     return files, module

@@ -16,6 +16,7 @@ from scripts_to_check import (
     MISTAKES,
     PLAIN,
     RESUMED,
+    SWEEP,
     with_mistake,
 )
 
@@ -38,7 +39,7 @@ def test_correct_script_is_not_accused(tmp_path: Path) -> None:
     result = run(tmp_path, PLAIN, "--epochs", "2")
     assert result.exit_code == 0, str(result)
     shown = str(result)
-    assert "script: n = 200, batch size 32, noise multiplier 1" in shown
+    assert "script: n = 200, batch size 32, noise multiplier 1, arguments '--epochs 2'" in shown
     assert "not tested: everything before make_private" in shown
     assert "other loaders, taken as public (50 records)" in shown
     assert "zero-out" in shown
@@ -88,6 +89,28 @@ def test_a_checkpoint_of_a_run_is_not_resumed_by_the_next(tmp_path: Path, mode: 
     assert result.exit_code == 0, str(result)
     assert "losses.pt" in " ".join(result.report.notes)
     assert "does not reach its end" not in str(result)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("rerun", marks=pytest.mark.slow), "fork"])
+@pytest.mark.parametrize("is_private", [False, True])
+@pytest.mark.thorough
+def test_a_choice_among_several_private_runs_is_tested(
+    tmp_path: Path, is_private: bool, mode: str
+) -> None:
+    """Each candidate is trained on a data set object of its own, with the same records."""
+    text = SWEEP.replace("slice(0, 50)", "slice(50, 250)") if is_private else SWEEP
+    result = run(tmp_path, text, records=8, steps=3, mode=mode)
+    kinds = [finding.kind for finding in result.report.findings]
+    assert kinds == (["saved"] if is_private else []), str(result)
+    assert "all but the first of 4 calls of make_private" in str(result)
+    assert "does not reach its end" not in str(result)
+
+
+@pytest.mark.thorough
+def test_a_further_run_on_other_records_ends_the_test(tmp_path: Path) -> None:
+    text = SWEEP.replace("[50:]", "[50 * (rate < 0.2) :]")
+    result = run(tmp_path, text, records=8, steps=3)
+    assert "it calls make_private again with another data set" in str(result)
 
 
 @pytest.mark.slow
@@ -206,10 +229,12 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["exit_code"] == 1
     assert check_script.main([str(tmp_path / "none.py")]) == 2
     assert "must name a script" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="path must name a script, got 3"):
+        script(3)  # type: ignore[arg-type]
 
 
 def test_a_verdict_names_what_it_does_not_cover() -> None:
-    facts = {"loaders": [], "unchanged": ["mask"], "more_engines": True, "failure": ""}
+    facts = {"loaders": [], "unchanged": ["mask"], "engines": 2, "failure": ""}
     facts["end"] = "it then raises an error"
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from audit.loop.runs.records import TrainingSet
+from audit.loop.sources import script_items
 from audit.loop.sources.script_items import ItemForm, StoredRecords
 
 PLACES = [1, 3, 4]
@@ -40,9 +41,10 @@ def test_rows_of_a_table_are_exchanged_and_restored() -> None:
     data = Table()
     tensor = torch.from_numpy(data.x)  # of the same memory, as a script may hold it
     rows = rows_of(data)
-    assert np.flatnonzero((data.x == 9).all(1)).tolist() == PLACES
+    # Of the rows without a record, the first one keeps what it holds.
+    assert np.flatnonzero((data.x == 9).all(1)).tolist() == [1, 2, 3, 4, 5]
     assert tensor[PLACES].unique().tolist() == [9.0]
-    assert data.y.ravel().tolist() == [0, 5, 0, 5, 5, 1]
+    assert data.y.ravel().tolist() == [0, 5, 5, 5, 5, 5]
     assert data.public.tolist() == list(range(6))
     rows.restore()
     assert np.array_equal(data.x, Table().x)
@@ -52,14 +54,21 @@ def test_rows_of_a_table_are_exchanged_and_restored() -> None:
 def test_fewer_records_leave_the_later_rows() -> None:
     data = Table()
     rows_of(data, count=2)
-    assert np.flatnonzero((data.x == 9).all(1)).tolist() == PLACES[:2]
+    assert np.flatnonzero((data.x == 9).all(1)).tolist() == [1, 2, 3, 5]
+
+
+def test_large_arrays_keep_the_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_items, "_MAX_BYTES_OF_ARRAY", 47)
+    data = Table()
+    rows_of(data)
+    assert np.flatnonzero((data.x == 9).all(1)).tolist() == PLACES
 
 
 def test_rows_of_a_subset_are_those_of_its_indices() -> None:
     tensors = torch.arange(16.0).reshape(8, 2), torch.arange(8) % 2
     data = Subset(TensorDataset(*tensors), [7, 6, 5, 4, 3])
     rows = rows_of(data)
-    assert torch.nonzero((tensors[0] == 9).all(1)).ravel().tolist() == [3, 4, 6]
+    assert torch.nonzero((tensors[0] == 9).all(1)).ravel().tolist() == [3, 4, 5, 6]
     rows.restore()
     assert torch.equal(tensors[0], torch.arange(16.0).reshape(8, 2))
 

@@ -52,6 +52,15 @@ from benchmarks import studies
         ),
         ({"space": {"steps": [1, 2]}}, "space must not name steps"),
         (
+            {"base": None, "epsilon": 1.0, "steps": 9, "space": {"noise_multiplier": [1, 2]}},
+            "space must state budgets as lists .* got 'noise_multiplier': the study computes",
+        ),
+        (
+            {"base": None, "epsilon": 1.0, "steps": 9, "protocol": "fixed:2"}
+            | {"space": [{"lr": 1}, {"lr": 2, "epochs": 3}]},
+            "space must state budgets as lists .* got 'epochs'",
+        ),
+        (
             {"base": None, "epsilon": 1.0, "space": {"steps": tuning.Uniform(1, 9)}},
             "space must name budgets as lists",
         ),
@@ -65,6 +74,12 @@ def test_bad_input_is_one_line(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         study(**settings)
     assert "\n" not in str(caught.value)
+
+
+def test_accept_is_refused_where_no_run_is_accepted() -> None:
+    for method in ("run", "rehearse"):
+        with pytest.raises(ValueError, match=r"\(until, stopping, schedule\), got fixed:2"):
+            getattr(study(protocol="fixed:2"), method)(noisy, accept=lambda outcome: True)
 
 
 @pytest.mark.thorough

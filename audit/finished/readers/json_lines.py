@@ -26,15 +26,24 @@ def read_json(source: Any, options: ReadOptions) -> Material:
     name = shown(path)
     text = read_text(path)
     try:
-        content = json.loads(text)
+        content = _loads(text, name)
+    except InvalidInput:
+        raise
     except (ValueError, RecursionError):
         return _of_lines(text, name, options)
     if isinstance(content, Mapping):
         if is_search_table(content):
             return material_of_search(content, name)
         rows = _rows_of_columns(content)
-        if rows is None and len(text.splitlines()) == 1:
-            rows = [content]  # a file of one line
+        of_lines = path.suffix.lower() != ".json"
+        one_line = len(text.splitlines()) == 1
+        if rows is None and one_line and (of_lines or not _may_hold_several(content)):
+            rows = [content]
+        if rows is None:
+            raise InvalidInput(
+                f"source must be a list of json objects, one per run, got one object in {name}, "
+                "which may hold several runs: write [{...}, {...}]"
+            )
         content = rows
     if not isinstance(content, list) or not all(isinstance(row, Mapping) for row in content):
         raise InvalidInput(f"source must be a list of json objects, one per run, got {name}")
@@ -50,7 +59,9 @@ def _of_lines(text: str, name: str, options: ReadOptions) -> Material:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = _loads(line, f"{name}, line {number}")
+        except InvalidInput:
+            raise
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, Mapping):
@@ -62,11 +73,64 @@ def _of_lines(text: str, name: str, options: ReadOptions) -> Material:
     return material_of_rows(rows, places, name, options)
 
 
+class _NamedTwice(Exception):
+    """An object has two values of one name, of which Python would keep the last."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise _NamedTwice(name)
+        content[name] = value
+    return content
+
+
+def _loads(text: str, where: str) -> Any:
+    """The content of json text.
+
+    Raises:
+        InvalidInput: an object has two values of one name.
+        ValueError: the text is not json.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except _NamedTwice as error:
+        repeated = checks.one_line(str(error))
+    raise InvalidInput(f"{where}: object must name each value once, got {repeated} twice")
+
+
+def _may_hold_several(content: Mapping[str, Any]) -> bool:
+    """Whether an object may hold several runs: a list, numbered values, or objects of equal names.
+
+    Python writes any content in one line by default, so that one line need not be one run.
+    """
+    values = list(content.values())
+    objects = [value for value in values if isinstance(value, Mapping)]
+    numbered = len(content) > 1 and all(str(name).isdigit() for name in content)
+    alike = len(values) == len(objects) > 1 and len({frozenset(entry) for entry in objects}) == 1
+    return (
+        numbered
+        or alike
+        or any(isinstance(value, list) for value in values)
+        or any(map(_may_hold_several, objects))
+    )
+
+
 def _rows_of_columns(content: Mapping[str, Any]) -> list[Any] | None:
-    """Rows of an object of lists of one length; None for any other object."""
+    """Rows of an object of lists of one length; None for any other object.
+
+    Two lists of objects with a name in common are two lists of runs.
+    """
     columns = list(content.values())
     if not columns or not all(isinstance(column, list) for column in columns):
         return None
     if len({len(column) for column in columns}) != 1:
+        return None
+    names = [
+        {name for cell in column if isinstance(cell, Mapping) for name in cell}
+        for column in columns
+    ]
+    if sum(map(len, names)) > len(set().union(*names)):
         return None
     return [dict(zip(content, cells, strict=True)) for cells in zip(*columns, strict=True)]

@@ -24,7 +24,14 @@ from audit.finished.material import (
     RecordedRun,
     state_of,
 )
-from audit.finished.readers.registry import ReadOptions, TableFormat, as_path, reader, table_format
+from audit.finished.readers.registry import (
+    WEB,
+    ReadOptions,
+    TableFormat,
+    as_path,
+    reader,
+    table_format,
+)
 
 _SAMPLERS = {"RandomSampler": RANDOM, "GridSampler": GRID, "QMCSampler": GRID}
 """Samplers that do not depend on earlier results; a quasi-random sequence is a fixed list."""
@@ -43,7 +50,7 @@ def _is_study(source: Any) -> bool:
 
 def _is_storage(source: Any) -> bool:
     if isinstance(source, str) and "://" in source:
-        return True
+        return not source.lower().startswith(WEB)
     path = as_path(source)
     if path is None or path.is_dir():
         return False

@@ -14,6 +14,8 @@ from audit.errors import InvalidInput, require_modules
 from audit.finished.material import Evidence, Material
 
 Recognise = Callable[[Any], bool]
+WEB = ("http://", "https://", "s3://", "gs://", "file://", "ftp://")
+"""Beginnings of addresses that no reader opens."""
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers", ".gsheet")
 
 
@@ -202,6 +204,11 @@ def read(source: Any, options: ReadOptions) -> Material:
         raise InvalidInput(
             f"source must be a table as text, got the spreadsheet {checks.one_line(str(source))}: "
             "export its sheet as csv"
+        )
+    if isinstance(source, str) and source.lower().startswith(WEB):
+        raise InvalidInput(
+            "source must be a file, a folder or the address of a database, got the address "
+            f"{shown(source)}: download its runs, or export them as csv"
         )
     raise InvalidInput(
         "source must be a table, a folder or a storage of runs (csv, tsv, json, parquet, or of "

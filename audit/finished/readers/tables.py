@@ -152,6 +152,11 @@ def _check_no_title(heading: list[str], rows: Sequence[tuple[int, list[str]]], n
 def _check_heading(heading: list[str], name: str) -> None:
     if not any(heading):
         raise InvalidInput(f"source must be at least one row below a heading, got none in {name}")
+    if heading[0].startswith(("{", "[")):
+        raise InvalidInput(
+            f"source must be a table with a heading, got json in {name}: rename it to .json, or to "
+            ".jsonl if each line is a run"
+        )
     repeated = [column for column, times in Counter(heading).items() if times > 1 and column]
     if repeated:
         raise InvalidInput(

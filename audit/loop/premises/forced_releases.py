@@ -39,8 +39,9 @@ _SEEDS_OF_DISTRIBUTIONS, _SEEDS_OF_FEW_RECORDS, _FEW_RECORDS = 24, 64, 3
 # Tests of one number: the means and the distances of two pairs of samples.
 _TESTS_OF_DISTRIBUTION = 4
 # Neighbours whose runs continue to the end of a script, which may take several times as long as the
-# tested steps. The first ones have another record, another order, and records of one class.
-_RUNS_TO_END = 4
+# tested steps. The first ones have another record, other labels, records of one class, the same of
+# another class, and another order.
+_RUNS_TO_END = 6
 # Draws of each step that are set to zero, one after another, and the relative difference of changes
 # that count as the same.
 _MAX_DRAWS_OF_STEP, _SAME = 16, 1e-4
@@ -433,8 +434,13 @@ def _neighbours(
     # A chain of neighbours leads to any other data set, so a difference there proves one between
     # neighbours.
     reordered = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
-    one_class = min([*canaries.pair, *of_data], key=lambda record: float(record.label))
-    neighbours[2:2] = [reordered, copies(reference, one_class, len(reference))]
+    by_label = sorted([*canaries.pair, *of_data], key=lambda record: float(record.label))
+    classes, places = np.unique(reference.labels, return_inverse=True)
+    relabelled = TrainingSet(reference.features, np.roll(classes, 1)[places])
+    of_one_class = [copies(reference, by_label[0], len(reference))]
+    if by_label[-1].label != by_label[0].label:
+        of_one_class.append(copies(reference, by_label[-1], len(reference)))
+    neighbours[1:1] = [relabelled, *of_one_class, reordered]
     if experiment.relation == "add-remove" and len(reference) > 1:
         # Sizes of sampled batches seldom show the loss of one record, but that of half of them.
         neighbours[1:1] = [reference.without_last(), reference.first_records(len(reference) // 2)]

@@ -430,17 +430,22 @@ def _in_units_of_coordinates(canaries: CanaryRuns, weights: FloatArray, runs: in
     limits = np.zeros(len(weights))
     gradients = np.stack([trace.gradients[: len(weights)] for trace in canaries.traces])
     finite = gradients[np.isfinite(gradients).all(axis=(1, 2))]
-    for place, canary in enumerate(finite[:-1]):
+    farthest = np.zeros((len(finite), *weights.shape))
+    for place, canary in enumerate(finite):
         # Two records differ by at most twice the contribution of one.
-        terms = np.square(finite[place + 1 :] - canary) / 4 * weights
+        terms = np.square(np.delete(finite, place, axis=0) - canary) / 4 * weights
         for t in range(len(weights)):
             of_step = terms[:, t]
             for of_pair in of_step[np.argsort(-of_step.sum(axis=1))[:_PAIRS_OF_A_CANARY]]:
                 limits[t] = max(limits[t], lower_limit(of_pair, runs))
-        # The mean over the steps is at most the largest of them. It is known better than each one,
-        # because the noise of the steps is independent.
-        for of_pair in terms[np.argsort(-terms.sum(axis=(1, 2)))[:_PAIRS_OF_A_CANARY]]:
-            limits = np.maximum(limits, lower_limit((of_pair / len(weights)).ravel(), runs))
+        farthest[place] = max(terms, key=np.sum, default=np.zeros(weights.shape))
+    # The mean over steps or over pairs is at most the largest of them. It is known better than each
+    # one if they differ in their coordinates, because the noise of these is independent.
+    order = np.argsort(-farthest.sum(axis=(1, 2)))
+    for count in {1, len(order) // 4, len(order) // 2, len(order)} - {0}:
+        of_pairs = farthest[order[:count]].mean(axis=0)
+        limits = np.maximum(limits, lower_limit((of_pairs / len(weights)).ravel(), runs))
+        limits = np.maximum(limits, [lower_limit(of_step, runs) for of_step in of_pairs])
     return np.sqrt(limits)
 
 

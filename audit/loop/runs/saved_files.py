@@ -72,15 +72,15 @@ class SavedFiles:
 
     Args:
         keep: gets each saved object.
-        shapes: returns the shapes of the parameters, by which a file with the weights is
-            recognised; None where nothing is kept.
+        shapes: returns the shapes of the parameters of each released module, by which a file with
+            the weights is recognised; None where nothing is kept.
         created: notes new files, which compiled code opens.
     """
 
     def __init__(
         self,
         keep: Callable[[SavedFile], None],
-        shapes: Callable[[], "Shapes | None"],
+        shapes: Callable[[], "Sequence[Shapes] | None"],
         created: "CreatedFiles",
     ) -> None:
         self._keep, self._shapes, self._created = keep, shapes, created
@@ -173,9 +173,6 @@ class Shapes(NamedTuple):
         return any(len(shape) > 1 for shape in self.frozen) and self.frozen <= shapes
 
 
-_NO_SHAPES = Shapes(Counter(), Counter())
-
-
 @contextlib.contextmanager
 def replaced(patches: Sequence[_Patch]) -> Iterator[None]:
     """Replaces functions of modules or classes, and puts the old ones back.
@@ -196,11 +193,11 @@ def replaced(patches: Sequence[_Patch]) -> Iterator[None]:
 @contextlib.contextmanager
 def recorded_files(keep: Callable[[SavedFile], None]) -> Iterator[None]:
     """Records what is saved within, by modules that are loaded; no file counts as released."""
-    with replaced(SavedFiles(keep, lambda: _NO_SHAPES, CreatedFiles()).patches()):
+    with replaced(SavedFiles(keep, lambda: (), CreatedFiles()).patches()):
         yield
 
 
-def _read(saved: Callable[[], tuple[Any, Any]], call: str, shapes: Shapes) -> SavedFile:
+def _read(saved: Callable[[], tuple[Any, Any]], call: str, shapes: Sequence[Shapes]) -> SavedFile:
     """The saved object; without numbers if it cannot be read, such as a quantized tensor."""
     try:
         return _saved(*saved(), call, shapes)
@@ -208,7 +205,7 @@ def _read(saved: Callable[[], tuple[Any, Any]], call: str, shapes: Shapes) -> Sa
         return SavedFile(f"an object ({_with_place(call)})", {}, False, format_error(error))
 
 
-def _saved(value: Any, file: Any, call: str, shapes: Shapes) -> SavedFile:
+def _saved(value: Any, file: Any, call: str, shapes: Sequence[Shapes]) -> SavedFile:
     numbers = dict(numbers_of(value))
     for parameter, attributes in _held_by_parameters(value):
         numbers |= {f"{parameter}.{key}": v for key, v in numbers_of(attributes).items()}
@@ -221,9 +218,10 @@ def _saved(value: Any, file: Any, call: str, shapes: Shapes) -> SavedFile:
         shown = Path(file).name
     else:
         shown = Path(str(getattr(file, "name", ""))).name or "an object"
-    is_model = shapes is not _NO_SHAPES and _is_model(value, numbers)
+    is_model = bool(shapes) and _is_model(value, numbers)
     name = f"{shown} ({_with_place(call)})"
-    return SavedFile(name, numbers, shapes.are_in(numbers), is_model=is_model)
+    holds_weights = any(of_module.are_in(numbers) for of_module in shapes)
+    return SavedFile(name, numbers, holds_weights, is_model=is_model)
 
 
 def _with_place(call: str) -> str:

@@ -78,6 +78,8 @@ class ScriptResult:
             f"tested: n = {tested['n']}, rate {rate:.3g}, {self.report.steps} steps, "
             f"{self.report.runs} runs ({self.mode}); zero-out: n is public",
         ]
+        if facts.get("arguments"):
+            lines[0] += f", arguments {checks.one_line(' '.join(facts['arguments']))}"
         changed = ["seeds", "data set of the loader", *facts["overridden"]]
         lines.append(f"changed for the test: {', '.join(changed)}")
         if facts["files"] and "released numbers" in self.report.tested:
@@ -120,8 +122,11 @@ class ScriptResult:
         if facts["unchanged"]:
             shown = ", ".join(facts["unchanged"][:4])
             items.append(f"parts of a record that were not exchanged ({shown})")
-        if facts["more_engines"]:
-            items.append("everything after the second call of make_private")
+        if facts["engines"] > 1:
+            items.append(
+                f"clipping, noise and batches of all but the first of {facts['engines']} calls of "
+                "make_private, and the sum of their epsilons: each accountant records its own run"
+            )
         return items
 
     @property
@@ -212,6 +217,8 @@ def script(
         ...
         audit.errors.InvalidInput: path must name a script, got 'missing.py'
     """
+    if not isinstance(path, str | Path):
+        raise InvalidInput(f"path must name a script, got {checks.one_line(path)}")
     file = Path(path)
     if not file.is_file():
         raise InvalidInput(f"path must name a script, got {checks.one_line(str(path))}")
@@ -241,7 +248,7 @@ def script(
     return ScriptResult(
         file.name,
         report_of(answer["report"]),
-        answer["facts"],
+        answer["facts"] | {"arguments": options["arguments"]},
         answer["tested"],
         answer["mode"],
     )

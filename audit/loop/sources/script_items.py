@@ -23,6 +23,10 @@ from audit.loop.sources.trees import as_numbers
 _MAX_DEPTH = 8
 Path = tuple[Any, ...]
 _MAX_DEPTH_OF_ARRAYS = 4
+# Of this many rows without a record of the test, one keeps what it holds.
+_KEPT_ROW = 8
+# Arrays of more bytes keep the rows that hold no record of the test.
+_MAX_BYTES_OF_ARRAY = 2e8
 
 
 @dataclass(frozen=True)
@@ -240,18 +244,22 @@ def _like(old: Any, values: Any) -> Any:
 class StoredRecords:
     """The rows of a data set's arrays that hold the records of the test.
 
+    Most other rows get these records again. A choice by all rows then differs between data sets of
+    few records, too. A chain of neighbours leads from one data set to the other, so that some
+    record changes the choice. The rest keeps all classes.
+
     Args:
         form: the records, as items of the data set.
         dataset: the data set of the script's loader.
         places: the place of each record in the data set.
 
     Example:
-        >>> data = torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
-        >>> form = ItemForm.of([data[0], data[2]])
-        >>> rows = StoredRecords(form, data, [0, 2])
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))
+        >>> form = ItemForm.of([data[0], data[3]])
+        >>> rows = StoredRecords(form, data, [0, 3])
         >>> rows.exchange(TrainingSet(np.full((2, 2), 7.0), np.array([1, 1])))
         >>> data.tensors[0].tolist()
-        [[7.0, 7.0], [0.0, 0.0], [7.0, 7.0]]
+        [[7.0, 7.0], [0.0, 0.0], [7.0, 7.0], [7.0, 7.0]]
         >>> rows.restore()
         >>> data.tensors[0].sum().item()
         0.0
@@ -260,7 +268,7 @@ class StoredRecords:
     form: ItemForm
     dataset: Any
     places: Sequence[int]
-    _before: list[tuple[Any, int, Any]] = field(default_factory=list)
+    _before: list[tuple[Any, list[int], Any]] = field(default_factory=list)
 
     def exchange(self, records: TrainingSet) -> None:
         """Writes the records into the arrays that hold the features or the labels.
@@ -271,29 +279,62 @@ class StoredRecords:
         exchanged = [(original.features, records.features)]
         if self.form.label is not None:
             exchanged.append((original.labels, records.labels))
-        for array, rows in _arrays_of(self.dataset, list(self.places), 0):
+        row_lists = list(self.places), self._rows_to_fill()
+        of_places, of_fills = (_arrays_of(self.dataset, rows, 0) for rows in row_lists)
+        for (array, rows), (_, filled) in zip(of_places, of_fills, strict=True):
             for old, new in exchanged:
                 if _holds(array, rows, old):
-                    self._write(array, rows, new)
+                    repeated = [i % len(new) for i in range(len(filled))]
+                    is_small = array.nbytes <= _MAX_BYTES_OF_ARRAY
+                    self._write(array, rows[: len(new)], new)
+                    if is_small:
+                        self._write(array, filled, new[repeated])
 
     def restore(self) -> None:
         """Writes back what the arrays held: a module that stays imported may keep them."""
-        for array, row, value in reversed(self._before):
+        for array, rows, values in reversed(self._before):
             with torch.no_grad():
-                array[row] = value
+                array[rows] = values
         self._before.clear()
 
-    def _write(self, array: Any, rows: Sequence[int], values: np.ndarray) -> None:
-        for row, value in zip(rows, values, strict=False):
-            new: Any = np.asarray(value).reshape(tuple(array.shape[1:]))
-            if isinstance(array, torch.Tensor):
-                before: Any = array[row].detach().clone()
-                new = torch.as_tensor(new).to(array.dtype)
-            else:
-                before, new = np.array(array[row]), new.astype(array.dtype)
-            self._before.append((array, row, before))
-            with torch.no_grad():
-                array[row] = new
+    def _rows_to_fill(self) -> list[int]:
+        places = set(self.places)
+        free_rows = [row for row in range(len(self.dataset)) if row not in places]
+        return [row for number, row in enumerate(free_rows) if number % _KEPT_ROW]
+
+    def _write(self, array: Any, rows: list[int], values: np.ndarray) -> None:
+        new: Any = values[: len(rows)].reshape((-1, *array.shape[1:]))
+        if isinstance(array, torch.Tensor):
+            before: Any = array[rows].detach().clone()
+            new = torch.as_tensor(new).to(array.dtype)
+        else:
+            before, new = np.array(array[rows]), new.astype(array.dtype)
+        self._before.append((array, rows, before))
+        with torch.no_grad():
+            array[rows] = new
+
+
+def have_equal_numbers(items: Sequence[Any], compared_items: Sequence[Any]) -> bool:
+    """Whether items hold the same arrays in the same parts, or the same texts.
+
+    Example:
+        >>> have_equal_numbers([(torch.zeros(2), 1)], [(torch.zeros(2), 1)])
+        True
+        >>> have_equal_numbers([(torch.zeros(2), 1)], [(torch.zeros(2), 0)])
+        False
+    """
+
+    def parts(item: Any) -> dict[Path, Any]:
+        return {**dict(_texts(item, ())), **dict(_leaves(item, ()))}
+
+    if len(items) != len(compared_items):
+        return False
+    for by_path, compared in zip(map(parts, items), map(parts, compared_items), strict=True):
+        if by_path.keys() != compared.keys():
+            return False
+        if not all(np.array_equal(by_path[path], compared[path]) for path in by_path):
+            return False
+    return True
 
 
 def _arrays_of(dataset: Any, rows: list[int], depth: int) -> Iterator[tuple[Any, list[int]]]:

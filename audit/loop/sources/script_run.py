@@ -36,7 +36,7 @@ from audit.loop.runs.optimizer_hooks import hooks_of_steps
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.saved_files import CreatedFiles, SavedFile, SavedFiles, Shapes, replaced
 from audit.loop.runs.work import CouldNotFinish, CpuLimit
-from audit.loop.sources.script_items import ItemForm, StoredRecords
+from audit.loop.sources.script_items import ItemForm, StoredRecords, have_equal_numbers
 from audit.processes import IDLE_SECONDS
 from audit.user_code import format_error, global_seed, output_to, seed_global_generators
 
@@ -71,7 +71,7 @@ class ScriptFacts:
         loaders: numbers of records of other loaders, which are taken as public.
         overridden: settings that were changed for the test.
         unchanged: parts of an item that are never exchanged.
-        more_engines: whether `make_private` was called again.
+        engines: number of calls of `make_private` that were seen.
         failure: the error that ends the script before all steps are tested; empty if none.
         files: what the script saved, by name.
         end: the reason why the script does not reach its end; empty if it does.
@@ -87,7 +87,7 @@ class ScriptFacts:
     loaders: set[str] = field(default_factory=set)
     overridden: set[str] = field(default_factory=set)
     unchanged: list[str] = field(default_factory=list)
-    more_engines: bool = False
+    engines: int = 0
     failure: str = ""
     files: set[str] = field(default_factory=set)
     end: str = ""
@@ -98,7 +98,7 @@ class ScriptFacts:
         self.loaders |= other.loaders
         self.overridden |= other.overridden
         self.seeds = sorted({*self.seeds, *other.seeds})
-        self.more_engines |= other.more_engines
+        self.engines = max(self.engines, other.engines)
 
 
 class _Records(torch.utils.data.Dataset[Any]):
@@ -248,6 +248,7 @@ class _Run:
         self.steps = train.steps
         self.facts = ScriptFacts()
         self.module: Any = None
+        self.further_modules: list[Any] = []
         self.error = self.refusal = ""
         self.ended_itself = self.started_processes = False
         self.taken = self.ends = self.drawn = 0
@@ -255,7 +256,7 @@ class _Run:
         self.hooked = self.by_hand = self.with_epsilon = False
         self.dataset: Any = None
         self.substitute: _Records | None = None
-        self.stored: StoredRecords | None = None
+        self.stored: list[StoredRecords] = []
         self.size = 0
         self._hooks: list[Any] = []
         self._seeding = False
@@ -268,7 +269,7 @@ class _Run:
         self.created = CreatedFiles()
         self._saved = SavedFiles(
             self._keep_file,
-            lambda: None if self.module is None else Shapes.of(self.module),
+            lambda: None if self.module is None else [Shapes.of(m) for m in self._modules()],
             self.created,
         )
         self.wait: Callable[[], tuple[TrainingSet, int, Any]] | None = None
@@ -310,8 +311,8 @@ class _Run:
                         self.error = _with_advice(error)
         finally:
             self.clean()
-            if self.stored is not None:
-                self.stored.restore()
+            for stored in reversed(self.stored):
+                stored.restore()
             sys.argv, sys.path[:] = before[0], before[1]
             os.chdir(before[2])
             for hook in self._hooks:
@@ -453,32 +454,30 @@ class _Run:
         if os.getpid() != self._process:
             self._called_elsewhere[0] = 1
             os._exit(0)
-        if self.hooked:
-            if not self.taken:
-                self._refuse(
-                    "take a step after each call of make_private, got a second call before the "
-                    "first step: leave one of them out, or put the loop into a function and pass "
-                    "it to audit.check"
-                )
-            self.facts.more_engines = True
-            self.facts.end = "it calls make_private again"
-            self._end()
+        self.facts.engines += 1
+        if self.hooked and not self.taken:
+            self._refuse(
+                "take a step after each call of make_private, got a second call before the "
+                "first step: leave one of them out, or put the loop into a function and pass "
+                "it to audit.check"
+            )
         inspect.signature(original).bind(engine, *args, **kwargs)  # raises what the call would
         names = ("module", "optimizer", "criterion", "data_loader", "noise_multiplier")
         kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         loader, module = kwargs.get("data_loader"), kwargs.get("module")
+        if self.hooked:
+            return self._further_engine(original, engine, kwargs)
         self._refuse_unfit(loader, module)
         self._read(loader, kwargs)
         self.train.on_hook()
         if self.wait is not None:
             self.records, self.seed, self.watch = self.wait()
+            self._process = os.getpid()  # of the copy
         self.hooked = True
         if self.train.are_files_covered:
             self.created.observe()
         self._substitute(loader)
-        if getattr(engine, "secure_mode", False):
-            engine.secure_mode = False
-            self.facts.overridden.add("secure_mode")
+        self._leave_secure_mode(engine)
         result = original(engine, **kwargs)
         self.module = result[0] if hasattr(result[0], "state_dict") else module
         optimizer = result[1]
@@ -496,6 +495,52 @@ class _Run:
         if self.watch is not None:
             self.watch.read_generators()
         return result
+
+    def _leave_secure_mode(self, engine: Any) -> None:
+        if getattr(engine, "secure_mode", False):
+            engine.secure_mode = False
+            self.facts.overridden.add("secure_mode")
+
+    def _further_engine(self, original: Any, engine: Any, kwargs: Any) -> Any:
+        """A call of `make_private` behind the tested steps, as of a script that tries candidates.
+
+        In coupled runs, its steps release the same numbers, which do not depend on the records. So
+        a script that then chooses a model by its records saves another one.
+        """
+        loader = kwargs.get("data_loader")
+        if not self._has_same_records(loader):
+            self.facts.end = "it calls make_private again with another data set"
+            self._end()
+        if not self.is_over:
+            self._end_tested_steps()
+        if loader.dataset is not self.substitute:
+            self._substitute(loader)
+        self._leave_secure_mode(engine)
+        result = original(engine, **kwargs)
+        self.further_modules.append(result[0])
+        optimizer, generator = result[1], torch.Generator()
+        generator.manual_seed(self.facts.engines)
+        if self.watch is not None:
+            self._hooks += hooks_of_steps(
+                optimizer.original_optimizer, lambda: _force_noise(optimizer, generator)
+            )
+        return result
+
+    def _has_same_records(self, loader: Any) -> bool:
+        """Whether a loader reads the records of the first one, whose rows may be exchanged."""
+        dataset: Any = getattr(loader, "dataset", None)
+        if dataset is not None and (dataset is self.dataset or dataset is self.substitute):
+            return True
+        form, substitute = self.train.form, self.substitute
+        if form is None or substitute is None or not hasattr(dataset, "__getitem__"):
+            return False
+        if len(dataset) != self.facts.n:
+            return False
+        items = [dataset[place] for place in self.train.places]
+        return any(have_equal_numbers(items, of_run) for of_run in (form.items, substitute.items))
+
+    def _modules(self) -> list[Any]:
+        return [self.module, *self.further_modules]
 
     def _refuse_unfit(self, loader: Any, module: Any) -> None:
         reason = ""
@@ -542,8 +587,8 @@ class _Run:
         # An array may be a file in memory, which a process that is killed would leave changed.
         if self.records is not None and is_to_end and self.train.are_files_covered:
             # With forced gradients, whatever depends on these rows is released without noise.
-            self.stored = StoredRecords(form, loader.dataset, self.train.places)
-            self.stored.exchange(self.records)
+            self.stored.append(StoredRecords(form, loader.dataset, self.train.places))
+            self.stored[-1].exchange(self.records)
         self._rebuild(loader)
 
     def _rebuild(self, loader: Any) -> None:
@@ -601,7 +646,8 @@ class _Run:
 
     def _batches_to_end(self, batches: Any) -> Iterator[Any]:
         """All batches for an evaluation; one for each epoch of training."""
-        is_evaluation = not (torch.is_grad_enabled() and getattr(self.module, "training", True))
+        is_training = any(getattr(module, "training", True) for module in self._modules())
+        is_evaluation = not (torch.is_grad_enabled() and is_training)
         for batch in batches:
             self._count_to_end()
             yield batch
@@ -687,6 +733,16 @@ def execute_copy(
     except EndOfRun:
         run.watch.has_more_steps = True
     finish()
+
+
+def _force_noise(optimizer: Any, generator: Any) -> None:
+    """Puts numbers of the size of the optimizer's noise into the place of its gradients."""
+    clip = np.max(np.asarray(optimizer.max_grad_norm, dtype=np.float64))
+    scale = float(optimizer.noise_multiplier * clip / (optimizer.expected_batch_size or 1))
+    for parameter in optimizer.params:
+        if parameter.grad is not None:
+            drawn = torch.randn(parameter.shape, generator=generator) * scale
+            parameter.grad.copy_(drawn)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
