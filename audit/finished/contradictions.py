@@ -45,10 +45,15 @@ _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
-    "trialsperconfig runsperconfig nbags totaltrials totalruns"
+    "trialsperconfig runsperconfig nbags totaltrials totalruns numcandidates ncandidates "
+    "numconfigs nconfigs seedsaveraged runsaveraged foldsaveraged"
 )
 _SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
 _SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
+_REPEATED = name_set("fold folds seed seeds")
+_SEVERAL_SCORES = re.compile(r"[\[(]\s*-?\d*\.\d+(?:[,;\s]+-?\d*\.\d+)+\s*[\])]")
+_NUMBERED = re.compile(r"(?<![a-z])(fold|seed|repeat|repetition|replicate|run)s?[ _./-]?(\d+)")
+"""Names of columns with the score of one of several trainings, such as `acc_seed1`."""
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
@@ -108,7 +113,7 @@ _BATCHINGS = name_set(
 _SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
 _RESUMED = name_set(
     "resumedfrom resumefrom resume resumed continuedfrom continuefrom resumecheckpoint "
-    "resumefromcheckpoint warmstartfrom parentcheckpoint"
+    "resumefromcheckpoint warmstartfrom warmstart warmstarted parentcheckpoint"
 )
 _STARTS = name_set("startstep startepoch initialepoch initialstep stepoffset epochoffset")
 _MECHANISMS = name_set(
@@ -179,7 +184,10 @@ def _other_privacy(statement: _Statement) -> str:
 def _several_trainings(statement: _Statement) -> str:
     repeated = statement.number is not None and statement.number > 1.0
     seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(str(statement.cell).strip())
-    trainings = seeds or (statement.name in _TRAININGS and repeated)
+    scores = _REPEATED & set(statement.words) and _SEVERAL_SCORES.fullmatch(
+        str(statement.cell).strip()
+    )
+    trainings = seeds or scores or (statement.name in _TRAININGS and repeated)
     return "one row for each training" if trainings else ""
 
 
@@ -426,6 +434,7 @@ def refuse_other_trainings(
     Raises:
         InvalidInput: a column states this.
     """
+    _refuse_numbered_trainings(columns, mapping, where)
     roles = frozenset((*used.values(), *settings.constants))
     batch_columns = [column for column, role in used.items() if role == "batch_size"]
     batch_words = _last_words(batch_columns[0]) if batch_columns else []
@@ -445,6 +454,24 @@ def refuse_other_trainings(
                     f"{where} must have {problem}, got {checks.one_line(cell)} in column "
                     f"{checks.one_line(column)}; {_or_ignore(column)}"
                 )
+
+
+def _refuse_numbered_trainings(
+    columns: Mapping[str, Sequence[Any]], mapping: Mapping[str, str], where: str
+) -> None:
+    """Refuses columns such as `acc_seed0` and `acc_seed1`, where a row holds several trainings."""
+    first_columns: dict[str, tuple[str, str]] = {}
+    for column, cells in columns.items():
+        place = _NUMBERED.search(column.lower())
+        is_mapped = column in mapping or without_prefix(column) in mapping
+        if place is None or is_mapped or not any(_number(cell) is not None for cell in cells):
+            continue
+        first, number = first_columns.setdefault(place[1], (column, place[2]))
+        if number != place[2]:
+            raise InvalidInput(
+                f"{where} must have one row for each training, got columns "
+                f"{checks.one_line(first)} and {checks.one_line(column)}; {_or_ignore(column)}"
+            )
 
 
 def _last_words(column: str) -> list[str]:

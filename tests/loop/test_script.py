@@ -163,14 +163,24 @@ if __name__ == "__main__":
     with multiprocessing.get_context("fork").Pool(2) as pool:
         scores = pool.map(score, [0.1, 0.2])
 """
+_EXECUTOR = _POOL.replace("import multi", "import concurrent.futures, multi").replace(
+    'multiprocessing.get_context("fork").Pool(2)',
+    'concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork"))',
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rerun", "fork"])
-def test_candidates_that_other_processes_train_do_not_hang(tmp_path: Path, mode: str) -> None:
-    text = SWEEP.replace("models = [", "models = [train(0.1, 8)]\n" + _POOL + "models += [")
-    result = run(tmp_path, text, records=8, steps=3, mode=mode)
+@pytest.mark.parametrize("pool", [_POOL, _EXECUTOR])
+@pytest.mark.parametrize("steps", [3, 8])  # The first candidate takes four.
+def test_candidates_that_other_processes_train_do_not_hang(
+    tmp_path: Path, mode: str, pool: str, steps: int
+) -> None:
+    text = SWEEP.replace("models = [", "models = [train(0.1, 8)]\n" + pool + "models += [")
+    result = run(tmp_path, text, records=8, steps=steps, mode=mode)
     assert "reach its end: it calls make_private in processes that it starts" in str(result)
+    assert "BrokenProcessPool" not in str(result)
+    assert result.exit_code == 0, str(result)
 
 
 @pytest.mark.slow

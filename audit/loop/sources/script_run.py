@@ -201,7 +201,7 @@ class ScriptTrain:
         try:
             run.execute()
         except CouldNotFinish:
-            if not run.is_over:
+            if not (run.is_over or self.why_ended):
                 raise
             self.reaches_end = False
             run.facts.end = (
@@ -221,15 +221,19 @@ class ScriptTrain:
         if len(drawn) > 1 and set(np.diff(drawn)) == {1}:
             self.max_batches = drawn[-1]
 
-    def end_waiting(self, refuse: Callable[[], object], why: str = _WAITS) -> None:
+    def end_waiting(
+        self, refuse: Callable[[], object], why: str = _WAITS, *, has_steps: bool = False
+    ) -> None:
         """Ends a run that waits on its way to the end, and refuses a script that waits earlier.
 
         Args:
             refuse: refuses the script.
             why: why it does not reach its end, in words.
+            has_steps: whether this is a run for `limit_steps` whose steps can be tested.
         """
         main_thread = threading.main_thread().ident
-        if not self.is_on_way_to_end or main_thread is None or not hasattr(signal, "pthread_kill"):
+        may_end = self.is_on_way_to_end or has_steps
+        if not may_end or main_thread is None or not hasattr(signal, "pthread_kill"):
             refuse()
             return
         self.why_ended = why
@@ -328,8 +332,8 @@ class _Run:
                         self.error = _with_advice(error)
         finally:
             self._ended.set()
-            if self._called_elsewhere[0] and self.is_over:
-                self.facts.end = _CALLS_ELSEWHERE
+            if self._called_elsewhere[0] and self.taken:
+                self.facts.end, self.error = _CALLS_ELSEWHERE, ""  # that of a broken pool
             self.clean()
             for stored in reversed(self.stored):
                 stored.restore()
@@ -481,7 +485,11 @@ class _Run:
         message = f"{name} must call make_private in its first process, got {_PROCESSES}"
         while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
             if self._called_elsewhere[0]:
-                self.train.end_waiting(lambda: self.train.give_up(message), _CALLS_ELSEWHERE)
+                self.train.end_waiting(
+                    lambda: self.train.give_up(message),
+                    _CALLS_ELSEWHERE,
+                    has_steps=self.to_end and self.taken > 0,
+                )
                 return
 
     # --- make_private ---
@@ -545,7 +553,7 @@ class _Run:
         """
         loader = kwargs.get("data_loader")
         if not self._has_same_records(loader):
-            self.facts.end = "it calls make_private again with another data set"
+            self.facts.end = "it calls make_private again with another data set (or random items)"
             self._end()
         if not self.is_over:
             self._end_tested_steps()
