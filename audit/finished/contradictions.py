@@ -466,11 +466,12 @@ def _refuse_numbered_trainings(
         is_mapped = column in mapping or without_prefix(column) in mapping
         if place is None or is_mapped or not any(_number(cell) is not None for cell in cells):
             continue
-        first, number = first_columns.setdefault(place[1], (column, place[2]))
+        first_column, number = first_columns.setdefault(place[1], (column, place[2]))
         if number != place[2]:
             raise InvalidInput(
                 f"{where} must have one row for each training, got columns "
-                f"{checks.one_line(first)} and {checks.one_line(column)}; {_or_ignore(column)}"
+                f"{checks.one_line(first_column)} and {checks.one_line(column)}; "
+                f"{_or_ignore(column)}"
             )
 
 

@@ -579,11 +579,11 @@ class _Run:
         form, substitute = self.train.form, self.substitute
         if form is None or substitute is None or isinstance(dataset, IterableDataset):
             return False
-        with contextlib.suppress(TypeError, AttributeError):  # without a length, or with other keys
+        with contextlib.suppress(Exception):  # without a length, or with other keys
             if len(dataset) == self.facts.n:
                 items = [dataset[place] for place in self.train.places]
-                own = form.items, substitute.items
-                return any(have_equal_numbers(items, of_run) for of_run in own)
+                item_lists = form.items, substitute.items
+                return any(have_equal_numbers(items, of_run) for of_run in item_lists)
         return False
 
     def _is_substituted(self, dataset: Any) -> bool:
