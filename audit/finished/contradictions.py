@@ -48,15 +48,17 @@ _TRAININGS = name_set(
     "nruns numruns runs nsplits numsplits nfolds numfolds folds kfolds kfold cvfolds "
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
-    "trialsperconfig runsperconfig nbags totaltrials totalruns count"
+    "trialsperconfig runsperconfig nbags totaltrials totalruns numcandidates ncandidates "
+    "numconfigs nconfigs seedsaveraged runsaveraged foldsaveraged count"
 )
 _SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
 _SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
-_NUMBERED_TRAINING = re.compile(
-    r"(?<![a-z])(?:seed|run|fold|split|repeat|repetition|rep|replicate|trial)[ _.\-/]?(\d+)(?!\d)"
+_REPEATED = name_set("fold folds seed seeds")
+_SEVERAL_SCORES = re.compile(r"[\[(]\s*-?\d*\.\d+(?:[,;\s]+-?\d*\.\d+)+\s*[\])]")
+_NUMBERED = re.compile(
+    r"(?<![a-z])(fold|seed|split|repetition|repeat|replicate|rep|trial|run)s?[ _./-]?(\d+)"
 )
-"""What the name of a column holds that has the results of one of several trainings."""
-
+"""Names of columns with the score of one of several trainings, such as `acc_seed1`."""
 _RECORDS = name_set(
     "ntrain numtrain trainsize ntrainsamples numtrainsamples ntrainexamples "
     "numtrainexamples trainsetsize datasetsize nrecords numrecords records nexamples "
@@ -116,7 +118,7 @@ _BATCHINGS = name_set(
 _SHUFFLED = ("shuffl", "withoutreplacement", "sequentialsampler", "fixedsize", "fixedbatch")
 _RESUMED = name_set(
     "resumedfrom resumefrom resume resumed continuedfrom continuefrom resumecheckpoint "
-    "resumefromcheckpoint warmstartfrom parentcheckpoint"
+    "resumefromcheckpoint warmstartfrom warmstart warmstarted parentcheckpoint"
 )
 _STARTS = name_set("startstep startepoch initialepoch initialstep stepoffset epochoffset")
 _MECHANISMS = name_set(
@@ -194,7 +196,10 @@ def _other_privacy(statement: _Statement) -> str:
 def _several_trainings(statement: _Statement) -> str:
     repeated = statement.number is not None and statement.number > 1.0
     seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(str(statement.cell).strip())
-    trainings = seeds or (statement.name in _TRAININGS and repeated)
+    scores = _REPEATED & set(statement.words) and _SEVERAL_SCORES.fullmatch(
+        str(statement.cell).strip()
+    )
+    trainings = seeds or scores or (statement.name in _TRAININGS and repeated)
     return "one row for each training" if trainings else ""
 
 
@@ -453,7 +458,7 @@ def refuse_other_trainings(
         if column not in mapping and without_prefix(column) not in mapping and column not in used
     ]
     if "params" not in columns:  # the reader of scikit-learn's tables counts their splits
-        _refuse_results_of_several_trainings(unread, where)
+        _refuse_numbered_trainings({column: columns[column] for column in unread}, where)
     for column in unread:
         cells, words = columns[column], _last_words(column)
         # "privacy: none" is a statement, and elsewhere a missing value.
@@ -473,19 +478,20 @@ def refuse_other_trainings(
                 )
 
 
-def _refuse_results_of_several_trainings(columns: Sequence[str], where: str) -> None:
-    """Refuses columns that are numbered by training, such as `acc_seed1` and `acc_seed2`."""
-    by_number = {
-        match[1]: column
-        for column in columns
-        if (match := _NUMBERED_TRAINING.search(column.lower())) is not None
-    }
-    if len(by_number) > 1:
-        shown = " and ".join(checks.one_line(column) for column in list(by_number.values())[:2])
-        raise InvalidInput(
-            f"{where} must have one row for each training, got columns {shown}; if they are no "
-            f"trainings, add --columns 'NAME={IGNORE}' for each (in Python, columns=)"
-        )
+def _refuse_numbered_trainings(columns: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Refuses columns such as `acc_seed0` and `acc_seed1`, where a row holds several trainings."""
+    first_columns: dict[str, tuple[str, str]] = {}
+    for column, cells in columns.items():
+        place = _NUMBERED.search(column.lower())
+        if place is None or not any(_number(cell) is not None for cell in cells):
+            continue
+        first_column, number = first_columns.setdefault(place[1], (column, place[2]))
+        if number != place[2]:
+            raise InvalidInput(
+                f"{where} must have one row for each training, got columns "
+                f"{checks.one_line(first_column)} and {checks.one_line(column)}; "
+                f"{_or_ignore(column)}"
+            )
 
 
 def _last_words(column: str) -> list[str]:

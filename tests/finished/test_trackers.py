@@ -138,6 +138,12 @@ def test_one_json_object_with_several_runs_is_not_counted_as_one_run(
             audit.cost_of_trials(path, "grid", records=10_000, noise_multiplier=1.1)
 
 
+def test_one_list_of_objects_is_a_list_of_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"runs": [_RUN, _RUN]}))
+    assert audit.cost_of_trials(path, "grid", records=10_000).trials == 2
+
+
 def test_one_json_object_with_settings_is_one_run(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"config": _RUN, "summary": {"acc": 0.9}}))

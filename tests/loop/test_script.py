@@ -106,6 +106,90 @@ def test_a_choice_among_several_private_runs_is_tested(
     assert "does not reach its end" not in str(result)
 
 
+# Items are computed, as by transforms of files, so that no array of the data set holds them.
+_COMPUTED = """class Computed(torch.utils.data.Dataset):
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, place):
+        return 2 * features[50 + place], labels[50 + place]
+
+
+def right_by_loader(model, loader):
+    with torch.no_grad():
+        return sum(int((model(x).argmax(1) == y).sum()) for x, y in loader)
+
+
+whole = DataLoader(Computed(), batch_size=64)
+"""
+
+
+@pytest.mark.thorough
+def test_further_runs_may_read_their_records_in_other_ways(tmp_path: Path) -> None:
+    """The batches are larger than the data of the test, and a loader of its own evaluates them."""
+    text = SWEEP.replace("def right", _COMPUTED + "\n\ndef right").replace(
+        "TensorDataset(features[50:], labels[50:])", "Computed()"
+    )
+    text = text.replace(
+        "batch_size=32, shuffle=True", "batch_size=32, shuffle=True, drop_last=True"
+    )
+    text = text.replace(
+        "right_labels(model, features[public], labels[public])", "right_by_loader(model, whole)"
+    )
+    result = run(tmp_path, text, records=8, steps=3)
+    assert [finding.kind for finding in result.report.findings] == ["saved"], str(result)
+    assert "no array of the data set holds them" in str(result)
+    assert "other loaders" not in str(result)
+
+
+@pytest.mark.thorough
+def test_whole_batches_may_drop_the_last_one(tmp_path: Path) -> None:
+    text = SWEEP.replace("batch_size=32, shuffle=True", "batch_size=200, drop_last=True")
+    text = text.replace("in loader:", "in (batch for _ in range(3) for batch in loader):")
+    result = run(tmp_path, text, records=8, steps=3)
+    assert result.exit_code == 0, str(result)
+    assert "does not reach its end" not in str(result)
+
+
+_POOL = """
+def score(rate):
+    model = train(rate, 8)
+    return right_labels(model, features, labels)
+
+
+if __name__ == "__main__":
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        scores = pool.map(score, [0.1, 0.2])
+"""
+_EXECUTOR = _POOL.replace("import multi", "import concurrent.futures, multi").replace(
+    'multiprocessing.get_context("fork").Pool(2)',
+    'concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork"))',
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["rerun", "fork"])
+@pytest.mark.parametrize("pool", [_POOL, _EXECUTOR])
+@pytest.mark.parametrize("steps", [3, 8])  # The first candidate takes four.
+def test_candidates_that_other_processes_train_do_not_hang(
+    tmp_path: Path, mode: str, pool: str, steps: int
+) -> None:
+    text = SWEEP.replace("models = [", "models = [train(0.1, 8)]\n" + pool + "models += [")
+    result = run(tmp_path, text, records=8, steps=steps, mode=mode)
+    assert "reach its end: it calls make_private in processes that it starts" in str(result)
+    assert "BrokenProcessPool" not in str(result)
+    assert result.exit_code == 0, str(result)
+
+
+@pytest.mark.slow
+def test_a_script_whose_first_candidate_is_trained_by_a_pool_is_refused(tmp_path: Path) -> None:
+    text = SWEEP.replace("models = [", _POOL + "models = [")
+    with pytest.raises(InvalidInput, match="must call make_private in its first process"):
+        run(tmp_path, text)
+
+
 @pytest.mark.thorough
 def test_a_further_run_on_other_records_ends_the_test(tmp_path: Path) -> None:
     text = SWEEP.replace("[50:]", "[50 * (rate < 0.2) :]")
@@ -234,11 +318,12 @@ def test_command_prints_json_and_errors(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_verdict_names_what_it_does_not_cover() -> None:
-    facts = {"loaders": [], "unchanged": ["mask"], "engines": 2, "failure": ""}
+    facts = {"loaders": [], "unchanged": ["mask"], "engines": 2, "failure": "", "files": []}
     facts["end"] = "it then raises an error"
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
-    for words in ("before make_private", "prints, logs", "by an attack", "(mask)"):
+    words_of_items = ("before make_private", "prints, logs", "by an attack", "(mask)", "held-out")
+    for words in (*words_of_items, "all but the first of at least 2 calls"):
         assert words in shown
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -107,3 +108,43 @@ def test_an_exchanged_label_keeps_its_shape_and_type(label: Any) -> None:
     assert type(new) is type(label)
     if hasattr(label, "dtype"):
         assert new.dtype == label.dtype
+
+
+class Frame(Dataset[Any]):
+    """Items of single precision from a data frame of double precision."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.frame = pandas.DataFrame(rng.normal(size=(6, 2)), columns=["a", "b"])
+        self.frame["label"], self.frame["constant"] = [0, 1, 1, 0, 1, 0], 0.0
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __getitem__(self, place: int) -> tuple[Any, int]:
+        row = self.frame.iloc[place]
+        return row[["b", "a"]].to_numpy(dtype=np.float32), int(row["label"])
+
+
+def test_columns_of_a_data_frame_are_exchanged_and_restored() -> None:
+    data, own = Frame(), Frame().frame
+    rows = StoredRecords(ItemForm.of([data[place] for place in PLACES]), data, PLACES)
+    assert rows.holds_features()
+    rows.exchange(TrainingSet(np.array([[7.0, 8.0]] * 3), np.array([1, 1, 1])))
+    assert data.frame.iloc[1:].to_numpy().tolist() == [[8.0, 7.0, 1.0, 0.0]] * 5
+    assert data.frame.iloc[:1].equals(own.iloc[:1])
+    rows.restore()
+    assert data.frame.equals(own)
+
+
+def test_arrays_of_double_precision_hold_items_of_single_precision() -> None:
+    data = Table()
+    data.x = data.x.astype(np.float64) + 0.1
+    form = ItemForm.of([(np.float32(data.x[place]), 0) for place in PLACES])
+    assert StoredRecords(form, data, PLACES).holds_features()
+
+
+def test_files_hold_no_rows() -> None:
+    data = Table()
+    form = ItemForm.of([(data.x[place] / 255, 0) for place in PLACES])
+    assert not StoredRecords(form, data, PLACES).holds_features()

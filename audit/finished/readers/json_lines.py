@@ -120,9 +120,12 @@ def _may_hold_several(content: Mapping[str, Any]) -> bool:
 def _rows_of_columns(content: Mapping[str, Any]) -> list[Any] | None:
     """Rows of an object of lists of one length; None for any other object.
 
-    Two lists of objects with a name in common are two lists of runs.
+    One list of objects is a list of runs. Two of them with a name in common are two lists of runs.
     """
     columns = list(content.values())
+    is_one_list = len(columns) == 1 and isinstance(columns[0], list) and columns[0]
+    if is_one_list and all(isinstance(cell, Mapping) for cell in columns[0]):
+        return list(columns[0])
     if not columns or not all(isinstance(column, list) for column in columns):
         return None
     if len({len(column) for column in columns}) != 1:

@@ -38,6 +38,7 @@ _MAX_GRAINS, _MAX_GRAIN_RUNS = 2000, 64
 _MAX_FLAT, _MIN_LENGTHS = 400, 6
 # Level at which scales of coordinates count as different, and error probability of `lower_limit`.
 _MAYBE_UNEQUAL, _ERROR_OF_LIMIT = 1e-6, 1e-9
+_SMALLEST_ERROR = 1e-290  # quantiles of smaller ones are inaccurate
 # A contribution of this many thresholds is not reported, and such a relative difference of scales.
 _MAX_SLOPE, _UNEQUAL = 1.05, 0.2
 # Beyond this number of degrees of freedom, an estimated scale counts as known.
@@ -228,7 +229,7 @@ def inverse_variances(gradients: FloatArray) -> FloatArray:
     return np.where(variances > 0, inverse, 0.0)
 
 
-def lower_limit(terms: FloatArray, runs: int) -> float:
+def lower_limit(terms: FloatArray, runs: int, sets: float = 1.0) -> float:
     """Lower confidence limit of a sum over coordinates whose weights are `inverse_variances`.
 
     If one coordinate has everything, the limit exceeds the sum with probability 1e-9, exactly. The
@@ -239,6 +240,7 @@ def lower_limit(terms: FloatArray, runs: int) -> float:
     Args:
         terms: [D], the terms of the sum, which must not be negative.
         runs: the number of runs of the estimates.
+        sets: the number of sets of terms from which this one was chosen for its large estimates.
 
     Example:
         >>> round(lower_limit(np.array([1.0]), 129), 3), round(lower_limit(np.ones(100), 129), 1)
@@ -247,7 +249,8 @@ def lower_limit(terms: FloatArray, runs: int) -> float:
     total, degrees = float(terms.sum()), runs - 1
     if total <= 0:
         return 0.0
-    error_of_one = math.log((degrees - 2) / float(stats.chi2.ppf(_ERROR_OF_LIMIT, degrees)))
+    error = max(_ERROR_OF_LIMIT / sets, _SMALLEST_ERROR)
+    error_of_one = math.log((degrees - 2) / float(stats.chi2.ppf(error, degrees)))
     return total * math.exp(-error_of_one * math.sqrt(float(np.square(terms / total).sum())))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from audit.accounting import (
     Composition,
@@ -444,8 +444,10 @@ def _in_units_of_coordinates(canaries: CanaryRuns, weights: FloatArray, runs: in
     order = np.argsort(-farthest.sum(axis=(1, 2)))
     for count in {1, len(order) // 4, len(order) // 2, len(order)} - {0}:
         of_pairs = farthest[order[:count]].mean(axis=0)
-        limits = np.maximum(limits, lower_limit((of_pairs / len(weights)).ravel(), runs))
-        limits = np.maximum(limits, [lower_limit(of_step, runs) for of_step in of_pairs])
+        # Those of the largest estimates were chosen: the limit must hold for all such sets.
+        sets = float(special.comb(len(order), count))
+        limits = np.maximum(limits, lower_limit((of_pairs / len(weights)).ravel(), runs, sets))
+        limits = np.maximum(limits, [lower_limit(of_step, runs, sets) for of_step in of_pairs])
     return np.sqrt(limits)
 
 

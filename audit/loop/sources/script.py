@@ -119,13 +119,21 @@ class ScriptResult:
         if facts["loaders"]:
             shown = ", ".join(facts["loaders"][:4])
             items.append(f"other loaders, taken as public ({shown})")
+        else:
+            items.append("other records than the loader's (held-out ones, copies), taken as public")
+        if facts["files"] and not facts["are_rows_exchanged"]:
+            items.append(
+                "choices by the loader's records where they are read past it, because no array of "
+                "the data set holds them"
+            )
         if facts["unchanged"]:
             shown = ", ".join(facts["unchanged"][:4])
             items.append(f"parts of a record that were not exchanged ({shown})")
         if facts["engines"] > 1:
+            calls = facts["engines"] if not facts["end"] else f"at least {facts['engines']}"
             items.append(
-                f"clipping, noise and batches of all but the first of {facts['engines']} calls of "
-                "make_private, and the sum of their epsilons: each accountant records its own run"
+                f"clipping, noise and batches of all but the first of {calls} calls of "
+                "make_private, and the sum of their epsilons: each engine accounts for its own runs"
             )
         return items
 

@@ -27,6 +27,8 @@ _MAX_DEPTH_OF_ARRAYS = 4
 _KEPT_ROW = 8
 # Arrays of more bytes keep the rows that hold no record of the test.
 _MAX_BYTES_OF_ARRAY = 2e8
+# Features of more numbers are not looked for among the columns of a data frame.
+_MAX_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,47 @@ def _like(old: Any, values: Any) -> Any:
     return new[()] if isinstance(old, np.generic) else new
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The features, one column of them, or the labels."""
+
+    is_label: bool = False
+    column: int | None = None
+
+    def of(self, records: TrainingSet) -> Any:
+        """This part of records."""
+        if self.is_label:
+            return records.labels
+        return records.features if self.column is None else records.features[:, self.column]
+
+
+@dataclass(frozen=True)
+class _FrameColumn:
+    """A column of a data frame of pandas, as an array whose rows can be written."""
+
+    frame: Any
+    position: int
+    ndim = 1
+
+    @property
+    def dtype(self) -> Any:
+        return self.frame.dtypes.iloc[self.position]
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (len(self.frame),)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.frame) * int(self.dtype.itemsize)
+
+    def __getitem__(self, rows: list[int]) -> Any:
+        return self.frame.iloc[rows, self.position].to_numpy(copy=True)
+
+    def __setitem__(self, rows: list[int], values: Any) -> None:
+        self.frame.iloc[rows, self.position] = values
+
+
 @dataclass
 class StoredRecords:
     """The rows of a data set's arrays that hold the records of the test.
@@ -275,20 +318,34 @@ class StoredRecords:
 
         An array is one of them if it holds the same numbers as the items, in the same order.
         """
+        for array, rows, filled, part in self._arrays_of_records():
+            new = part.of(records)
+            repeated = [i % len(new) for i in range(len(filled))]
+            is_small = array.nbytes <= _MAX_BYTES_OF_ARRAY
+            self._write(array, rows[: len(new)], new)
+            if is_small:
+                self._write(array, filled, new[repeated])
+
+    def holds_features(self) -> bool:
+        """Whether arrays of the data set hold the features."""
+        return any(not part.is_label for *_, part in self._arrays_of_records())
+
+    def _arrays_of_records(self) -> Iterator[tuple[Any, list[int], list[int], "_Part"]]:
+        """Arrays of a part of the records, with the rows of the records and the rows to fill."""
         original = self.form.records()
-        exchanged = [(original.features, records.features)]
-        if self.form.label is not None:
-            exchanged.append((original.labels, records.labels))
+        parts = [_Part(), *([] if self.form.label is None else [_Part(is_label=True)])]
+        columns = []
+        if original.features.ndim == 2 and original.features.shape[1] <= _MAX_COLUMNS:
+            columns = [_Part(column=column) for column in range(original.features.shape[1])]
+        # Columns of a frame may be constants that have nothing to do with this feature.
+        columns = [part for part in columns if np.ptp(part.of(original)) > 0]
         row_lists = list(self.places), self._rows_to_fill()
-        of_places, of_fills = (_arrays_of(self.dataset, rows, 0) for rows in row_lists)
+        of_places, of_fills = (list(_arrays_of(self.dataset, rows, 0)) for rows in row_lists)
         for (array, rows), (_, filled) in zip(of_places, of_fills, strict=True):
-            for old, new in exchanged:
-                if _holds(array, rows, old):
-                    repeated = [i % len(new) for i in range(len(filled))]
-                    is_small = array.nbytes <= _MAX_BYTES_OF_ARRAY
-                    self._write(array, rows[: len(new)], new)
-                    if is_small:
-                        self._write(array, filled, new[repeated])
+            for part in [*columns, *parts[1:]] if isinstance(array, _FrameColumn) else parts:
+                if _holds(array, rows, part.of(original)):
+                    yield array, rows, filled, part
+                    break
 
     def restore(self) -> None:
         """Writes back what the arrays held: a module that stays imported may keep them."""
@@ -350,6 +407,10 @@ def _arrays_of(dataset: Any, rows: list[int], depth: int) -> Iterator[tuple[Any,
         for array in value if isinstance(value, list | tuple) and len(value) < 8 else [value]:
             if _is_writable(array) and len(array) == count:
                 yield array, rows
+            elif type(array).__name__ == "DataFrame" and len(array) == count:
+                for position, dtype in enumerate(array.dtypes):
+                    if isinstance(dtype, np.dtype) and dtype.kind in "fiub":
+                        yield _FrameColumn(array, position), rows
 
 
 def _is_writable(array: Any) -> bool:
@@ -365,4 +426,6 @@ def _holds(array: Any, rows: Sequence[int], values: np.ndarray) -> bool:
     stored = stored.detach().cpu().numpy() if isinstance(stored, torch.Tensor) else stored
     if stored.dtype.kind not in "fiub" or stored.size != values.size:
         return False
+    if stored.dtype.kind == values.dtype.kind == "f":
+        stored = stored.astype(values.dtype)  # items may be rounded to another precision
     return bool(np.array_equal(stored.reshape(values.shape), values))

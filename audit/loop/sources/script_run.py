@@ -44,12 +44,18 @@ _PREAMBLE_SEED = 0
 # A script that catches the exception which ends it is ended this many times.
 _MAX_ENDS = 50
 _BATCHES_PER_EPOCH = 4
-# Batches that a script may draw after the last tested step, on the way to its end.
+# Batches that a script may draw after the last tested step, on the way to its end, and after each
+# further call of `make_private`.
 _MAX_BATCHES_TO_END = 64
 _CPU_SECONDS_TO_END = 20.0
+_SECONDS_BETWEEN_LOOKS = 0.2
 _PROCESSES = "processes that it starts: run the same loop in one process"
 # Words in the errors of a script that was not started by a launcher of distributed processes.
 _DISTRIBUTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "init_process_group", "process group")
+
+
+_WAITS = "it waits (for an answer, a server or a lock)"
+_CALLS_ELSEWHERE = "it calls make_private in processes that it starts"
 
 
 class EndOfScript(BaseException):
@@ -71,6 +77,8 @@ class ScriptFacts:
         loaders: numbers of records of other loaders, which are taken as public.
         overridden: settings that were changed for the test.
         unchanged: parts of an item that are never exchanged.
+        are_rows_exchanged: whether rows of the data set's arrays are exchanged, too, where saved
+            files are compared.
         engines: number of calls of `make_private` that were seen.
         failure: the error that ends the script before all steps are tested; empty if none.
         files: what the script saved, by name.
@@ -87,6 +95,7 @@ class ScriptFacts:
     loaders: set[str] = field(default_factory=set)
     overridden: set[str] = field(default_factory=set)
     unchanged: list[str] = field(default_factory=list)
+    are_rows_exchanged: bool = True
     engines: int = 0
     failure: str = ""
     files: set[str] = field(default_factory=set)
@@ -146,8 +155,8 @@ class ScriptTrain:
         self.give_up: Callable[[str], None] = _raise_refusal
         self.idle_seconds = IDLE_SECONDS
         self.max_batches = math.inf
-        self.reaches_end, self.is_on_way_to_end, self.is_waiting = True, False, False
-        self.are_files_covered = True
+        self.reaches_end, self.is_on_way_to_end, self.why_ended = True, False, ""
+        self.are_files_covered, self.calls_elsewhere = True, False
         self._ours = set(sys.modules)
 
     def learn(self) -> TrainingSet:
@@ -192,17 +201,19 @@ class ScriptTrain:
         try:
             run.execute()
         except CouldNotFinish:
-            if not run.is_over:
+            if not (run.is_over or self.why_ended):
                 raise
             self.reaches_end = False
-            run.facts.end = f"it continues for more than {_CPU_SECONDS_TO_END:g} CPU seconds"
-            if self.is_waiting:
-                run.facts.end = "it waits (for an answer, a server or a lock)"
+            run.facts.end = (
+                self.why_ended or f"it continues for more than {_CPU_SECONDS_TO_END:g} CPU seconds"
+            )
         finally:
             self.is_on_way_to_end = False
         assert self.facts is not None
         self.facts.merge(run.facts)
         self.facts.files, self.facts.end = run.facts.files, run.facts.end
+        self.calls_elsewhere = run.facts.end == _CALLS_ELSEWHERE
+        self.reaches_end = self.reaches_end and not self.calls_elsewhere
         if run.error and run.taken:
             self.steps, self.facts.failure = run.taken, run.error
         # Physical batches and accumulated ones have other numbers for other seeds.
@@ -210,13 +221,22 @@ class ScriptTrain:
         if len(drawn) > 1 and set(np.diff(drawn)) == {1}:
             self.max_batches = drawn[-1]
 
-    def end_waiting(self, refuse: Callable[[], object]) -> None:
-        """Ends a run that waits on its way to the end, and refuses a script that waits earlier."""
+    def end_waiting(
+        self, refuse: Callable[[], object], why: str = _WAITS, *, has_steps: bool = False
+    ) -> None:
+        """Ends a run that waits on its way to the end, and refuses a script that waits earlier.
+
+        Args:
+            refuse: refuses the script.
+            why: why it does not reach its end, in words.
+            has_steps: whether this is a run for `limit_steps` whose steps can be tested.
+        """
         main_thread = threading.main_thread().ident
-        if not self.is_on_way_to_end or main_thread is None or not hasattr(signal, "pthread_kill"):
+        may_end = self.is_on_way_to_end or has_steps
+        if not may_end or main_thread is None or not hasattr(signal, "pthread_kill"):
             refuse()
             return
-        self.is_waiting = True
+        self.why_ended = why
         # The handler of `CpuLimit.enforced` raises an error in the main thread, which waits.
         signal.pthread_kill(main_thread, signal.SIGVTALRM)
 
@@ -254,7 +274,7 @@ class _Run:
         self.taken = self.ends = self.drawn = 0
         self.drawn_before_steps: list[int] = []
         self.hooked = self.by_hand = self.with_epsilon = False
-        self.dataset: Any = None
+        self.datasets: list[Any] = []
         self.substitute: _Records | None = None
         self.stored: list[StoredRecords] = []
         self.size = 0
@@ -262,6 +282,7 @@ class _Run:
         self._seeding = False
         # Shared with processes that the script starts by copying this one.
         self._process, self._called_elsewhere = os.getpid(), mmap.mmap(-1, 1)
+        self._ended = threading.Event()
         # After the last tested step, the script continues to its end if what it saves is compared.
         self.to_end = self.is_over = False
         self.batches_to_end = 0
@@ -310,6 +331,9 @@ class _Run:
                     else:
                         self.error = _with_advice(error)
         finally:
+            self._ended.set()
+            if self._called_elsewhere[0] and self.taken:
+                self.facts.end, self.error = _CALLS_ELSEWHERE, ""  # that of a broken pool
             self.clean()
             for stored in reversed(self.stored):
                 stored.restore()
@@ -380,18 +404,21 @@ class _Run:
             return with_epsilon(engine, *args, **kwargs)
 
         def hooked_loader(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-            if run.substitute is not None and dataset is run.dataset:
+            if run._is_substituted(dataset):
                 dataset = run.substitute
             if run.hooked:
                 kwargs = run._plain_loader(kwargs)
             loader_init(loader, dataset, *args, **kwargs)
+            is_ours = isinstance(dataset, _Records)
+            if is_ours and loader.batch_size != run.size and _is_empty(loader):
+                run._rebuild(loader)  # its only batch would be dropped
 
         def hooked_iter(loader: Any) -> Any:
             if not run.hooked:
                 return loader_iter(loader)
-            if loader.dataset is run.dataset:
+            if not isinstance(loader.dataset, _Records) and run._has_same_records(loader):
                 run._rebuild(loader)
-            if loader.dataset is run.substitute:
+            if isinstance(loader.dataset, _Records):
                 return run._counted(loader_iter(loader))
             with contextlib.suppress(TypeError):
                 run.facts.loaders.add(f"{len(loader.dataset):,} records")
@@ -405,6 +432,10 @@ class _Run:
         start_process = BaseProcess.start
 
         def hooked_start(process: Any) -> None:
+            if not run.started_processes and os.getpid() == run._process:
+                threading.Thread(target=run._observe_processes, daemon=True).start()
+            if run.train.calls_elsewhere and run.hooked:
+                run._end_tested_steps()
             run.started_processes = True
             start_process(process)
 
@@ -447,6 +478,19 @@ class _Run:
             changed(np.random, "seed", "numpy.random.seed"),
             changed(random, "seed", "random.seed"),
         ]
+
+    def _observe_processes(self) -> None:
+        """Ends a run that waits for processes which called `make_private`, and which have ended."""
+        name = self.train.path.name
+        message = f"{name} must call make_private in its first process, got {_PROCESSES}"
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            if self._called_elsewhere[0]:
+                self.train.end_waiting(
+                    lambda: self.train.give_up(message),
+                    _CALLS_ELSEWHERE,
+                    has_steps=self.to_end and self.taken > 0,
+                )
+                return
 
     # --- make_private ---
 
@@ -509,12 +553,13 @@ class _Run:
         """
         loader = kwargs.get("data_loader")
         if not self._has_same_records(loader):
-            self.facts.end = "it calls make_private again with another data set"
+            self.facts.end = "it calls make_private again with another data set (or random items)"
             self._end()
         if not self.is_over:
             self._end_tested_steps()
-        if loader.dataset is not self.substitute:
+        if not isinstance(loader.dataset, _Records):
             self._substitute(loader)
+        self.batches_to_end = 0
         self._leave_secure_mode(engine)
         result = original(engine, **kwargs)
         self.further_modules.append(result[0])
@@ -529,15 +574,21 @@ class _Run:
     def _has_same_records(self, loader: Any) -> bool:
         """Whether a loader reads the records of the first one, whose rows may be exchanged."""
         dataset: Any = getattr(loader, "dataset", None)
-        if dataset is not None and (dataset is self.dataset or dataset is self.substitute):
+        if isinstance(dataset, _Records) or self._is_substituted(dataset):
             return True
         form, substitute = self.train.form, self.substitute
-        if form is None or substitute is None or not hasattr(dataset, "__getitem__"):
+        if form is None or substitute is None or isinstance(dataset, IterableDataset):
             return False
-        if len(dataset) != self.facts.n:
-            return False
-        items = [dataset[place] for place in self.train.places]
-        return any(have_equal_numbers(items, of_run) for of_run in (form.items, substitute.items))
+        with contextlib.suppress(Exception):  # without a length, or with other keys
+            if len(dataset) == self.facts.n:
+                items = [dataset[place] for place in self.train.places]
+                item_lists = form.items, substitute.items
+                return any(have_equal_numbers(items, of_run) for of_run in item_lists)
+        return False
+
+    def _is_substituted(self, dataset: Any) -> bool:
+        """Whether a data set is one of those whose records were replaced by those of the run."""
+        return any(dataset is replaced_dataset for replaced_dataset in self.datasets)
 
     def _modules(self) -> list[Any]:
         return [self.module, *self.further_modules]
@@ -570,6 +621,8 @@ class _Run:
             places = np.unique(np.linspace(0, facts.n - 1, count).round().astype(int))
             self.train.form = ItemForm.of([dataset[int(i)] for i in places])
             self.train.places = [int(i) for i in places]
+            rows = StoredRecords(self.train.form, dataset, self.train.places)
+            facts.are_rows_exchanged = self.train.are_files_covered and rows.holds_features()
         facts.unchanged = self.train.form.unchanged_parts
 
     def _substitute(self, loader: Any) -> None:
@@ -577,7 +630,7 @@ class _Run:
         form = self.train.form
         assert form is not None
         items = list(form.items) if self.records is None else form.items_of(self.records)
-        self.dataset = loader.dataset
+        self.datasets.append(loader.dataset)
         self.substitute = _Records(items, loader.dataset)
         full = len(loader) <= 1
         # The size is a constant: it does not follow the number of records of the run.
@@ -603,7 +656,7 @@ class _Run:
             batch_size=self.size,
             shuffle=shuffles,
             collate_fn=loader.collate_fn,
-            drop_last=loader.drop_last,
+            drop_last=loader.drop_last and self.size <= len(self.train.places),
         )
         if loader.num_workers:
             self.facts.overridden.add("num_workers")
@@ -646,7 +699,7 @@ class _Run:
 
     def _batches_to_end(self, batches: Any) -> Iterator[Any]:
         """All batches for an evaluation; one for each epoch of training."""
-        is_training = any(getattr(module, "training", True) for module in self._modules())
+        is_training = getattr(self._modules()[-1], "training", True)  # the candidate of the moment
         is_evaluation = not (torch.is_grad_enabled() and is_training)
         for batch in batches:
             self._count_to_end()
@@ -751,6 +804,13 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__context__
+
+
+def _is_empty(loader: Any) -> bool:
+    """Whether a loader yields no batch."""
+    with contextlib.suppress(TypeError):  # a sampler of unknown length
+        return len(loader) == 0
+    return False
 
 
 def _first_batch(iterator: Any) -> Iterator[Any]:
