@@ -120,7 +120,7 @@ class ScriptResult:
             shown = ", ".join(facts["loaders"][:4])
             items.append(f"other loaders, taken as public ({shown})")
         else:
-            items.append("other records than the loader's (held-out ones, copies), taken as public")
+            items.append("other records (held out, or copies), taken as public")
         if facts["files"] and not facts["are_rows_exchanged"]:
             items.append(
                 "choices by the loader's records where they are read past it, because no array of "
