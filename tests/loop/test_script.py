@@ -322,7 +322,7 @@ def test_a_verdict_names_what_it_does_not_cover() -> None:
     facts["end"] = "it then raises an error"
     premises = PremiseReport((), ("contribution",), {}, (), {}, True, 80, 20.0)
     shown = "; ".join(ScriptResult("train.py", premises, facts, {"n": 24}, "rerun").not_tested)
-    words_of_items = ("before make_private", "prints, logs", "by an attack", "(mask)", "held-out")
+    words_of_items = ("before make_private", "prints, logs", "by an attack", "(mask)", "held out")
     for words in (*words_of_items, "all but the first of at least 2 calls"):
         assert words in shown
 
