@@ -76,7 +76,7 @@ _EPSILONS = frozenset({"epsilon", "epsilons", "eps"})
 _NOISES = frozenset({"noise", "sigma", "nm"})
 
 
-_LIKELY_ROLE = {
+LIKELY_ROLE = {
     _NOISE: "noise_multiplier",
     _RATE: "sampling_rate",
     _BATCH: "batch_size",
@@ -85,6 +85,7 @@ _LIKELY_ROLE = {
     _MU: "gdp_mu",
     _RHO: "zcdp_rho",
 }
+"""The role of a column that may be of some kind."""
 
 
 _MEANINGS = {
@@ -463,7 +464,7 @@ def _likely_role(name: str, kind: str) -> str:
         return ""  # such as the batch of one of several devices, or steps of one epoch
     if kind == _LENGTH and ("epoch" in "".join(words) or {"ep", "neps"} & set(words)):
         return "epochs"  # read as steps, epochs would give far too small a cost
-    return _LIKELY_ROLE[kind]
+    return LIKELY_ROLE[kind]
 
 
 def doubt(refused: Mapping[str, str], where: str) -> str:

@@ -194,11 +194,10 @@ def _other_privacy(statement: _Statement) -> str:
 
 
 def _several_trainings(statement: _Statement) -> str:
+    cell = str(statement.cell).strip()
     repeated = statement.number is not None and statement.number > 1.0
-    seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(str(statement.cell).strip())
-    scores = _REPEATED & set(statement.words) and _SEVERAL_SCORES.fullmatch(
-        str(statement.cell).strip()
-    )
+    seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(cell)
+    scores = _REPEATED & set(statement.words) and _SEVERAL_SCORES.fullmatch(cell)
     trainings = seeds or scores or (statement.name in _TRAININGS and repeated)
     return "one row for each training" if trainings else ""
 

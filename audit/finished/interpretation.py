@@ -17,6 +17,7 @@ from audit.finished.columns import (
     FUNCTIONS,
     IGNORE,
     IN_CLIPPING_NORMS,
+    LIKELY_ROLE,
     PLAIN,
     ROLES,
     ColumnRoles,
@@ -255,7 +256,6 @@ def _nothing_known(
     name: str, columns: Mapping[str, list[Any]], roles: ColumnRoles, mapping: Mapping[str, str]
 ) -> str:
     """The message about a table that does not describe the privacy of its runs."""
-    roles_of_noise = {"noise": "noise_multiplier", "mu": "gdp_mu", "rho": "zcdp_rho"}
     hints = [
         f"{without_prefix(column)}={PLAIN[without_prefix(column)]}"
         for column, cells in columns.items()
@@ -264,9 +264,9 @@ def _nothing_known(
         and any(map(looks_like_a_number, cells))
     ]
     hints += [
-        f"{without_prefix(column)}={roles_of_noise[kind]}"
+        f"{without_prefix(column)}={LIKELY_ROLE[kind]}"
         for column, kind in roles.doubtful.items()
-        if kind in roles_of_noise
+        if kind in ("noise", "mu", "rho")
         and without_prefix(column) not in PLAIN
         and not FUNCTIONS & set(words_of(without_prefix(column)))
     ]

@@ -303,11 +303,10 @@ def evidence_of_columns(columns: Mapping[str, Sequence[object]]) -> Evidence:
 
 def _left_out(column: str, cells: Sequence[object]) -> str:
     """The remark that a table has fewer rows than its runs are numbered; else empty."""
-    numbers = {number_in(cell) for cell in cells}
-    if None in numbers or len(numbers) < len(cells):
+    numbers = {number for cell in cells if (number := number_in(cell)) is not None}
+    if not numbers or len(numbers) < len(cells):
         return ""
-    last = max(number for number in numbers if number is not None)
-    first = min(number for number in numbers if number is not None)
+    first, last = min(numbers), max(numbers)
     if not first < last <= _MAX_NUMBER or last - first + 1 <= len(cells):
         return ""
     return (

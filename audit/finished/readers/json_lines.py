@@ -73,19 +73,6 @@ def _of_lines(text: str, name: str, options: ReadOptions) -> Material:
     return material_of_rows(rows, places, name, options)
 
 
-class _NamedTwice(Exception):
-    """An object has two values of one name, of which Python would keep the last."""
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in content:
-            raise _NamedTwice(name)
-        content[name] = value
-    return content
-
-
 def _loads(text: str, where: str) -> Any:
     """The content of json text.
 
@@ -93,11 +80,19 @@ def _loads(text: str, where: str) -> Any:
         InvalidInput: an object has two values of one name.
         ValueError: the text is not json.
     """
-    try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
-    except _NamedTwice as error:
-        repeated = checks.one_line(str(error))
-    raise InvalidInput(f"{where}: object must name each value once, got {repeated} twice")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in content:  # Python would keep the last value
+                shown_name = checks.one_line(name)
+                raise InvalidInput(
+                    f"{where}: object must name each value once, got {shown_name} twice"
+                )
+            content[name] = value
+        return content
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def _may_hold_several(content: Mapping[str, Any]) -> bool:

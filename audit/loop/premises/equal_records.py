@@ -315,20 +315,19 @@ def _seems_too_small(experiment: Experiment, canaries: CanaryRuns, runs: _Runs) 
     """
     accounted = experiment.accounted
     reach = canaries.contributions.largest[: experiment.steps]
-    required = np.array([accounted.sigma(t) if accounted else 0.0 for t in range(len(reach))])
-    required = required * reach
-    gradients = np.stack(runs.of_quiet)[:, : len(reach)]
-    variances = np.var(gradients, axis=0, ddof=1)
-    numbers = np.maximum((variances > 0).sum(axis=1) * (len(gradients) - 1), 1)
-    is_known = required > 0
-    if not is_known.any():
+    if accounted is None:
         return False
-    ratios = variances.sum(axis=1)[is_known] / np.square(required[is_known])
-    numbers = numbers[is_known]
-    ratios *= (len(gradients) - 1) / numbers
-    of_all = float(np.average(ratios, weights=numbers))
-    is_below = np.sqrt(ratios) < 1 - 3 / np.sqrt(2.0 * numbers)
-    return bool(np.any(is_below) or math.sqrt(of_all) < 1 - 2 / math.sqrt(2.0 * numbers.sum()))
+    required = reach * np.array([accounted.sigma(t) for t in range(len(reach))])
+    steps = np.flatnonzero(required > 0)
+    if not len(steps):
+        return False
+    variances = np.var(np.stack(runs.of_quiet)[:, steps], axis=0, ddof=1)
+    degrees_of_one = len(runs.of_quiet) - 1
+    degrees = np.maximum((variances > 0).sum(axis=1) * degrees_of_one, 1)
+    ratios = variances.sum(axis=1) * degrees_of_one / degrees / np.square(required[steps])
+    of_all = float(np.average(ratios, weights=degrees))
+    is_below = np.sqrt(ratios) < 1 - 3 / np.sqrt(2.0 * degrees)
+    return bool(np.any(is_below) or math.sqrt(of_all) < 1 - 2 / math.sqrt(2.0 * degrees.sum()))
 
 
 def _may_pass_over(experiment: Experiment, runs: _Runs, traces: Sequence[Trace]) -> bool:

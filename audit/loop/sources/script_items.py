@@ -262,7 +262,6 @@ class _FrameColumn:
 
     frame: Any
     position: int
-    ndim = 1
 
     @property
     def dtype(self) -> Any:

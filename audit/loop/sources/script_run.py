@@ -352,7 +352,7 @@ class _Run:
                 "hand: put the loop into a function and pass it to audit.check"
             )
         if self._called_elsewhere[0]:
-            return f"{name} must call make_private in its first process, got {_PROCESSES}"
+            return self._reason_elsewhere()
         if self.error:
             return f"{name} must run up to make_private, got {self.error}"
         if self.started_processes:
@@ -365,6 +365,10 @@ class _Run:
             f"{name} must call PrivacyEngine.make_private of Opacus, got none{early}: put the loop "
             "into a function and pass it to audit.check"
         )
+
+    def _reason_elsewhere(self) -> str:
+        name = self.train.path.name
+        return f"{name} must call make_private in its first process, got {_PROCESSES}"
 
     def _end(self) -> None:
         self.at_end()
@@ -481,12 +485,10 @@ class _Run:
 
     def _observe_processes(self) -> None:
         """Ends a run that waits for processes which called `make_private`, and which have ended."""
-        name = self.train.path.name
-        message = f"{name} must call make_private in its first process, got {_PROCESSES}"
         while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
             if self._called_elsewhere[0]:
                 self.train.end_waiting(
-                    lambda: self.train.give_up(message),
+                    lambda: self.train.give_up(self._reason_elsewhere()),
                     _CALLS_ELSEWHERE,
                     has_steps=self.to_end and self.taken > 0,
                 )
