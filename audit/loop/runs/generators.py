@@ -37,7 +37,9 @@ _CLASSES = np.random.Generator, np.random.BitGenerator, np.random.RandomState, r
 _MAX_DEPTH, _MAX_ITEMS, _MAX_VISITED = 3, 64, 1000
 _Read = Callable[[Any], bytes | None]
 _Split = Callable[[Any], Iterable[Any]]
-_NO_READERS = (None, None)
+_WITHOUT_GENERATORS: set[type] = set()
+"""Types whose values were seen to hold no generator."""
+
 NOISE, BATCHES = "noise", "batches"
 _PURPOSES = {
     NOISE: ("normal", "multivariate_normal", "laplace"),
@@ -160,12 +162,29 @@ def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _local_states(last: types.CodeType) -> Iterator[bytes]:
-    """States of the generators among the variables of all functions that `last` called."""
+    """States of the generators among the variables of all functions that `last` called.
+
+    This happens in each step of each run, and most values hold no generator. So values of such
+    types are left out before they are visited.
+    """
     seen: set[int] = set()
-    for value in _variables(last):
+    pending = [(value, 0) for value in _variables(last) if type(value) not in _WITHOUT_GENERATORS]
+    pending.reverse()  # the last one is visited first
+    while pending:
+        value, depth = pending.pop()
+        if id(value) in seen or len(seen) > _MAX_VISITED:
+            continue
         kind: Any = type(value)
-        if _readers(kind) != _NO_READERS:
-            yield from _states(value, 0, seen)
+        read, split = _readers(kind)
+        if kind in _WITHOUT_GENERATORS:
+            continue  # seen for the first time, and not counted, as later
+        seen.add(id(value))
+        state = None if read is None else read(value)
+        if state is not None:
+            yield state
+        elif split is not None and depth < _MAX_DEPTH:
+            members = [v for v in split(value) if type(v) not in _WITHOUT_GENERATORS]
+            pending.extend((member, depth + 1) for member in reversed(members))
 
 
 def _variables(last: types.CodeType) -> Iterator[Any]:
@@ -178,23 +197,6 @@ def _variables(last: types.CodeType) -> Iterator[Any]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _states(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
-    kind: Any = type(value)
-    read, split = _readers(kind)
-    if depth > _MAX_DEPTH or id(value) in seen or len(seen) > _MAX_VISITED:
-        return
-    seen.add(id(value))
-    state = None if read is None else read(value)
-    if state is not None:
-        yield state
-    elif split is not None:
-        for member in split(value):
-            # Most values hold no generator, and this happens in each step of each run.
-            kind = type(member)
-            if _readers(kind) != _NO_READERS:
-                yield from _states(member, depth + 1, seen)
-
-
 @functools.cache
 def _readers(kind: Any) -> tuple[_Read | None, _Split | None]:
     """How values of a type are read as a generator, and how they are split; None if they hold none.
@@ -202,9 +204,11 @@ def _readers(kind: Any) -> tuple[_Read | None, _Split | None]:
     Numbers, texts, arrays, tensors and modules hold no generator.
     """
     if issubclass(kind, str | bytes | int | float | np.ndarray | type | None):
+        _WITHOUT_GENERATORS.add(kind)
         return None, None
     names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in kind.__mro__}
     if names & {"torch.Tensor", "torch.Module", "torch._TensorBase"}:
+        _WITHOUT_GENERATORS.add(kind)
         return None, None
     return _reader(kind), _splitter(kind)
 
