@@ -49,12 +49,29 @@ _TRAININGS = name_set(
     "nseeds numseeds nrepeats numrepeats repeats nrepetitions repetitions nrestarts restarts "
     "numrestarts ensemblesize nmodels nummodels nensemble bestof ntrials numtrials trials "
     "trialsperconfig runsperconfig nbags totaltrials totalruns numcandidates ncandidates "
-    "numconfigs nconfigs seedsaveraged runsaveraged foldsaveraged count"
+    "numconfigs nconfigs seedsaveraged runsaveraged foldsaveraged count seeds randomseeds splits "
+    "replicates nreplicates numreplicates reps nreps numreps cv ncv cvsplits navg averagedover "
+    "averageover avgover meanover averagedoverseeds averagedoverruns averagedoverfolds "
+    "avgoverseeds avgoverruns meanoverseeds meanoverruns seedspertrial seedsperconfig"
 )
 _SEEDS = name_set("seeds randomseeds seedlist listofseeds folds splits")
 _SEVERAL_NUMBERS = re.compile(r"[\[(]?\s*\d+(?:[,;\s]+\d+)+\s*[\])]?")
 _REPEATED = name_set("fold folds seed seeds")
 _SEVERAL_SCORES = re.compile(r"[\[(]\s*-?\d*\.\d+(?:[,;\s]+-?\d*\.\d+)+\s*[\])]")
+_SUMMARY_OF_SCORES = re.compile(
+    r"\d\s*(?:\u00b1|\+/-|\+-|\\pm\b)\s*\.?\d"
+    r"|\b(?:mean|averaged?|avg|median|best|max)\s+(?:of|over|across)\s+(?!1\b)\d+\b"
+    r"|\b(?!1\s)\d+\s*(?:random\s+)?(?:runs|seeds|trainings|folds|splits|repeats|repetitions|replicates)"
+    r"\b",
+    re.IGNORECASE,
+)
+"""A cell such as `0.8 +/- 0.1` or `mean of 5 runs`."""
+
+_DEVIATIONS = name_set("std stdev sd stderr sem se")
+_SCORES = name_set(
+    "acc accuracy f1 auc auroc score scores objective metric value precision recall mse rmse mae "
+    "perplexity ppl bleu rouge loss error"
+)
 _NUMBERED = re.compile(
     r"(?<![a-z])(fold|seed|split|repetition|repeat|replicate|rep|trial|run)s?[ _./-]?(\d+)"
 )
@@ -198,7 +215,8 @@ def _several_trainings(statement: _Statement) -> str:
     repeated = statement.number is not None and statement.number > 1.0
     seeds = statement.name in _SEEDS and _SEVERAL_NUMBERS.fullmatch(cell)
     scores = _REPEATED & set(statement.words) and _SEVERAL_SCORES.fullmatch(cell)
-    trainings = seeds or scores or (statement.name in _TRAININGS and repeated)
+    summary = _SUMMARY_OF_SCORES.search(cell)
+    trainings = seeds or scores or summary or (statement.name in _TRAININGS and repeated)
     return "one row for each training" if trainings else ""
 
 
@@ -457,7 +475,9 @@ def refuse_other_trainings(
         if column not in mapping and without_prefix(column) not in mapping and column not in used
     ]
     if "params" not in columns:  # the reader of scikit-learn's tables counts their splits
-        _refuse_numbered_trainings({column: columns[column] for column in unread}, where)
+        unread_columns = {column: columns[column] for column in unread}
+        _refuse_numbered_trainings(unread_columns, where)
+        _refuse_deviations(unread_columns, where)
     for column in unread:
         cells, words = columns[column], _last_words(column)
         # "privacy: none" is a statement, and elsewhere a missing value.
@@ -490,6 +510,18 @@ def _refuse_numbered_trainings(columns: Mapping[str, Sequence[Any]], where: str)
                 f"{where} must have one row for each training, got columns "
                 f"{checks.one_line(first_column)} and {checks.one_line(column)}; "
                 f"{_or_ignore(column)}"
+            )
+
+
+def _refuse_deviations(columns: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Refuses a column such as `acc_std`, the deviation of a score between several trainings."""
+    for column, cells in columns.items():
+        words = set(words_of(without_prefix(column)))
+        deviates = any((_number(cell) or 0.0) != 0.0 for cell in cells)
+        if words & _DEVIATIONS and words & _SCORES and deviates:
+            raise InvalidInput(
+                f"{where} must have one row for each training, got the deviation of a score in "
+                f"column {checks.one_line(column)}; {_or_ignore(column)}"
             )
 
 
