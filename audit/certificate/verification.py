@@ -342,6 +342,8 @@ def _parsed(content: bytes) -> Any:
             parse_constant=finite,
         )
     except ValueError as error:
+        if not content.strip():
+            raise InvalidInput("certificate must be the json file, got an empty file") from None
         if content.lstrip()[:1] == b"<":
             raise InvalidInput(
                 "certificate must be the json file, got an HTML page: verify the .json file that "

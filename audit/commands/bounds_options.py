@@ -113,6 +113,10 @@ _OPTIONS: dict[str, dict[str, console.Option]] = {
     },
 }
 """The options, in groups; see `console.Parser.add_options`."""
+
+_LARGE_DELTA = 0.01
+"""A delta above this exceeds 1 / records for all but the smallest data sets."""
+
 _DEFAULTS = {
     "protocol": "search",
     "delta": 1e-5,
@@ -314,6 +318,12 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
 
 def delta_note(delta: float, records: int | None) -> list[str]:
     """A warning if delta is so large that it allows the release of a record."""
+    if records is None and delta > _LARGE_DELTA:
+        return [
+            f"delta = {format_exact(delta)} exceeds 1 / records for more than "
+            f"{math.floor(1.0 / delta)} records: publishing one record at random would be allowed; "
+            "choose a smaller --delta, or state --records"
+        ]
     if records is None or delta <= 1.0 / checks.integer("records", records, 1):
         return []
     return [

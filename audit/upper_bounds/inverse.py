@@ -214,7 +214,8 @@ def _search_of_mu(
         target=target,
         delta=delta,
         tolerance=_MU_TOLERANCE,
-        refusal=f"be the cost at some mu in ({_MIN_MU:g}, {_MAX_MU:g}), by the bound, at "
+        refusal="be the cost with some noise, between that of full batches with mu "
+        f"{_MIN_MU:g} and {_MAX_MU:g}, by the bound, at "
         f"delta={delta:g} with {protocol}",
     )
 
@@ -448,7 +449,8 @@ def _search_of_runs(
         target=target,
         delta=delta,
         tolerance=_SAMPLED_TOLERANCE,
-        refusal=f"allow {smallest_mean:g} expected runs with {repetitions.spec}",
+        refusal=f"be at least the cost of {smallest_mean:g} expected runs with {repetitions.spec} "
+        "and this noise",
         longest_step=_FIRST_STEP_RUNS,
     )
 

@@ -437,6 +437,7 @@ def test_forged_terminal_sequences_are_printed_as_escapes(
     ("text", "words"),
     [
         ("{", "certificate must be a readable json file"),
+        (" \n", "certificate must be the json file, got an empty file"),
         ("[]", "certificate must be of format"),
         ("<!DOCTYPE html>", r"got an HTML page: verify the \.json file"),
         ('{"format": "other/1"}', "certificate must be of format .* got 'other/1'"),

@@ -485,6 +485,8 @@ def test_a_delta_above_one_over_the_number_of_records_is_a_warning(
     assert "note: delta = 1e-05 exceeds 1 / records = 9.99e-06" in out
     _, out, _ = run(capsys, *base, "100000")
     assert "exceeds" not in out
+    _, out, _ = run(capsys, *base[:-1], "--delta", "0.3")
+    assert "note: delta = 0.3 exceeds 1 / records for more than 3 records" in _unwrapped(out)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_the_best_distribution_has_the_highest_quantile_within_the_budget() -> N
 
 def test_an_unreachable_budget_is_refused() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.01")
-    with pytest.raises(ValueError, match="must allow 1 expected runs"):
+    with pytest.raises(ValueError, match="at least the cost of 1 expected runs"):
         upper_bounds.calibrate_runs(
             GaussianMechanism(1.0), law, target_epsilon=0.1, target_delta=DELTA
         )
