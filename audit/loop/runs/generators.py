@@ -201,13 +201,14 @@ def _variables(last: types.CodeType) -> Iterator[Any]:
 def _readers(kind: Any) -> tuple[_Read | None, _Split | None]:
     """How values of a type are read as a generator, and how they are split; None if they hold none.
 
-    Numbers, texts, arrays, tensors and modules hold no generator.
+    Numbers, texts, arrays, tensors and modules hold no generator. What a watch holds is its record
+    of the run, and the optimizer, which is read itself.
     """
     if issubclass(kind, str | bytes | int | float | np.ndarray | type | None):
         _WITHOUT_GENERATORS.add(kind)
         return None, None
     names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in kind.__mro__}
-    if names & {"torch.Tensor", "torch.Module", "torch._TensorBase"}:
+    if names & {"torch.Tensor", "torch.Module", "torch._TensorBase", "audit.Watch"}:
         _WITHOUT_GENERATORS.add(kind)
         return None, None
     return _reader(kind), _splitter(kind)
