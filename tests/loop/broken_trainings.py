@@ -390,7 +390,7 @@ BROKEN = {
     "each augmented copy of a record clipped separately": Control(
         Loop(gradients=augmented, rate=0.01)
     ),
-    "batch normalisation": Control(Loop(gradients=batch_normalised), 300, _LONG),
+    "batch normalisation": Control(Loop(gradients=batch_normalised), 1000, _LONG),
     "features standardised by private mean and spread": Control(
         Loop(prepare=standardised), 300, _LONG
     ),
@@ -405,7 +405,7 @@ BROKEN = {
     "fewer steps recorded than taken": Control(
         Loop(steps=16, accounted_steps=1, noise_multiplier=2.0, rate=0.01)
     ),
-    "best of several runs by the training loss": Control(best_by_training_loss, 400),
+    "best of several runs by the training loss": Control(best_by_training_loss, 1500),
     "fixed number of runs, accounted for as random": Control(fixed_number_of_runs, 3000),
     "exact loss in the log": Control(exact_loss_in_the_log, 1000, _LONG),
     "Opacus, noise on the first layer only": Control(with_opacus(NoiseOnTheFirstLayer), size=1),
