@@ -27,9 +27,8 @@ from audit.accounting.pairs import (
     PrivacyLossPmf,
 )
 from audit.accounting.random_allocation import RandomAllocation
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import SUMS_TO_ONE
+from audit.numerics import SUMS_TO_ONE, FloatArray
 
 _MAX_TERMS = 4  # A part that itself has more terms is composed once and used as one term.
 _MAX_ARRANGEMENTS = 16

@@ -11,8 +11,7 @@ from scipy import special
 from audit import checks
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DiscretePair, DominatingPair, LossPair, PrivacyLossPmf
-from audit.arrays import FloatArray
-from audit.numerics import memoize
+from audit.numerics import FloatArray, memoize
 
 _LARGEST_PURE = 1.001e6  # a bound may round a value of 1e6 up
 

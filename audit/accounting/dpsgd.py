@@ -34,8 +34,8 @@ from audit.accounting.pairs import (
     multiples,
     quadrature,
 )
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numerics import FloatArray
 
 NEIGHBOURS = {
     "add-remove": "one data set has {records} more than the other",

@@ -17,9 +17,8 @@ from audit.accounting.discrete import RandomisedResponse
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import REACH
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import SUMS_TO_ONE, log_subtract, safe_log
+from audit.numerics import SUMS_TO_ONE, FloatArray, log_subtract, safe_log
 from audit.opacus_objects import accountant_of
 
 Phases = dict[tuple[float, float], int]

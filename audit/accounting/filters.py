@@ -41,11 +41,11 @@ from audit.accounting.conversion import epsilon_of_order
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.serialization import mechanism_to_dict
-from audit.arrays import FloatArray
 from audit.errors import AuditError, InvalidInput
 from audit.numerics import (
     COARSE_ORDERS,
     TINY,
+    FloatArray,
     best_alpha,
     format_exact,
     format_rounded,

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 from audit import checks
 from audit.accounting.conversion import reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.pairs import DominatingPair, PrivacyLoss
-from audit.arrays import FloatArray
-from audit.numerics import COARSE_ORDERS
+from audit.numerics import COARSE_ORDERS, FloatArray
 
 SMALLEST_SPREAD, LARGEST_SPREAD = 1e-12, 1e3
 """Allowed distances of two distributions in standard deviations. Outside, double precision shows no

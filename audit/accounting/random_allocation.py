@@ -31,9 +31,8 @@ from audit.accounting.pairs import (
     PrivacyLoss,
     PrivacyLossPmf,
 )
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import log_subtract, memoize, safe_log
+from audit.numerics import FloatArray, log_subtract, memoize, safe_log
 
 _RELATIONS = ("add-remove", "zero-out")
 _MAX_BATCHES, _MAX_EPOCHS = 10**6, 10**6

@@ -16,9 +16,9 @@ from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, 
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.random_allocation import RandomAllocation
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numbers_from_text import read_number
+from audit.numerics import FloatArray
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     kind.__name__: kind

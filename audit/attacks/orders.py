@@ -22,8 +22,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting import GaussianMechanism, solve_epsilon
-from audit.arrays import FloatArray
-from audit.numerics import PROFILE_ACCURACY, log_complement
+from audit.numerics import PROFILE_ACCURACY, FloatArray, log_complement
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells

@@ -11,9 +11,8 @@ import numpy as np
 
 from audit.accounting import GaussianMechanism, LossPair, solve_epsilon
 from audit.accounting.pairs import PrivacyLossPmf
-from audit.arrays import FloatArray
 from audit.attacks.orders import TunedOrder, worst_case_split_order
-from audit.numerics import log_complement
+from audit.numerics import FloatArray, log_complement
 from audit.orders import SplitOrder
 from audit.protocols import Subset
 from audit.upper_bounds.subset import SubsetCurve

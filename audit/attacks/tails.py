@@ -8,9 +8,8 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit.accounting import solve_epsilon
-from audit.arrays import FloatArray
 from audit.attacks.orders import expected_ratio
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, FloatArray
 from audit.protocols import RepeatedRuns
 
 

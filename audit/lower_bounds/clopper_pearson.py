@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
-from audit.numerics import QUANTILE_ACCURACY
+from audit.numerics import QUANTILE_ACCURACY, FloatArray
 
 
 def epsilon_from_limits(fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import LowerBound, ThresholdEstimator, default_facts
 from audit.lower_bounds.rules import ErrorCounts, FixedThreshold, Split, ThresholdRule, upper_limit
-from audit.numerics import safe_root
+from audit.numerics import FloatArray, safe_root
 from audit.orders import SplitOrder
 from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions, parse_repetitions

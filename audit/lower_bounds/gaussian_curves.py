@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import (
     LowerBound,
@@ -29,7 +28,7 @@ from audit.lower_bounds.estimator import (
 )
 from audit.lower_bounds.rules import best_of_gaussian_rates
 from audit.lower_bounds.scores import checked_canaries
-from audit.numerics import safe_root
+from audit.numerics import FloatArray, safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions, parse_repetitions
 

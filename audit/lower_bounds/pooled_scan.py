@@ -17,12 +17,11 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.estimator import Estimator, LowerBound
 from audit.lower_bounds.scores import Scores
-from audit.numerics import QUANTILE_ACCURACY, safe_log
+from audit.numerics import QUANTILE_ACCURACY, FloatArray, IntArray, safe_log
 from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions, parse_repetitions
 

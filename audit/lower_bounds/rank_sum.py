@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import numerics
-from audit.arrays import IntArray
 from audit.errors import InvalidInput
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.gaussian_curves import GaussianFamily
 from audit.lower_bounds.rules import Limit, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
+from audit.numerics import IntArray
 from audit.repetitions import Repetitions
 
 # Width of a cell for few and for many scores, and the ends of the scale. P[outside] is below 1e-11.

@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.lower_bounds.scores import Scores
-from audit.numerics import QUANTILE_ACCURACY
+from audit.numerics import QUANTILE_ACCURACY, FloatArray
 from audit.repetitions import Fixed, Repetitions, parse_repetitions
 
 # Limits of all counts are tabulated up to this number of trials.

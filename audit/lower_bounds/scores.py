@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.arrays import FloatArray, IntArray
 from audit.errors import InvalidInput
+from audit.numerics import FloatArray, IntArray
 
 
 def checked(name: str, scores: ArrayLike) -> FloatArray:

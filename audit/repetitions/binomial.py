@@ -8,8 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
-from audit.numerics import format_exact
+from audit.numerics import FloatArray, format_exact
 from audit.repetitions.base import (
     MAX_RUNS,
     ProfileTheorem,

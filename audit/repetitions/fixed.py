@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.repetitions.base import (
     MAX_RUNS,
     Repetitions,

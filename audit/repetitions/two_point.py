@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.arrays import FloatArray
-from audit.numerics import format_exact, safe_log
+from audit.numerics import FloatArray, format_exact, safe_log
 from audit.repetitions.base import MAX_RUNS, Repetitions, checked_generator, format_spec
 
 

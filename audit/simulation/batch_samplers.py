@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from audit import checks
-from audit.arrays import FloatArray, IntArray
 from audit.dpsgd import RunOutcomes
+from audit.numerics import FloatArray, IntArray
 from audit.protocols import Adaptive
 from audit.protocols.adaptive import MIN_RUNS, confidence_density, covariance, project
 

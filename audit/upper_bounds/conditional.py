@@ -14,8 +14,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism
 from audit.accounting.conversion import expected_epsilon
-from audit.arrays import BoolArray, FloatArray, IntArray
-from audit.numerics import equidistribute
+from audit.numerics import BoolArray, FloatArray, IntArray, equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import BoundValue, bound

@@ -16,8 +16,7 @@ import numpy as np
 from audit import numerics
 from audit.accounting import Candidates, DominatingPair, Mechanism, largest_epsilon
 from audit.accounting.combinations import arrangements, kinds_of_candidates
-from audit.arrays import FloatArray
-from audit.numerics import memoize, shared_delta
+from audit.numerics import FloatArray, memoize, shared_delta
 from audit.protocols import Grid
 from audit.upper_bounds.region import ShiftedProfiles, corner_events, dense_events, mixture
 from audit.upper_bounds.registry import BoundValue, bound

@@ -24,13 +24,16 @@ from scipy import special
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
 from audit.accounting.combinations import kinds_of_candidates
 from audit.accounting.pairs import GaussianPair
-from audit.arrays import BoolArray, FloatArray, IntArray, dot
 from audit.errors import NotApplicable
 from audit.numerics import (
     PROFILE_ACCURACY,
     QUANTILE_ACCURACY,
     SUM_ROUNDING,
+    BoolArray,
+    FloatArray,
+    IntArray,
     bisect_intervals,
+    dot,
     equidistribute,
     last_integer,
     log_subtract,

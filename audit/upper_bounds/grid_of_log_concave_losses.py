@@ -18,9 +18,8 @@ import numpy as np
 from audit.accounting import DeltaUnreachable, LossPair, Mechanism, compose, solve_epsilon
 from audit.accounting.combinations import kinds_of_candidates
 from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLossPmf
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import convex_chain, memoize, shared_delta
+from audit.numerics import FloatArray, convex_chain, memoize, shared_delta
 from audit.protocols import Grid
 from audit.upper_bounds.grid_of_gaussians import by_chance, by_chance_shared
 from audit.upper_bounds.region import region_curve

@@ -13,10 +13,9 @@ from scipy import special
 
 from audit.accounting import LossPair, Mechanism, compose, largest_epsilon
 from audit.accounting.composition import COARSE_CELLS
-from audit.arrays import FloatArray
 from audit.claims import Assumption
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, FloatArray
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
 from audit.upper_bounds.region import between

@@ -16,8 +16,7 @@ from audit.accounting import (
     Mechanism,
     largest_epsilon,
 )
-from audit.arrays import FloatArray, dot
-from audit.numerics import PROFILE_ACCURACY, memoize, safe_log
+from audit.numerics import PROFILE_ACCURACY, FloatArray, dot, memoize, safe_log
 from audit.protocols import Subset
 from audit.upper_bounds.published.koskela_kulkarni import check_add_remove
 from audit.upper_bounds.registry import BoundValue, bound, find

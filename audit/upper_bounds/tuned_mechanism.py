@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.accounting import DominatingPair, Mechanism, PrivacyProfile, parse_mechanism, reach
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.region import region_curve

@@ -17,9 +17,8 @@ import numpy as np
 from audit import checks
 from audit.accounting import DominatingPair, GaussianMechanism, Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, FloatArray
 from audit.protocols import BudgetSchedule, Protocol
 from audit.upper_bounds.composed import scheduled_runs, together
 from audit.upper_bounds.registry import BoundValue, bound

@@ -16,8 +16,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from audit.accounting import DpSgd
-from audit.arrays import FloatArray
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
+from audit.numerics import FloatArray
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
 from audit.simulation.simulator import GameContext, tune

@@ -11,11 +11,11 @@ from scipy import special, stats
 from small_audits import play_trials
 
 from audit import attacks, protocols
-from audit.arrays import FloatArray
 from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.settings import AuditConfig, read_preset
 from audit.game.setup import set_up
+from audit.numerics import FloatArray
 from audit.protocols import adaptive
 from audit.report.assemble import assemble
 from audit.report.text import to_text

@@ -19,7 +19,7 @@ from audit.accounting import (
     PureDp,
 )
 from audit.accounting.pairs import DiscretePair
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds import grid_log_concave, log_concave_pair, tight

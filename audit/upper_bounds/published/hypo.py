@@ -8,9 +8,8 @@ from numpy.typing import ArrayLike
 from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.accounting.combinations import any_fixed
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import SUMS_TO_ONE, best_alpha
+from audit.numerics import SUMS_TO_ONE, FloatArray, best_alpha
 from audit.protocols import Adaptive
 from audit.protocols.adaptive import project
 from audit.repetitions import Repetitions, parse_repetitions

@@ -7,8 +7,8 @@ from scipy import special
 
 from audit import checks
 from audit.accounting import Mechanism, group_size, relations
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
+from audit.numerics import FloatArray
 from audit.protocols import Subset
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.registry import BoundValue, bound

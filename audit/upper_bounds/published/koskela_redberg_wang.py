@@ -14,9 +14,8 @@ from audit.accounting import (
     PrivacyProfile,
     solve_epsilon,
 )
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY, safe_log
+from audit.numerics import PROFILE_ACCURACY, FloatArray, safe_log
 from audit.protocols import NoisyMax, ProposeTestRelease
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import power_law

@@ -13,9 +13,14 @@ from audit.accounting import (
     ZeroConcentratedDp,
     renyi_to_epsilon,
 )
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, best_alpha
+from audit.numerics import (
+    COARSE_ORDERS,
+    PROFILE_ACCURACY,
+    QUANTILE_ACCURACY,
+    FloatArray,
+    best_alpha,
+)
 from audit.protocols import UntilAccepted
 from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve

@@ -9,10 +9,16 @@ from scipy import special
 
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, gdp_limit_mu, mean_inclusion_mu
 from audit.accounting.conversion import best_conversion, epsilon_of_order
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Kind
 from audit.errors import NotApplicable
-from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY, SUM_ROUNDING, safe_log, safe_root
+from audit.numerics import (
+    FLOAT_ROUNDING,
+    PROFILE_ACCURACY,
+    SUM_ROUNDING,
+    FloatArray,
+    safe_log,
+    safe_root,
+)
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses
 from audit.upper_bounds.reduced import log_density
