@@ -105,6 +105,11 @@ class Numbers:
         if rows > _MAX_ROWS:
             raise InvalidInput(f"numbers must be at most {_MAX_ROWS} in a list, got {rows}")
 
+    @property
+    def curve(self) -> "TradeOff":
+        """The trade-off curve that follows from the profile."""
+        return TradeOff(self.profile)
+
 
 def compute(
     base: Mechanism, protocol: Protocol, delta: float, bounds: Sequence[str] = ()

@@ -11,8 +11,8 @@ from scipy import stats
 from study_helpers import study
 
 from audit import accounting, tuning
-from audit.accounting.additive_noise import GaussianMechanism
 from audit.accounting.dpsgd import DpSgd
+from audit.accounting.mechanism import GaussianMechanism
 from audit.certificate import Certificate
 from audit.upper_bounds import schedule_ex_post
 from audit.upper_bounds.until_accepted import until_accepted_ex_post
