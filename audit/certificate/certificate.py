@@ -39,7 +39,7 @@ from audit.certificate.conditions import (
 )
 from audit.certificate.numbers import GROUPS, Numbers, compute
 from audit.errors import InvalidInput
-from audit.lower_bounds.rules import upper_limit
+from audit.lower_bounds.scores import upper_limit
 from audit.numerics import format_exact, rounded_up
 from audit.protocols import Protocol, parse_protocol
 from audit.typed_json import (
