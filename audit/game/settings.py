@@ -25,7 +25,7 @@ from audit.lower_bounds.scores import doubling_sizes
 from audit.numbers_from_text import is_ambiguous
 from audit.protocols import Protocol
 from audit.repetitions import Fixed, Repetitions, parse_repetitions
-from audit.simulation.batch_samplers import SAMPLERS
+from audit.simulation import SAMPLERS
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 

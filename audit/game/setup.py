@@ -29,7 +29,7 @@ from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.numerics import FloatArray
 from audit.protocols import Protocol, RepeatedRuns
-from audit.simulation.simulator import GameContext, Winners
+from audit.simulation import GameContext, Winners
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, TwoTails, WorstOrder
 
