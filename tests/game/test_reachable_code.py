@@ -43,7 +43,7 @@ REACHED = [
     ("audit/dpsgd/_noise.c", "round < 10", "round < 9"),
     ("audit/dpsgd/_exponential.h", "1.0f / 720", "1.0f / 721"),
     ("audit/dpsgd/streams.py", "0x9E3779B97F4A7C15", "0x9E3779B97F4A7C17"),
-    ("audit/dpsgd/reference.py", "found = RunOutcomes.empty(len(batch))", "found = None"),
+    ("audit/dpsgd/reference.py", "outcomes = RunOutcomes.empty(len(batch))", "outcomes = None"),
     (
         "audit/repetitions/truncated.py",
         "return rng.choice(self.most + 1,",
