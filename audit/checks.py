@@ -21,7 +21,7 @@ from audit import numbers_from_text
 from audit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from audit.arrays import FloatArray
+    from audit.numerics import FloatArray
 
 MAX_JOBS = 1024
 """The largest number of processes that may be asked for."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 
 # Larger than any x: a value of 1e6 standard deviations has probability 0 in double precision.
 _ABOVE = 1e6

@@ -23,7 +23,7 @@ from typing import Any
 
 from audit.accounting import ApproximateDp, DpSgd, GaussianMechanism, Mechanism, PureDp
 from audit.certificate import Certificate, Status, StudyFacts, verify
-from audit.certificate.content import hash_of
+from audit.certificate.certificate import hash_of
 from audit.certificate.numbers import derived
 from audit.errors import AuditError
 from audit.protocols import parse_protocol

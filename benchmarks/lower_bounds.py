@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.lower_bounds import GaussianCurve, RankSum, Scan, all_lower_bounds
+from audit.numerics import FloatArray
 from studies.coverage.mechanisms import Mechanism, mechanisms
 
 Estimator = Callable[[FloatArray, FloatArray, Mechanism], float]

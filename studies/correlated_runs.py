@@ -33,9 +33,9 @@ import numpy as np
 from scipy import stats
 
 from audit.accounting import GaussianMechanism
-from audit.arrays import FloatArray
 from audit.lower_bounds import all_estimators, pooled_bounds
 from audit.lower_bounds.scores import Scores
+from audit.numerics import FloatArray
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds import reduced_exact
 

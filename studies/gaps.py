@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.accounting import DominatingPair, DpSgd, Mechanism, RandomAllocation
-from audit.arrays import FloatArray
-from audit.numerics import format_rounded, safe_log
+from audit.numerics import FloatArray, format_rounded, safe_log
 from audit.protocols import Adaptive, BestRuns, Grid, Protocol, parse_protocol
 from audit.repetitions import Repetitions
 from audit.upper_bounds import costs_of, find, tuning_cost, worst_order

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import optimize, special
 
 from audit.accounting import solve_epsilon
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 
 _GRID = np.linspace(-16.0, 16.0, 4001)
 _GAPS = np.linspace(-9.0, 9.0, 73)

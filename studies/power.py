@@ -23,9 +23,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from audit.arrays import FloatArray
 from audit.lower_bounds import GaussianCurve, RankSum, lower_bound
 from audit.lower_bounds.scores import Scores
+from audit.numerics import FloatArray
 from studies.coverage.estimators import PrivacyGuard
 from studies.coverage.mechanisms import MONOTONE, Mechanism, mechanisms
 

@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from audit import accounting, console, numerics, tuning
 from audit.certificate import Certificate, compute
-from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
+from audit.lower_bounds import monte_carlo
 from audit.upper_bounds import costs, registry, tuning_cost
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
@@ -88,8 +88,8 @@ def quick_reports(cached_bounds: None) -> Iterator[None]:
     def clear_caches() -> None:
         for cached in (
             monte_carlo.max_exceedances,
-            rank_sum._simulated_audits,
-            pooled_scan._simulated_order_statistics,
+            monte_carlo._simulated_audits,
+            monte_carlo._simulated_order_statistics,
         ):
             cached.cache_clear()
 

@@ -52,7 +52,7 @@ from audit import (
 )
 from audit import upper_bounds as upper
 from audit.certificate import verification
-from audit.certificate.content import hash_of
+from audit.certificate.certificate import hash_of
 from audit.errors import AuditError
 from audit.game import workers
 from audit.game.settings import AuditConfig, read_preset

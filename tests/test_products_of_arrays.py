@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from audit.arrays import dot, matrix_product
+from audit.numerics import dot, matrix_product
 
 
 @pytest.mark.parametrize("shape", [(0,), (5,), (40_000,), (3, 12_000), (2, 3, 7)])

@@ -107,7 +107,7 @@ _CALLS = {
         "folder": None,
         "seed": 1,
     },
-    upper_bounds.until_accepted.until_accepted: {"steps": [0.25, 0.5], "delta": 1e-5},
+    upper_bounds.until_accepted.gaussian_schedule: {"steps": [0.25, 0.5], "delta": 1e-5},
     lower_bounds.trials_needed: {"epsilon": 1.0, "delta": 1e-5, "confidence": 0.95},
 }
 

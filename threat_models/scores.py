@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numerics import FloatArray
 from audit.orders import SplitOrder
 from audit.user_code import errors_in_one_line
 from canaries import InputCanary

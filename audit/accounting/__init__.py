@@ -1,6 +1,5 @@
 """Privacy accounting of a single run: mechanisms, their costs, and calibration of the noise."""
 
-from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.calibration import (
     ACCOUNTINGS,
     calibrate_mu,
@@ -28,19 +27,26 @@ from audit.accounting.conversion import (
     solve_epsilon,
 )
 from audit.accounting.curves import LossDistribution, PrivacyProfile, RenyiCurve, ZeroConcentratedDp
-from audit.accounting.discrete import ApproximateDp, DiscreteMechanism, PureDp, RandomisedResponse
-from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
-from audit.accounting.event import from_event, from_opacus
-from audit.accounting.mechanism import Mechanism
-from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
-from audit.accounting.pairs import DominatingPair, LossPair
-from audit.accounting.random_allocation import RandomAllocation
-from audit.accounting.serialization import (
+from audit.accounting.dpsgd import NEIGHBOURS, DpSgd, RandomAllocation
+from audit.accounting.formats import (
+    from_event,
+    from_opacus,
     mechanism_from_dict,
     mechanism_to_dict,
     parse_mechanism,
     read_curve,
 )
+from audit.accounting.mechanism import (
+    ApproximateDp,
+    DiscreteMechanism,
+    GaussianMechanism,
+    LaplaceMechanism,
+    Mechanism,
+    PureDp,
+    RandomisedResponse,
+)
+from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
+from audit.accounting.pairs import DominatingPair, LossPair
 from audit.errors import DeltaUnreachable
 from audit.numerics import best_alpha
 

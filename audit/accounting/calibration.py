@@ -5,8 +5,8 @@ import math
 from scipy import special
 
 from audit import checks
-from audit.accounting.additive_noise import GaussianMechanism
 from audit.accounting.dpsgd import DpSgd
+from audit.accounting.mechanism import GaussianMechanism
 from audit.errors import InvalidInput
 from audit.numerics import ROOT_TOLERANCE, safe_root
 

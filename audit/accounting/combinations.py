@@ -14,11 +14,10 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.accounting.additive_noise import GaussianMechanism, LaplaceMechanism
 from audit.accounting.composition import compose
 from audit.accounting.curves import pair_of_profile
-from audit.accounting.dpsgd import DpSgd
-from audit.accounting.mechanism import Mechanism
+from audit.accounting.dpsgd import DpSgd, RandomAllocation
+from audit.accounting.mechanism import GaussianMechanism, LaplaceMechanism, Mechanism
 from audit.accounting.pairs import (
     DominatingPair,
     GaussianPair,
@@ -26,10 +25,8 @@ from audit.accounting.pairs import (
     PrivacyLoss,
     PrivacyLossPmf,
 )
-from audit.accounting.random_allocation import RandomAllocation
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput, NotApplicable
-from audit.numerics import SUMS_TO_ONE
+from audit.numerics import SUMS_TO_ONE, FloatArray
 
 _MAX_TERMS = 4  # A part that itself has more terms is composed once and used as one term.
 _MAX_ARRANGEMENTS = 16

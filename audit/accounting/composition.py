@@ -23,8 +23,7 @@ from scipy import fft, special
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
-from audit.arrays import FloatArray, dot
-from audit.numerics import memoize, product_of_powers, safe_log
+from audit.numerics import FloatArray, dot, memoize, product_of_powers, safe_log
 
 _TAIL = 1e-40  # mass outside the window, on either side; it counts as delta
 _CELLS = 1 << 17

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.errors import DeltaUnreachable
 from audit.numerics import (
     PROFILE_ACCURACY,
     TINY,
+    FloatArray,
     best_alpha,
     bracket_root,
     double_until,

@@ -14,9 +14,8 @@ from audit import checks
 from audit.accounting.conversion import SMALLEST_DELTA, renyi_to_epsilon
 from audit.accounting.mechanism import GIVEN, Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import safe_log
+from audit.numerics import FloatArray, safe_log
 
 
 @dataclass(frozen=True, eq=False)

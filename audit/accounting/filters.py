@@ -34,18 +34,17 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.accounting.additive_noise import GaussianMechanism
 from audit.accounting.calibration import calibrate_mu
 from audit.accounting.combinations import Composition, group_size, kinds, relations
 from audit.accounting.conversion import epsilon_of_order
 from audit.accounting.dpsgd import DpSgd
-from audit.accounting.mechanism import Mechanism
-from audit.accounting.serialization import mechanism_to_dict
-from audit.arrays import FloatArray
+from audit.accounting.formats import mechanism_to_dict
+from audit.accounting.mechanism import GaussianMechanism, Mechanism
 from audit.errors import AuditError, InvalidInput
 from audit.numerics import (
     COARSE_ORDERS,
     TINY,
+    FloatArray,
     best_alpha,
     format_exact,
     format_rounded,

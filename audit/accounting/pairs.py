@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import FLOAT_ROUNDING, SUMS_TO_ONE, log_complement, safe_log
+from audit.numerics import FLOAT_ROUNDING, SUMS_TO_ONE, FloatArray, log_complement, safe_log
 
 REACH = 15.0
 """Normal tails beyond this many standard deviations are below 1e-50; they count as delta."""

@@ -5,9 +5,16 @@ cost. Audits use `attack_order` and `attack_tails` for the score `worst-order`.
 """
 
 from audit.attacks.adaptive import AdaptiveAttack, LabelAttack, adaptive_attack, label_attack
-from audit.attacks.orders import TunedOrder, attack_order, worst_case_order, worst_case_split_order
-from audit.attacks.subset import SubsetAttack, subset_attack
-from audit.attacks.tails import AcceptedTails, attack_tails
+from audit.attacks.orders import (
+    AcceptedTails,
+    SubsetAttack,
+    TunedOrder,
+    attack_order,
+    attack_tails,
+    subset_attack,
+    worst_case_order,
+    worst_case_split_order,
+)
 
 __all__ = [
     "AcceptedTails",

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from audit.arrays import FloatArray, IntArray
 from audit.attacks.orders import expected_ratio, worst_case_split_order
+from audit.numerics import FloatArray, IntArray
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions
 

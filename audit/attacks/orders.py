@@ -1,33 +1,47 @@
-"""Scores that leak most in random search: folded and split orders, and their exact leakage.
+"""Scores that leak most, and their exact leakage: in random search, on subsets, and until accepted.
 
-A score need not be an increasing function of the statistic x. An adversary who controls the score
-controls the order of the outputs. A small x is evidence against the canary. It is released only if
-no run is preferred to it, so the evidence is stronger if the preferred outputs are likely with the
-canary: those above some threshold t(x). The best threshold depends on x, so the worst scores fold
-the line,
+In random search these are folded and split orders. A score need not be an increasing function of
+the statistic x. An adversary who controls the score controls the order of the outputs. A small x is
+evidence against the canary. It is released only if no run is preferred to it, so the evidence is
+stronger if the preferred outputs are likely with the canary: those above some threshold t(x). The
+best threshold depends on x, so the worst scores fold the line,
 
     g(x) = x for x >= fold, and t(x) below it, t decreasing,
 
 and even the score |x - c| leaks more than any increasing one. No score leaks more than the best
-folded order: `audit.upper_bounds.tight` has the proof, and the search, for any base.
+folded order: `audit.upper_bounds.tight` has the proof, and the search, for any base. A constant t
+gives a split order: x > top first, and below top the smaller x is better.
 
-A constant t gives a split order: x > top first, and below top the smaller x is better.
+In tuning on a subset, the attack uses the winner by an order of N(b mu, 1), and the final run. By
+the lemma of Neyman and Pearson, the best statistic is the density ratio of both outputs together.
+With the ratios r1 of the tuning and r2 of the final run, it is q r1 + (1-q) r2 if the final run
+trains on the other records, and (q r1 + 1-q) r2 if it trains on all.
+
+If runs are repeated until one is accepted, the set of accepted outputs that leaks most consists of
+two Gaussian tails.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.accounting import GaussianMechanism, solve_epsilon
-from audit.arrays import FloatArray
-from audit.numerics import PROFILE_ACCURACY, log_complement
+from audit.accounting import GaussianMechanism, LossPair, solve_epsilon
+from audit.accounting.pairs import PrivacyLossPmf
+from audit.numerics import PROFILE_ACCURACY, FloatArray, log_complement
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
+from audit.protocols import RepeatedRuns, Subset
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
+from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import TightCurve
+
+_STEP_ON_SUBSET = 0.01
+_ROUNDING_ON_SUBSET = 1e-6
 
 
 @dataclass(frozen=True)
@@ -232,3 +246,227 @@ def expected_ratio(
     lower = special.betaincinv(np.maximum(hits, 1e-9), trials - hits + 1.0, alpha)
     upper = special.betaincinv(misses + 1.0, np.maximum(trials - misses, 1e-9), 1.0 - alpha)
     return np.asarray(np.maximum(lower - delta, 1e-300) / upper)
+
+
+@dataclass(frozen=True)
+class AcceptedTails:
+    """The released output if runs have outputs N(b mu, 1) and two tails of them are accepted.
+
+    The density ratio of the released x is a constant times that of one run, so the worst events are
+    half-lines, and all probabilities have closed forms.
+
+    Attributes:
+        mu: mu of the base mechanism.
+        low: a run with x below it is accepted.
+        high: a run with x above it is accepted; at least `low`.
+        stop: probability of stopping after a rejected run; 0 if the tuning always continues.
+
+    Example:
+        >>> tails = AcceptedTails(0.25, low=-2.0, high=2.0)
+        >>> round(tails.epsilon(1e-5), 3)
+        1.242
+    """
+
+    mu: float
+    low: float
+    high: float
+    stop: float = 0.0
+
+    def rate_below(self, x: ArrayLike, mean: float) -> FloatArray:
+        """P[released output <= x] for runs with this mean; no output counts as below every x."""
+        x = np.asarray(x, dtype=np.float64)
+        below = special.ndtr(np.minimum(x, self.low) - mean)
+        between = special.ndtr(np.maximum(x, self.high) - mean) - special.ndtr(self.high - mean)
+        nothing = self.stop * (1.0 - self._accepted(mean))
+        return np.asarray((nothing + below + between) / self._total(mean))
+
+    def delta(self, epsilon: float) -> float:
+        """The larger of both directions' hockey-stick divergences, rounded down."""
+        delta = 0.0
+        for sign in (1.0, -1.0):
+            # The x at which the ratio of the two densities is e^epsilon.
+            log_total = math.log(self._total(self.mu)) - math.log(self._total(0.0))
+            at = (sign * epsilon + log_total) / self.mu + 0.5 * self.mu
+            below, below_with = (float(self.rate_below(at, mean)) for mean in (0.0, self.mu))
+            nothing, nothing_with = (self._nothing(mean) for mean in (0.0, self.mu))
+            if sign > 0:
+                gain = (1.0 - below_with) - math.exp(epsilon) * (1.0 - below)
+                none = nothing_with - math.exp(epsilon) * nothing
+            else:
+                gain = below - nothing - math.exp(epsilon) * (below_with - nothing_with)
+                none = nothing - math.exp(epsilon) * nothing_with
+            delta = max(delta, gain + max(none, 0.0))
+        return max(delta * (1.0 - 1e-9) - 1e-15, 0.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon that these tails attain at delta, rounded down."""
+        return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
+
+    def _accepted(self, mean: float) -> float:
+        return float(special.ndtr(self.low - mean) + special.ndtr(mean - self.high))
+
+    def _total(self, mean: float) -> float:
+        return self.stop + (1.0 - self.stop) * self._accepted(mean)
+
+    def _nothing(self, mean: float) -> float:
+        return self.stop * (1.0 - self._accepted(mean)) / self._total(mean)
+
+
+def attack_tails(
+    mu: float,
+    protocol: RepeatedRuns,
+    delta: float,
+    trials: int,
+    confidence: float = 0.95,
+) -> tuple[AcceptedTails, float]:
+    """The two accepted tails of N(b mu, 1), and the threshold, whose audit proves the most.
+
+    One tail is the target event, the other the rest of the accepted outputs. Rare events leak most,
+    but few trials cannot detect them, so the search maximises the epsilon that the expected counts
+    prove, as in `attack_order`. Below the threshold, and if nothing is released, the adversary
+    guesses "without the canary".
+
+    Args:
+        mu: mu of the base mechanism.
+        protocol: the protocol, with its acceptance or stopping probability.
+        delta: in (0, 1).
+        trials: number of trials with, and without, the canary.
+        confidence: confidence of the two limits together.
+
+    Example:
+        >>> from audit.protocols import UntilAccepted
+        >>> tails, _ = attack_tails(1.0, UntilAccepted(0.1), 1e-5, trials=10_000)
+        >>> tails.low < tails.high
+        True
+    """
+    alpha = (1.0 - confidence) / 2.0
+    z = np.linspace(-6.0, 6.0 + mu, 97)
+    stop = protocol.stopping_probability
+    if stop == 0.0:
+        # With the smallest allowed acceptance, the target event is the largest share of it.
+        low = z[special.ndtr(z) < protocol.accepted_share]
+        high = -special.ndtri(protocol.accepted_share - special.ndtr(low))
+        with_record = special.ndtr(low - mu) + special.ndtr(mu - high)
+        is_accepted = with_record >= protocol.accepted_share
+        low, high = low[is_accepted], high[is_accepted]
+    else:
+        low, high = (side.ravel() for side in np.meshgrid(z, z, indexing="ij"))
+        low, high = low[low <= high], high[low <= high]
+    sides = []
+    for mean in (0.0, mu):
+        below, above = special.ndtr(low - mean), special.ndtr(mean - high)
+        total = stop + (1.0 - stop) * (below + above)
+        sides.append(above / total)
+    above, above_with = sides
+    # The target is the lower tail (with no output) as evidence against the canary, or the upper
+    # tail as evidence for it.
+    certified = np.maximum(
+        expected_ratio(1.0 - above, 1.0 - above_with, delta, trials, alpha),
+        expected_ratio(above_with, above, delta, trials, alpha),
+    )
+    best = int(np.argmax(certified))
+    tails = AcceptedTails(mu, float(low[best]), float(high[best]), stop)
+    return tails, 0.5 * (tails.low + tails.high)
+
+
+@dataclass(frozen=True)
+class SubsetAttack:
+    """Tuning on a subset with outputs N(b mu, 1) and a split order, followed by a final run.
+
+    Attributes:
+        mu: mu of one run.
+        protocol: the distribution of K, the probability that a record is in the subset, and the
+            records of the final run.
+        order: the order by which the best run of the tuning is chosen.
+
+    Example:
+        >>> from audit.orders import SplitOrder
+        >>> from audit.protocols import Subset
+        >>> attack = SubsetAttack(1.0, Subset("tnb:0,0.1", 0.5), SplitOrder(2.0))
+        >>> attack.epsilon(1e-5) > 0.0
+        True
+    """
+
+    mu: float
+    protocol: Subset
+    order: SplitOrder
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon that the order attains at delta, with the winner's x in cells; rounded down."""
+        (p, _), (p_with, _) = TunedOrder(
+            self.mu, self.protocol.repetitions, self.order, _STEP_ON_SUBSET
+        ).masses
+        is_possible = (p > 1e-290) & (p_with > 1e-290)
+        loss = np.log(p_with[is_possible]) - np.log(p[is_possible])
+        order = np.argsort(loss)
+        tuning = LossPair(PrivacyLossPmf(loss[order], np.log(p_with[is_possible])[order], 0.0, 0.0))
+        (pair,) = GaussianMechanism(self.mu).pairs
+        on_all = self.protocol.final == "all"
+        curve = SubsetCurve(tuning, pair, pair, self.protocol.sampling_rate, on_all)
+
+        def attained(epsilon: float) -> float:
+            return max(curve.delta(epsilon) * (1.0 - _ROUNDING_ON_SUBSET) - 1e-13, 0.0)
+
+        return solve_epsilon(attained, delta) * (1.0 - _ROUNDING_ON_SUBSET)
+
+    def log_ratio(self, winner: FloatArray, final: FloatArray) -> FloatArray:
+        """Log density ratio [n] of both outputs; a winner of minus infinity means no run."""
+        repetitions, q = self.protocol.repetitions, self.protocol.sampling_rate
+        is_finite = np.isfinite(winner)
+        x, tuned = winner[is_finite], np.zeros(len(winner))
+        without, with_record = (
+            repetitions.log_phi_prime_at(_log_worse(self.order, x, mean)) for mean in (0.0, self.mu)
+        )
+        tuned[is_finite] = with_record - without + self.mu * (x - 0.5 * self.mu)
+        final_loss = self.mu * (final - 0.5 * self.mu)
+        with np.errstate(divide="ignore"):
+            log_q, log_rest = np.log(q), np.log1p(-q)
+        if self.protocol.final == "all":
+            return np.asarray(np.logaddexp(log_q + tuned, log_rest) + final_loss)
+        return np.asarray(np.logaddexp(log_q + tuned, log_rest + final_loss))
+
+    def play(self, rng: np.random.Generator, trials: int, mean: float) -> FloatArray:
+        """Simulates tunings and returns their log density ratios, [trials].
+
+        Args:
+            rng: source of all random draws.
+            trials: number of tunings.
+            mean: mean of x in runs on the part of the data with the record: mu, or 0 without it.
+        """
+        runs = self.protocol.repetitions.sample(rng, trials)
+        tuned_on = rng.random(trials) < self.protocol.sampling_rate
+        winner = np.full(trials, -np.inf)
+        for has_record in (False, True):
+            who = np.flatnonzero((runs > 0) & (tuned_on == has_record))
+            winner[who] = self.order.best(runs[who], mean * has_record, rng)
+        on_final = np.ones(trials) if self.protocol.final == "all" else ~tuned_on
+        return self.log_ratio(winner, mean * on_final + rng.standard_normal(trials))
+
+
+def _log_worse(order: SplitOrder, x: FloatArray, mean: float) -> FloatArray:
+    """Log probability that a run is not preferred to x."""
+    above, below = order.tails(x, mean)
+    better = np.minimum(above + below, 1.0)
+    return np.asarray(log_complement(better, 1.0 - better))
+
+
+def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
+    """The attack with the best of three orders: increasing, decreasing, or split.
+
+    The split order is the worst one for random search.
+
+    Args:
+        mu: mu of one run.
+        protocol: the distribution of K, the probability that a record is in the subset, and the
+            records of the final run.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.protocols import Subset
+        >>> subset_attack(1.0, Subset("tnb:0,0.1", 0.5), 1e-5).epsilon(1e-5) > 0.0
+        True
+    """
+    best, _ = worst_case_split_order(mu, protocol.repetitions, delta)
+    plain = SubsetAttack(mu, protocol, SplitOrder(-np.inf))
+    tried = [plain, *(replace(plain, order=SplitOrder(top)) for top in (np.inf, best.top))]
+    return max(tried, key=lambda attack: attack.epsilon(delta))

@@ -4,7 +4,7 @@ Json, text and html are generated from one object, `Certificate`. `python -m aud
 every number of the json again, and every condition that it must state.
 """
 
-from audit.certificate.certificate import Certificate
+from audit.certificate.certificate import FORMAT, Certificate, Evidence, schema
 from audit.certificate.conditions import (
     Condition,
     Declaration,
@@ -13,7 +13,6 @@ from audit.certificate.conditions import (
     Spending,
     StudyFacts,
 )
-from audit.certificate.content import FORMAT, Evidence, schema
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
 from audit.certificate.released import model_hash
 from audit.certificate.signature import check_signature, sign

@@ -11,9 +11,8 @@ from scipy import special
 
 from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, FloatArray
 from audit.protocols import Protocol
 from audit.typed_json import Chance, Keywords, NonNegative, Share, Text
 from audit.upper_bounds import TuningCosts, costs_of
@@ -105,6 +104,11 @@ class Numbers:
         rows = max(map(len, (self.bounds, self.profile, self.trade_off)))
         if rows > _MAX_ROWS:
             raise InvalidInput(f"numbers must be at most {_MAX_ROWS} in a list, got {rows}")
+
+    @property
+    def curve(self) -> "TradeOff":
+        """The trade-off curve that follows from the profile."""
+        return TradeOff(self.profile)
 
 
 def compute(

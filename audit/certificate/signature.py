@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from audit import checks
-from audit.certificate.content import NAMESPACE
+from audit.certificate.certificate import NAMESPACE
 from audit.errors import InvalidInput
 
 

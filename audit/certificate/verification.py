@@ -22,7 +22,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism, mechanism_to_dict
 from audit.accounting.conversion import expecting
-from audit.certificate.certificate import Certificate
+from audit.certificate.certificate import Certificate, Made, hash_of
 from audit.certificate.conditions import (
     NOT_STATED,
     Ground,
@@ -31,7 +31,6 @@ from audit.certificate.conditions import (
     most_steps,
     testable,
 )
-from audit.certificate.content import Made, hash_of
 from audit.certificate.numbers import (
     DELTAS,
     Numbers,

@@ -28,9 +28,8 @@ from audit.errors import InvalidInput, require_modules
 from audit.numerics import format_exact
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
-from audit.upper_bounds.costs import MAX_COMPARED
+from audit.upper_bounds.costs import MAX_COMPARED, statement_of_tuning
 from audit.upper_bounds.registry import answered
-from audit.upper_bounds.statement import statement_of_tuning
 
 _MAX_TUNINGS = 10**6
 

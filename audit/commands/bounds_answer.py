@@ -9,7 +9,7 @@ from typing import Any
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Protocol
 from audit.upper_bounds import AffordableRepetitions, BaseReport, ComparedProtocol, UpperBound
-from audit.upper_bounds.statement import CostStatement
+from audit.upper_bounds.costs import CostStatement
 
 _LISTED_BOUNDS = 3  # without --all
 _LISTED_DISTRIBUTIONS = 5  # without --all

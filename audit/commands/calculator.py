@@ -13,8 +13,7 @@ from audit.commands.bounds_options import rounded_distribution
 from audit.numerics import format_exact, memoize
 from audit.protocols import Case, Protocol, parse_protocol
 from audit.protocols.random_search import RandomRuns
-from audit.upper_bounds.costs import cases_with, costs_of
-from audit.upper_bounds.statement import statement_of_tuning
+from audit.upper_bounds.costs import cases_with, costs_of, statement_of_tuning
 
 RUNS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 """Numbers of runs at which the curve of the chosen protocol is refined."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from audit import checks, console
-from audit.certificate.content import schema
+from audit.certificate.certificate import schema
 from audit.certificate.signature import check_signature, sign
 from audit.certificate.verification import Status, read, verdict_of
 from audit.errors import InvalidInput

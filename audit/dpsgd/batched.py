@@ -19,9 +19,7 @@ from audit.dpsgd import noise
 from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import MemoryPolicy, check_device
 from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, clipped_sums, stacked
-from audit.dpsgd.layers import Network
-from audit.dpsgd.layers.functions import Flatten, Relu
-from audit.dpsgd.layers.linear import Linear
+from audit.dpsgd.layers import Flatten, Linear, Network, Relu
 from audit.dpsgd.parameters import ClippedRecord, DiracGradient, Parameters, flat, shaped, to_numpy
 from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.settings import FLOAT32, DpSgdSettings, Precision

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from audit.dpsgd.extensions import load_extension
-from audit.dpsgd.layers import Layer, Network
-from audit.dpsgd.layers.convolution import Convolution
-from audit.dpsgd.layers.linear import Linear
+from audit.dpsgd.layers import Convolution, Layer, Linear, Network
 from audit.dpsgd.parameters import ClippedRecord, ExplicitGradients, Parameters, flat, shaped
 from audit.dpsgd.products import affine
 from audit.dpsgd.program import Program

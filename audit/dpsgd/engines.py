@@ -61,8 +61,7 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
     import torch
     from torch import nn
 
-    from audit.dpsgd.layers import parse_network, sequence
-    from audit.dpsgd.layers.linear import Linear
+    from audit.dpsgd.layers import Linear, parse_network, sequence
 
     if threat_model.training_set is not None:
         return "a training set, whose records differ in direction"

@@ -21,8 +21,8 @@ from audit.accounting import (
     ZeroConcentratedDp,
 )
 from audit.accounting.combinations import kinds
-from audit.accounting.event import joined
 from audit.accounting.filters import epsilon_of_cap, filter_for, odometer
+from audit.accounting.formats import joined
 from audit.claims import Kind
 from audit.errors import InvalidInput
 from audit.numerics import format_rounded

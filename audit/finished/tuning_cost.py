@@ -48,7 +48,7 @@ from audit.finished.material import evidence_of_repetitions as of_repetitions
 from audit.finished.runs import RunSettings
 from audit.numerics import format_exact, format_rounded
 from audit.upper_bounds import ProtocolLike
-from audit.upper_bounds.statement import SCORES, CostStatement, Premises, premises_of, sentence
+from audit.upper_bounds.costs import SCORES, CostStatement, Premises, premises_of, sentence
 
 WAYS = (GRID, RANDOM, SEQUENTIAL)
 """How candidates may have been chosen; `sequential` if they depend on earlier results."""

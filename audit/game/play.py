@@ -13,12 +13,11 @@ from typing import Self
 import numpy as np
 
 from audit import console, lower_bounds
-from audit.arrays import BoolArray, FloatArray, IntArray
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig, Evaluation, Workload
 from audit.game.setup import set_up
-from audit.numerics import format_places
-from audit.simulation.simulator import Winners, tune
+from audit.numerics import BoolArray, FloatArray, IntArray, format_places
+from audit.simulation import Winners, tune
 
 # The reduced engine plays a block with one draw.
 _TRIALS_OF_A_DRAW = 1 << 14

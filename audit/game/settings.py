@@ -21,11 +21,11 @@ from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
 from audit.dpsgd.settings import MAX_SCALE, several_numbers
 from audit.errors import InvalidInput, NotApplicable
-from audit.lower_bounds.sequential_plan import doubling_sizes
+from audit.lower_bounds.scores import doubling_sizes
 from audit.numbers_from_text import is_ambiguous
 from audit.protocols import Protocol
 from audit.repetitions import Fixed, Repetitions, parse_repetitions
-from audit.simulation.batch_samplers import SAMPLERS
+from audit.simulation import SAMPLERS
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 

@@ -15,7 +15,6 @@ from scipy import special
 import threat_models
 from audit import accounting, attacks
 from audit.accounting import DpSgd
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Facts, facts_of_game
 from audit.dpsgd import (
     DpSgdSettings,
@@ -28,8 +27,9 @@ from audit.dpsgd import (
 )
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
+from audit.numerics import FloatArray
 from audit.protocols import Protocol, RepeatedRuns
-from audit.simulation.simulator import GameContext, Winners
+from audit.simulation import GameContext, Winners
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, TwoTails, WorstOrder
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks, lower_bounds
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.result import ATTACK_ERROR, CheckResult
 from audit.loop.runs.records import TrainingSet
@@ -25,6 +24,7 @@ from audit.loop.runs.training_runs import (
     run_once,
 )
 from audit.lower_bounds import LowerBound
+from audit.numerics import FloatArray
 from audit.opacus_objects import has_full_batches
 from audit.user_code import run_seed
 from canaries import crafted

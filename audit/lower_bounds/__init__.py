@@ -9,34 +9,35 @@ that it can show, and the number of trials that an epsilon needs. With `plan`, a
 early.
 """
 
-from audit.lower_bounds.clopper_pearson import ClopperPearson
-from audit.lower_bounds.estimator import Estimator, LowerBound
+from audit.lower_bounds.estimator import ClopperPearson, Estimator, LowerBound
 from audit.lower_bounds.estimators import (
     all_estimators,
     all_lower_bounds,
     lower_bound,
+    max_detectable_epsilon,
     pooled_bounds,
+    trials_needed,
 )
-from audit.lower_bounds.families import WorstOrderCurve, family_bound
-from audit.lower_bounds.gaussian_curves import (
+from audit.lower_bounds.families import (
     GaussianCurve,
     LiftedCurve,
     PooledGaussianCurve,
+    WorstOrderCurve,
+    family_bound,
     gaussian_canaries_bound,
 )
+from audit.lower_bounds.monte_carlo import PooledScan, RankSum
 from audit.lower_bounds.one_run import independent_canaries_bound, one_run_bounds
-from audit.lower_bounds.planning import max_detectable_epsilon, trials_needed
-from audit.lower_bounds.pooled_scan import PooledScan
-from audit.lower_bounds.rank_sum import RankSum
-from audit.lower_bounds.rules import (
+from audit.lower_bounds.scan import Scan
+from audit.lower_bounds.scores import (
     FixedThreshold,
     MaximumOverGrid,
+    SequentialPlan,
     Split,
     ThresholdFromTheory,
     ThresholdRule,
+    doubling_sizes,
 )
-from audit.lower_bounds.scan import Scan
-from audit.lower_bounds.sequential_plan import SequentialPlan, doubling_sizes
 
 __all__ = [
     "ClopperPearson",

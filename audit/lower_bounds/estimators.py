@@ -1,32 +1,50 @@
-"""The functions that users call: the recommended lower bound, and tables of all of them."""
+"""The functions that users call: the recommended lower bound, tables of all bounds, and planning.
+
+Planning answers two questions: the largest epsilon that an audit can show, and the number of trials
+that an epsilon needs.
+"""
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import checks, protocols
 from audit import repetitions as distributions
 from audit.claims import Facts
 from audit.errors import InvalidInput
-from audit.lower_bounds.clopper_pearson import ClopperPearson
-from audit.lower_bounds.estimator import DIRECTIONS, Estimator, LowerBound, default_facts
-from audit.lower_bounds.families import WorstOrderCurve
-from audit.lower_bounds.gaussian_curves import GaussianCurve, LiftedCurve, PooledGaussianCurve
-from audit.lower_bounds.pooled_scan import PooledScan
-from audit.lower_bounds.rank_sum import RankSum
-from audit.lower_bounds.rules import (
+from audit.lower_bounds import scan
+from audit.lower_bounds.estimator import (
+    DIRECTIONS,
+    ClopperPearson,
+    Estimator,
+    LowerBound,
+    check_confidence,
+    default_facts,
+)
+from audit.lower_bounds.families import (
+    GaussianCurve,
+    LiftedCurve,
+    PooledGaussianCurve,
+    WorstOrderCurve,
+)
+from audit.lower_bounds.monte_carlo import PooledScan, RankSum
+from audit.lower_bounds.scan import TWO_TAILS_SHARE, Scan
+from audit.lower_bounds.scores import (
     FixedThreshold,
     MaximumOverGrid,
+    Scores,
+    SequentialPlan,
     Split,
     ThresholdFromTheory,
     ThresholdRule,
+    checked_nonempty,
 )
-from audit.lower_bounds.scan import Scan
-from audit.lower_bounds.scores import Scores, checked_nonempty
-from audit.lower_bounds.sequential_plan import SequentialPlan
+from audit.numerics import last_integer, memoize
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -37,6 +55,13 @@ R = TypeVar("R")
 # reported. Scores that reveal nothing then cause a false report in one of 1,000 audits.
 _SWAPPED_ALPHA = 1e-3
 _SPLIT_TOP_NEEDS = "split_top requires a random search, threshold and direction='higher'"
+
+# Beyond this number of trials per side, the required number grows in proportion to e^epsilon.
+_MAX_COUNTED_TRIALS = 10**8
+# With at most this number of trials, one tail alone may prove more than both together.
+_FEW_TRIALS = 20
+# Simulating a perfect attack with more trials would need gigabytes.
+_MAX_TRIALS = 10**7
 
 
 def _keyword_only(function: Callable[P, R]) -> Callable[P, R]:
@@ -53,27 +78,6 @@ def _keyword_only(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
-
-
-def _warn_if_swapped(
-    scores: Scores,
-    bound: LowerBound,
-    delta: float,
-    direction: str,
-    plan: SequentialPlan | int | None,
-) -> None:
-    """Warns if this direction proves nothing, but the opposite direction does."""
-    if bound.epsilon > 0.0 or direction == "both":
-        return
-    opposite = "lower" if direction == "higher" else "higher"
-    mirrored = Scan().bound(scores, delta, 1.0 - _SWAPPED_ALPHA, opposite, plan=plan)
-    if mirrored.epsilon > 0.0:
-        warnings.warn(
-            f"the bound is 0, but scores in the opposite direction prove epsilon >= "
-            f"{mirrored.epsilon:.2g}: check that out_scores are the trials without the record and "
-            f"in_scores those with it, and that direction={direction!r} is right",
-            stacklevel=4,
-        )
 
 
 @_keyword_only
@@ -300,3 +304,95 @@ def pooled_bounds(
             *(PooledGaussianCurve(repetitions, rule=rule) for rule in [*rules, RankSum()]),
         ]
     ]
+
+
+def _warn_if_swapped(
+    scores: Scores,
+    bound: LowerBound,
+    delta: float,
+    direction: str,
+    plan: SequentialPlan | int | None,
+) -> None:
+    """Warns if this direction proves nothing, but the opposite direction does."""
+    if bound.epsilon > 0.0 or direction == "both":
+        return
+    opposite = "lower" if direction == "higher" else "higher"
+    mirrored = Scan().bound(scores, delta, 1.0 - _SWAPPED_ALPHA, opposite, plan=plan)
+    if mirrored.epsilon > 0.0:
+        warnings.warn(
+            f"the bound is 0, but scores in the opposite direction prove epsilon >= "
+            f"{mirrored.epsilon:.2g}: check that out_scores are the trials without the record and "
+            f"in_scores those with it, and that direction={direction!r} is right",
+            stacklevel=4,
+        )
+
+
+def max_detectable_epsilon(
+    trials_without: int,
+    trials_with: int,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    plan: SequentialPlan | int | None = None,
+) -> float:
+    """The largest epsilon that `lower_bound` can prove with these numbers of trials.
+
+    It is reached if every score with the record is above every score without it. No audit of this
+    size can show a larger epsilon, however much the mechanism leaks.
+
+    Args:
+        trials_without: number of trials without the record, up to 10^7.
+        trials_with: number of trials with the record, up to 10^7.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+        plan: as in `lower_bound`.
+
+    Raises:
+        InvalidInput: a parameter is out of its range.
+
+    Example:
+        >>> round(max_detectable_epsilon(1000, 1000), 2)
+        6.07
+    """
+    n0 = checks.integer("trials_without", trials_without, 0, _MAX_TRIALS)
+    n1 = checks.integer("trials_with", trials_with, 0, _MAX_TRIALS)
+    separated = Scores(np.zeros(n0), np.ones(n1))
+    return Scan().bound(separated, delta, confidence, plan=plan).epsilon
+
+
+@memoize(64)  # Every repeat and view of an audit uses the same number.
+def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95) -> int:
+    """The smallest number of trials per side with which `lower_bound` can prove an epsilon.
+
+    This number is enough if every score with the record is above every score without it. A weaker
+    attack needs more trials.
+
+    Args:
+        epsilon: at least 0.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+
+    Raises:
+        InvalidInput: a parameter is out of its range.
+
+    Example:
+        >>> trials_needed(6.07)
+        999
+    """
+    epsilon = checks.interval("epsilon", epsilon, 0.0, 500.0, closed_low=True)
+    delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+    confidence = check_confidence(confidence)
+    alpha = TWO_TAILS_SHARE * (1.0 - confidence)
+
+    def provable(trials: int) -> float:
+        if trials <= _FEW_TRIALS:
+            return max_detectable_epsilon(trials, trials, delta, confidence)
+        # For separated scores and equal numbers of trials, the statistic of both tails proves more
+        # than either tail alone.
+        return scan.epsilon_lower_limit(trials, trials, delta, alpha, 0)
+
+    missing = epsilon - provable(_MAX_COUNTED_TRIALS)
+    if missing > 0.0:
+        return math.ceil(_MAX_COUNTED_TRIALS * math.exp(missing))
+    return 1 + int(
+        last_integer(lambda trials: provable(int(trials)) < epsilon, 0, _MAX_COUNTED_TRIALS)
+    )

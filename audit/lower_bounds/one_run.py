@@ -13,13 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Facts, Kind
 from audit.lower_bounds.estimator import LowerBound, check_confidence, default_facts
-from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
+from audit.lower_bounds.families import best_of_gaussian_epsilon
 from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.scores import checked_canaries
-from audit.numerics import safe_root
+from audit.numerics import FloatArray, safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 

@@ -22,11 +22,10 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import numerics
-from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import Estimator, LowerBound
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_integer
+from audit.numerics import FloatArray, IntArray, last_integer
 
 # Longer sums are computed in blocks. Each block counts as its value with the largest probability.
 _MAX_BLOCKS, _MAX_CERTAIN_BLOCKS = 64, 16

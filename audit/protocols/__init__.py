@@ -1,4 +1,4 @@
-"""Tuning protocols: ways of choosing the best run, one file each, and their text form.
+"""Tuning protocols: ways of choosing the best run, and their text form.
 
 A protocol contains no data, score or noise. `audit.upper_bounds` computes its cost, and
 `audit.tuning` carries it out.
@@ -8,18 +8,22 @@ from audit import checks
 from audit.errors import InvalidInput
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Case, Protocol, Statement, all_protocols, protocol_named
-from audit.protocols.best_runs import BestRuns
-from audit.protocols.budget_schedule import BudgetSchedule
-from audit.protocols.distinct_candidates import DistinctCandidates
-from audit.protocols.grid import Grid
+from audit.protocols.grid import DistinctCandidates, Grid
 from audit.protocols.noisy_max import NoisyMax
-from audit.protocols.pareto_front import ParetoFront
-from audit.protocols.propose_test_release import ProposeTestRelease
-from audit.protocols.random_search import RandomSearch
-from audit.protocols.random_stopping import RandomStopping
+from audit.protocols.random_search import (
+    BestRuns,
+    ParetoFront,
+    ProposeTestRelease,
+    RandomSearch,
+    Subset,
+)
 from audit.protocols.sequential import Sequential
-from audit.protocols.subset import Subset
-from audit.protocols.until_accepted import RepeatedRuns, UntilAccepted
+from audit.protocols.until_accepted import (
+    BudgetSchedule,
+    RandomStopping,
+    RepeatedRuns,
+    UntilAccepted,
+)
 from audit.repetitions import FAMILIES, Repetitions, parse_repetitions
 
 __all__ = [

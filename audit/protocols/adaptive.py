@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.arrays import FloatArray
-from audit.numerics import format_exact
+from audit.numerics import FloatArray, format_exact
 from audit.protocols.base import (
     USES_RESULTS,
     CandidateSpace,

@@ -21,9 +21,9 @@ from typing import Protocol as Interface
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.numbers_from_text import read_number
+from audit.numerics import FloatArray
 from audit.repetitions.base import Repetitions
 
 THROUGH = "through the base mechanism alone"

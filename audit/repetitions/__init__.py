@@ -19,12 +19,9 @@ from audit.repetitions.base import (
     RenyiTheorem,
     Repetitions,
 )
-from audit.repetitions.binomial import Binomial
-from audit.repetitions.fixed import Fixed
-from audit.repetitions.poisson import Poisson
+from audit.repetitions.elementary import Binomial, Fixed, Poisson, TwoPoint
 from audit.repetitions.truncated import Truncated
 from audit.repetitions.truncated_negative_binomial import TruncatedNegativeBinomial
-from audit.repetitions.two_point import TwoPoint
 
 __all__ = [
     "FAMILIES",

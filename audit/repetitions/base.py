@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import TINY, bisect_intervals, format_exact, safe_log
+from audit.numerics import TINY, FloatArray, bisect_intervals, format_exact, safe_log
 
 Function = Callable[[FloatArray], FloatArray]
 

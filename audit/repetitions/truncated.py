@@ -9,9 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray, matrix_product
 from audit.errors import InvalidInput
-from audit.numerics import FLOAT_ROUNDING, safe_log
+from audit.numerics import FLOAT_ROUNDING, FloatArray, matrix_product, safe_log
 from audit.repetitions.base import Repetitions, checked_generator
 
 _MAX_SUPPORT = 1_000_000

@@ -10,9 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
-from audit.numerics import ROOT_TOLERANCE, best_alpha, format_exact, safe_log, safe_root
+from audit.numerics import ROOT_TOLERANCE, FloatArray, best_alpha, format_exact, safe_log, safe_root
 from audit.repetitions.base import (
     Function,
     PowerLaw,

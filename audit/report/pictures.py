@@ -13,12 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import optimize
 
-from audit.arrays import FloatArray
 from audit.claims import Kind
 from audit.files import written_completely
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
-from audit.numerics import format_rounded
+from audit.numerics import FloatArray, format_rounded
 from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (
     ALL_RUNS,

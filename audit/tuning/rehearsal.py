@@ -29,9 +29,9 @@ from audit.checks import with_article
 from audit.errors import InvalidInput, PrivacyLeak, ProtocolViolation
 from audit.tuning.checkpoints import RUNS, Checkpoints
 from audit.tuning.isolation import seeded, without_gradients
-from audit.tuning.one_run import check_outcome, digest, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
+from audit.tuning.play import check_outcome, digest, is_yes, seeded_alike
 from audit.tuning.secret_draws import Draws
 
 if TYPE_CHECKING:

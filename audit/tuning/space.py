@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
+from audit.numerics import FloatArray
 
 Candidate = dict[str, Any]
 

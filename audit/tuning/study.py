@@ -30,10 +30,9 @@ from audit.tuning.checkpoints import ResumeRules
 from audit.tuning.elapsed_time import CHANCE, elapsed_time, worst_seconds
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
-from audit.tuning.one_run import interruptions
 from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.plan import Plan, Training
-from audit.tuning.play import Played, best_so_far, play
+from audit.tuning.play import Played, best_so_far, interruptions, play
 from audit.tuning.rehearsal import (
     Rehearsal,
     WithRecords,

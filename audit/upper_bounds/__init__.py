@@ -11,21 +11,20 @@ from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_folds import FoldCurve, best_folds
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
 from audit.upper_bounds.composed import AllRuns
-from audit.upper_bounds.conditional import TwoEvents
 from audit.upper_bounds.costs import (
+    BaseReport,
     ComparedProtocol,
     TuningCosts,
     all_upper_bounds,
     compare_protocols,
     costs_of,
+    report_mechanism,
     smallest,
     tuning_cost,
 )
-from audit.upper_bounds.distinct import grid_mixture
-from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.grid import GridCurve, grid_mixture
 from audit.upper_bounds.grid_by_levels import LevelCurve, grid_levels
-from audit.upper_bounds.grid_of_gaussians import grid_tight
-from audit.upper_bounds.grid_of_log_concave_losses import grid_log_concave, log_concave_pair
+from audit.upper_bounds.grid_tight import grid_log_concave, grid_tight, log_concave_pair
 from audit.upper_bounds.histories import HistoryCurve
 from audit.upper_bounds.inverse import (
     AffordableRepetitions,
@@ -35,14 +34,12 @@ from audit.upper_bounds.inverse import (
     calibrate_runs,
     least_noise,
 )
-from audit.upper_bounds.one_run import BaseReport, report_mechanism
 from audit.upper_bounds.reduced import LikelihoodOrder, ReducedGame, reduced_exact
 from audit.upper_bounds.region import RegionCurve, region
 from audit.upper_bounds.registry import Bound, ProtocolLike, UpperBound, entries, find
-from audit.upper_bounds.subset import SubsetCurve
+from audit.upper_bounds.subset import SubsetCurve, TunedMechanism
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight, worst_order
-from audit.upper_bounds.tuned_mechanism import TunedMechanism
-from audit.upper_bounds.until_accepted import first_accepted, schedule_ex_post
+from audit.upper_bounds.until_accepted import TwoEvents, first_accepted, schedule_ex_post
 
 __all__ = [
     "AdaptiveCurve",

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.accounting import Mechanism, largest_epsilon
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import memoize
+from audit.numerics import FloatArray, memoize
 from audit.protocols import Adaptive
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import BoundValue, bound, find

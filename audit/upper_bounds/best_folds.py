@@ -24,8 +24,8 @@ import numpy as np
 from audit import checks, numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.accounting.conversion import expected_result
-from audit.arrays import FloatArray, IntArray, matrix_product
 from audit.errors import NotApplicable
+from audit.numerics import FloatArray, IntArray, matrix_product
 from audit.protocols import BestRuns
 from audit.repetitions import Repetitions
 from audit.upper_bounds.best_runs import (

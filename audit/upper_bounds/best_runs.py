@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
+from audit.numerics import FloatArray
 from audit.protocols import BestRuns, ParetoFront
 from audit.repetitions import (
     Binomial,

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from audit.arrays import FloatArray
-from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY, safe_log
+from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY, FloatArray, safe_log
 from audit.repetitions import Repetitions
 
 

@@ -23,9 +23,8 @@ from audit.accounting import (
 from audit.accounting.combinations import any_fixed, kinds_of_candidates
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
-from audit.arrays import FloatArray, dot
 from audit.errors import NotApplicable
-from audit.numerics import PROFILE_ACCURACY, memoize, shared_delta
+from audit.numerics import PROFILE_ACCURACY, FloatArray, dot, memoize, shared_delta
 from audit.protocols import (
     Adaptive,
     BestRuns,

@@ -1,22 +1,36 @@
-"""The costs of a tuning: all upper bounds, the smallest and a quick one, also of other protocols.
+"""The costs of a tuning: all upper bounds, the smallest, a quick one, and the cost as a sentence.
 
 `TuningCosts` is the only place that chooses among bounds. Commands, studies, certificates, finished
-tunings and the searches for noise use it.
-
-Protocols are compared at the same expected number of runs.
+tunings and the searches for noise use it. Protocols are compared at the same expected number of
+runs. A `CostStatement` states a cost with the premises of a run and of the protocol. A `BaseReport`
+on a single run of the base mechanism is shown next to the bounds on the tuning.
 """
 
 import math
-from collections.abc import Collection, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from audit import checks
-from audit.accounting import DeltaUnreachable, Mechanism
-from audit.claims import Kind
-from audit.numerics import format_rounded, memoize
+from audit.accounting import (
+    ACCOUNTINGS,
+    NEIGHBOURS,
+    DeltaUnreachable,
+    DpSgd,
+    Mechanism,
+    group_size,
+    parse_mechanism,
+    relations,
+)
+from audit.accounting.combinations import kinds
+from audit.claims import Claim, Kind
+from audit.numerics import format_exact, format_rounded, memoize
 from audit.protocols import Case, Protocol, all_protocols
+from audit.repetitions import Fixed
 from audit.upper_bounds.registry import (
     FAILED,
     AtOtherDelta,
@@ -28,7 +42,6 @@ from audit.upper_bounds.registry import (
     parsed_arguments,
     row,
 )
-from audit.upper_bounds.statement import statement_of_tuning
 
 # Relative accuracy of an attained epsilon if the losses of many steps are composed on a grid.
 _COMPOSED_ACCURACY = 1e-6
@@ -37,6 +50,20 @@ _EXACT = 1.1e-5
 _MAX_REMEMBERED = 32  # tunings whose bounds are remembered; each bound may take seconds
 MAX_COMPARED = (2.0, 1e6)
 """The smallest and the largest number of runs that can be compared."""
+
+_MAX_KINDS = 2  # different runs that a sentence describes one by one
+
+SCORES = "scores are made from outputs and public records alone"
+"""The assumption about the score that every cost of a tuning makes."""
+
+_POISSON = "batches are drawn by Poisson sampling (assumed; shuffled batches are not covered)"
+_PUBLIC = "the divisor of each noisy sum may depend on the number of records, which is public"
+_DIVISORS = {
+    "add-remove": "the divisor of each noisy sum, the sampling rate and the number of steps do not "
+    "depend on the number of records, which is private",
+    "zero-out": _PUBLIC,
+    "replace-one": _PUBLIC,
+}
 
 
 @dataclass(frozen=True)
@@ -427,3 +454,254 @@ def _compared(base: Mechanism, case: Case, delta: float) -> ComparedProtocol:
     except DeltaUnreachable as error:
         return ComparedProtocol(title, protocol, None, str(error), quantile)
     return ComparedProtocol(title, protocol, cost.epsilon, cost.name, quantile)
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What a cost assumes about its runs.
+
+    Attributes:
+        neighbours: the neighbouring relation in words.
+        runs: the runs in words.
+        sampler: how batches are drawn; empty if the runs do not say.
+        divisor: what the noisy sums are divided by; empty if the runs do not say.
+    """
+
+    neighbours: str
+    runs: str
+    sampler: str = ""
+    divisor: str = ""
+
+    @property
+    def of_runs(self) -> list[str]:
+        """The premises of the runs, in the order of the sentence."""
+        return [detail for detail in (self.runs, self.sampler, self.divisor) if detail]
+
+
+def premises_of(runs: Iterable[Mechanism], counted: bool = True) -> Premises:
+    """The premises of runs.
+
+    Args:
+        runs: the base mechanisms of all runs, or the one of every run.
+        counted: whether `runs` are all runs, so that their number is stated.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> premises_of([DpSgd(1.0, 500, 0.01, "zero-out")] * 3).runs
+        '3 runs of DP-SGD with noise multiplier 1, 500 steps, rate 0.01'
+    """
+    different = kinds(list(runs))
+    mechanisms = [mechanism for mechanism, _ in different]
+    names = sorted(frozenset().union(*map(relations, mechanisms)))
+    sampled = any(isinstance(run, DpSgd) and run.sampling_rate < 1.0 for run in mechanisms)
+    full = all(isinstance(run, DpSgd) and run.sampling_rate == 1.0 for run in mechanisms)
+    sampler = _POISSON if sampled else "every batch holds all records" if full else ""
+    return Premises(
+        _neighbours(names, mechanisms),
+        _runs(different, counted),
+        sampler,
+        _DIVISORS.get(names[0], "") if len(names) == 1 else "",
+    )
+
+
+def _neighbours(names: Sequence[str], mechanisms: Sequence[Mechanism]) -> str:
+    if not names:
+        return "the neighbouring data sets for which the parameters of one run hold"
+    size = max(map(group_size, mechanisms))
+    records = "one record" if size == 1 else f"{size} records"
+    return ", ".join(
+        f"{name} neighbours ({NEIGHBOURS[name].format(records=records)})" for name in names
+    )
+
+
+def _runs(different: Sequence[tuple[Mechanism, int]], counted: bool) -> str:
+    total = sum(count for _, count in different)
+    if not counted:
+        return f"each run is {_described(different[0][0])}"
+    if len(different) <= _MAX_KINDS:
+        return " and ".join(
+            f"{count} {'run' if count == 1 else 'runs'} of {_described(run)}"
+            for run, count in different
+        )
+    runs = [run for run, _ in different]
+    gaussian = [run.gaussian_mu for run in runs if run.gaussian_mu is not None]
+    if all(isinstance(run, DpSgd) for run in runs):
+        spans = [
+            _span("noise multipliers", [run.noise_multiplier for run in runs]),  # type: ignore[attr-defined]
+            _span("steps", [run.steps for run in runs]),  # type: ignore[attr-defined]
+            _span("rates", [run.sampling_rate for run in runs]),  # type: ignore[attr-defined]
+        ]
+        return f"{total} runs of DP-SGD with {len(runs)} budgets ({', '.join(spans)})"
+    if len(gaussian) == len(runs):
+        return f"{total} Gaussian runs with {len(runs)} budgets ({_span('mu', gaussian)})"
+    return f"{total} runs with {len(runs)} budgets"
+
+
+def _span(name: str, numbers: Sequence[float]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{name} {low:.4g}" if low == high else f"{name} {low:.4g} to {high:.4g}"
+
+
+def _described(run: Mechanism) -> str:
+    """A run without its neighbouring relation, which the sentence states once."""
+    if isinstance(run, DpSgd):
+        rate = "full batches" if run.sampling_rate == 1.0 else f"rate {run.sampling_rate:.6g}"
+        return f"DP-SGD with noise multiplier {run.noise_multiplier:.7g}, {run.steps} steps, {rate}"
+    return f"the mechanism {run.description.partition('; neighbours are')[0]}"
+
+
+@dataclass(frozen=True)
+class CostStatement:
+    """The cost of a tuning with everything that it requires.
+
+    Attributes:
+        claim: what holds.
+        conditions: what the claim requires.
+
+    Example:
+        >>> print(CostStatement("This tuning is (1, 0)-DP", ("only the best run is released",)))
+        This tuning is (1, 0)-DP, if: only the best run is released.
+    """
+
+    claim: str
+    conditions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.claim}, if: {'; '.join(self.conditions)}."
+
+    def lines(self, width: int) -> list[str]:
+        """The claim and a list of its conditions, for a terminal of some columns."""
+        lines = textwrap.wrap(f"{self.claim}, if", width)
+        for condition in self.conditions:
+            lines += textwrap.wrap(condition, width, initial_indent="- ", subsequent_indent="  ")
+        return lines
+
+
+def sentence(
+    epsilon: float, delta: float, subject: str, premises: Premises, conditions: Sequence[str]
+) -> CostStatement:
+    """The statement of a cost with all its premises.
+
+    Args:
+        epsilon: the cost, which is rounded up.
+        delta: in (0, 1).
+        subject: the tuning in words.
+        premises: the premises of its runs.
+        conditions: how candidates were chosen, what is released, and what else is assumed.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> premises = premises_of([GaussianMechanism(0.1)] * 2)
+        >>> print(sentence(0.5, 1e-5, "this tuning", premises, ["only the best run is released"]))
+        this tuning is (0.5, 1e-05)-differentially private for the neighbouring data sets for \
+which the parameters of one run hold, if: 2 runs of the mechanism Gaussian, mu = 0.1; only the \
+best run is released.
+    """
+    return CostStatement(
+        f"{subject} is ({format_rounded(epsilon, up=True)}, {format_exact(delta)})-differentially "
+        f"private for {premises.neighbours}",
+        (*premises.of_runs, *conditions),
+    )
+
+
+def statement_of_tuning(
+    epsilon: float, delta: float, base: Mechanism, protocol: Protocol
+) -> CostStatement:
+    """The statement about a tuning by a protocol, all of whose runs have one base mechanism."""
+    distribution = getattr(protocol, "repetitions", None)
+    if distribution is None:
+        runs = f"the protocol is {protocol.spec}"
+    elif isinstance(distribution, Fixed):
+        runs = f"K = {distribution.k}, fixed beforehand"
+    else:
+        runs = f"K is drawn from {distribution.spec} and kept secret"
+    conditions = [protocol.assumption, runs, protocol.release, SCORES]
+    return sentence(epsilon, delta, "The tuning", premises_of([base], counted=False), conditions)
+
+
+@dataclass(frozen=True)
+class BaseReport:
+    """Privacy of a single run of the base mechanism.
+
+    Attributes:
+        mu: distance of the two output distributions in standard deviations; None if the base is not
+            Gaussian.
+        noise_multiplier: sigma; None if the base is not DP-SGD.
+        steps: number of iterations; None if the base is not DP-SGD.
+        epsilon_rdp: epsilon of one run by Renyi divergences, as in the papers; None if infinite.
+        epsilon_exact: epsilon of one run by its privacy profile; None if no epsilon reaches delta.
+        accounting: `rdp` or `exact`: the one that is called epsilon_B.
+        description: the mechanism and its neighbouring relation in words.
+        reason: the reason why there is no exact epsilon; empty if there is one.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> from audit.upper_bounds import report_mechanism
+        >>> report = report_mechanism(DpSgd(70.0, 300), 1e-5, "rdp")
+        >>> round(report.epsilon_exact, 3), round(report.epsilon_rdp, 3)
+        (0.916, 1.001)
+    """
+
+    mu: float | None
+    noise_multiplier: float | None
+    steps: int | None
+    epsilon_rdp: float | None
+    epsilon_exact: float | None
+    accounting: str
+    description: str = ""
+    reason: str = ""
+
+    @property
+    def bounds(self) -> tuple[UpperBound, UpperBound]:
+        """The rows of a single run, by its privacy profile and by Renyi divergences."""
+        profile = "hockey-stick divergence of the dominating pair"
+        if self.mu is not None:
+            profile = "Balle & Wang 2018, theorem 8"
+        return (
+            _row("base", self.epsilon_exact, "the exact privacy profile", profile, self.reason),
+            _row(
+                "base-renyi",
+                self.epsilon_rdp,
+                "Renyi divergences, the eps_B of the papers",
+                "Xiang, Wang & Wang 2024, theorem 6",
+            ),
+        )
+
+
+def _row(name: str, epsilon: float | None, how: str, source: str, reason: str = "") -> UpperBound:
+    claim = Claim(Kind.ONE_RUN, source, about=(f"a single run, not the tuning; by {how}",))
+    if epsilon is None:
+        return UpperBound(name, math.inf, claim, reason=reason or f"infinite by {how}")
+    return UpperBound(name, epsilon, claim)
+
+
+def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
+    """The report on one run of any base.
+
+    Args:
+        base: the base mechanism.
+        delta: in (0, 1).
+        method: `rdp` or `exact`: the one that is called epsilon_B.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> report_mechanism(DpSgd(70.0, 300), 1e-5, "rdp").description
+        'DP-SGD, noise multiplier 70, 300 steps, full batch, add-remove neighbours'
+    """
+    base = parse_mechanism(base)
+    by_renyi = base.renyi_epsilon(delta)
+    exact, reason = None, ""
+    try:
+        exact = base.epsilon(delta)
+    except DeltaUnreachable as error:
+        reason = str(error)
+    return BaseReport(
+        mu=base.gaussian_mu,
+        noise_multiplier=base.noise_multiplier if isinstance(base, DpSgd) else None,
+        steps=base.steps if isinstance(base, DpSgd) else None,
+        epsilon_rdp=by_renyi if np.isfinite(by_renyi) else None,
+        epsilon_exact=exact,
+        accounting=checks.one_of("accounting", method, ACCOUNTINGS),
+        description=base.description,
+        reason=reason,
+    )

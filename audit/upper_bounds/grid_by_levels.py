@@ -21,11 +21,14 @@ import numpy as np
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.accounting.combinations import kinds_of_candidates
 from audit.accounting.conversion import LARGEST_EPSILON
-from audit.arrays import BoolArray, FloatArray, IntArray, dot
 from audit.errors import NotApplicable
 from audit.numerics import (
     PROFILE_ACCURACY,
     SUM_ROUNDING,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    dot,
     double_until,
     equidistribute,
     log_subtract,

@@ -30,7 +30,7 @@ from audit.accounting import (
 from audit.accounting.combinations import any_fixed
 from audit.accounting.conversion import expected_epsilon
 from audit.accounting.pairs import PrivacyLossPmf
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves
 from audit.upper_bounds.ratio_lattice import RatioLattice, chords

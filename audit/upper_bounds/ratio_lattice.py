@@ -7,7 +7,7 @@ import numpy as np
 from audit import numerics
 from audit.accounting import DominatingPair
 from audit.accounting.composition import on_lattice
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.upper_bounds.region import ShiftedProfiles, mixture
 
 # Masses of a run's loss below this are moved to its ends.

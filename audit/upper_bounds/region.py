@@ -14,7 +14,7 @@ import numpy as np
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, largest_epsilon, solve_epsilon
-from audit.arrays import FloatArray, dot
+from audit.numerics import FloatArray, dot
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
 

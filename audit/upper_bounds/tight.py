@@ -28,12 +28,13 @@ from audit.accounting import (
 )
 from audit.accounting.composition import COARSE_CELLS
 from audit.accounting.conversion import expected_epsilon, largest_epsilon
-from audit.arrays import FloatArray, IntArray
 from audit.claims import Kind
 from audit.errors import NotApplicable
 from audit.numerics import (
     PROFILE_ACCURACY,
     SUM_ROUNDING,
+    FloatArray,
+    IntArray,
     equidistribute,
     log_subtract,
     memoize,

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from audit import numerics
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 
 # Points of t in a block of a matrix product, and values of larger terms at once.
 _BLOCK, _CHUNK = 16, 1 << 19

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from audit.arrays import BoolArray, FloatArray
 from audit.claims import Assumption, facts_of_tuning
 from audit.lower_bounds import (
     LowerBound,
@@ -14,6 +13,7 @@ from audit.lower_bounds import (
     independent_canaries_bound,
     one_run_bounds,
 )
+from audit.numerics import BoolArray, FloatArray
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 from studies.coverage.gaussian_pair import gaussian_pair_bound

@@ -18,11 +18,10 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import LowerBound, default_facts
-from audit.lower_bounds.gaussian_curves import ASSUMPTIONS, gaussian_canaries_bound, has_variance
-from audit.numerics import safe_root
+from audit.lower_bounds.families import ASSUMPTIONS, gaussian_canaries_bound, has_variance
+from audit.numerics import FloatArray, safe_root
 
 _MAX_EPSILON = 300.0
 _EPSILON_TOLERANCE = 1e-6

@@ -9,7 +9,6 @@ import numpy as np
 
 from audit import protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.arrays import FloatArray
 from audit.attacks import (
     AcceptedTails,
     AdaptiveAttack,
@@ -20,6 +19,7 @@ from audit.attacks import (
 from audit.attacks.orders import attack_order
 from audit.claims import Assumption, Facts, facts_of_tuning
 from audit.lower_bounds import Estimator, FixedThreshold
+from audit.numerics import FloatArray
 from audit.orders import IncreasingOrder, SplitOrder
 from audit.protocols import (
     Adaptive,

@@ -28,11 +28,11 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks, numerics
-from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import LowerBound, check_confidence, default_facts
-from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
+from audit.lower_bounds.families import best_of_gaussian_epsilon
 from audit.lower_bounds.scores import checked_canaries
+from audit.numerics import FloatArray
 from audit.repetitions import Fixed
 
 _MAX_MU = 20.0

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit.accounting import GaussianMechanism
-from audit.arrays import FloatArray
 from audit.attacks import (
     AcceptedTails,
     TunedOrder,
@@ -35,6 +34,7 @@ from audit.lower_bounds import (
     WorstOrderCurve,
     lower_bound,
 )
+from audit.numerics import FloatArray
 from audit.orders import Order
 from audit.protocols import (
     Adaptive,

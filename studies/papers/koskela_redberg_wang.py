@@ -16,8 +16,7 @@ from audit.accounting import (
     WorstOf,
     renyi_to_epsilon,
 )
-from audit.arrays import FloatArray
-from audit.numerics import last_integer
+from audit.numerics import FloatArray, last_integer
 from audit.protocols import NoisyMax
 from audit.repetitions import Binomial, Poisson, Repetitions
 from audit.upper_bounds import UpperBound, region

@@ -37,9 +37,8 @@ from scipy import optimize, special
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, DiscreteMechanism, Unresolved, compose
-from audit.arrays import FloatArray
 from audit.lower_bounds.estimator import check_confidence
-from audit.numerics import safe_root
+from audit.numerics import FloatArray, safe_root
 
 # Relative accuracy of the smallest epsilon, and the orders log t of the hockey sticks.
 _STEP = 0.002

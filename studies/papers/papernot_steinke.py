@@ -7,7 +7,7 @@ import numpy as np
 from scipy import optimize
 
 from audit.accounting import DiscreteMechanism, Mechanism, ZeroConcentratedDp
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.repetitions import Fixed, Poisson, Repetitions
 from audit.upper_bounds.published import corollary_4_curve, renyi, renyi_curve
 from studies.papers.distributions import tnb_with_mean

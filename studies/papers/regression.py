@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from audit.accounting import DeltaUnreachable, GaussianMechanism, PrivacyProfile, calibrate_mu
-from audit.arrays import FloatArray
-from audit.numerics import safe_root
+from audit.numerics import FloatArray, safe_root
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse_repetitions
 from audit.upper_bounds.published import liu_talwar, propose_test_release

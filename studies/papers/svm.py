@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from audit.arrays import FloatArray
 from audit.lower_bounds import Scan
+from audit.numerics import FloatArray
 from audit.repetitions import parse_repetitions
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
 from studies.papers.tunings import DELTA, Arm, mean_and_error, play_random_searches

@@ -16,7 +16,6 @@ from scipy import special, stats
 
 from audit import lower_bounds, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
-from audit.arrays import BoolArray, FloatArray
 from audit.lower_bounds import (
     FixedThreshold,
     GaussianCurve,
@@ -26,6 +25,7 @@ from audit.lower_bounds import (
     RankSum,
     WorstOrderCurve,
 )
+from audit.numerics import BoolArray, FloatArray
 from audit.repetitions import Repetitions
 from audit.upper_bounds.published import renyi
 from studies.papers.kept_trials import KeptGame, load

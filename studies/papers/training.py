@@ -16,11 +16,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from audit.accounting import DpSgd
-from audit.arrays import FloatArray
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
+from audit.numerics import FloatArray
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
-from audit.simulation.simulator import GameContext, tune
+from audit.simulation import GameContext, tune
 from audit.upper_bounds.registry import find
 from studies.papers.distributions import cost_ratio, tnb_with_mean
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy

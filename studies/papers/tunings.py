@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit import protocols
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.protocols import Protocol
 from audit.repetitions import Repetitions
 from audit.upper_bounds import calibrate_noise

@@ -22,7 +22,7 @@ from audit.accounting import (
     scale_noise,
     solve_epsilon,
 )
-from audit.accounting.random_allocation import _Ratio
+from audit.accounting.dpsgd import _Ratio
 from audit.certificate import conditions
 from audit.errors import InvalidInput
 from audit.integrations.random_allocation import RandomAllocationSampler

@@ -12,8 +12,7 @@ import pytest
 from scipy import fft
 
 from audit.accounting import composition
-from audit.arrays import FloatArray
-from audit.numerics import product_of_powers
+from audit.numerics import FloatArray, product_of_powers
 
 UNIT = 0.5 * float(np.finfo(np.float64).eps)
 

@@ -17,7 +17,7 @@ import scipy.io
 from real_data import DATA_ROOT
 
 import threat_models
-from audit.arrays import FloatArray, IntArray
+from audit.numerics import FloatArray, IntArray
 from threat_models import Records, datasets
 from threat_models.datasets import loading, plain_pickle
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import threat_models
-from audit.arrays import FloatArray, IntArray
+from audit.numerics import FloatArray, IntArray
 from canaries import DiracCanary, InputCanary
 from threat_models import Observation, Records, WorstOrder
 

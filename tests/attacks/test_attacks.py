@@ -11,10 +11,10 @@ from scipy import optimize, stats
 
 from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
-from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
 from audit.lower_bounds import FixedThreshold
-from audit.lower_bounds.rules import ErrorCounts
+from audit.lower_bounds.scores import ErrorCounts
+from audit.numerics import FloatArray
 from audit.orders import SplitOrder
 from studies.accepted_tails import AcceptedTailsCurve
 from studies.papers import REPRODUCTIONS

@@ -10,8 +10,8 @@ from scipy import special, stats
 
 from audit import attacks, protocols, upper_bounds
 from audit.accounting import GaussianMechanism
-from audit.arrays import FloatArray
 from audit.attacks import LabelAttack
+from audit.numerics import FloatArray
 
 DELTA = 1e-5
 SMALL = LabelAttack(

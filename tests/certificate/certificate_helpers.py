@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import protocols
-from audit.certificate.content import hash_of
+from audit.certificate.certificate import hash_of
 
 ONE_RUN = protocols.parse_protocol("fixed:1")
 

@@ -12,9 +12,9 @@ from certificate_helpers import ONE_RUN
 from scipy import special
 
 from audit.accounting import GaussianMechanism, PureDp
-from audit.arrays import FloatArray
 from audit.certificate import Certificate, Evidence, Status, StudyFacts, compute, verify
 from audit.certificate.numbers import DELTAS, PrivacyPoint, TradeOff, derived
+from audit.numerics import FloatArray
 
 
 def gaussian_curve(mu: float, rate: FloatArray | float) -> FloatArray | float:

@@ -23,9 +23,9 @@ from audit.certificate import (
     Spending,
     check_signature,
     model_hash,
+    presentation,
     schema,
     sign,
-    text,
 )
 from audit.certificate.conditions import AS_STATED, StudyFacts
 from audit.certificate.numbers import Numbers, compute
@@ -81,7 +81,7 @@ def test_declared_statements(certificate: Certificate, tmp_path: Path) -> None:
 def test_a_clipping_norm_of_the_space_is_stated(certificate: Certificate) -> None:
     def stated(prior: dict[str, str], **declared: float) -> str:
         drawn = replace(certificate, study=replace(certificate.study, prior=prior))
-        return dict(text.statements(drawn.declare(**declared)))["Clipping norm"]
+        return dict(presentation.statements(drawn.declare(**declared)))["Clipping norm"]
 
     assert stated({"learning_rate": "0.1"}) == "not stated"
     assert stated({"learning_rate": "0.1"}, max_grad_norm=0.5) == "0.5"

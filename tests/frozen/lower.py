@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from audit import lower_bounds, repetitions
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 
 from .entries import Entry
 

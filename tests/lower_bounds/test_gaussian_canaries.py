@@ -15,8 +15,8 @@ from simulated_scores import bound_of, max_violations
 from audit import accounting
 from audit.lower_bounds import (
     LowerBound,
+    families,
     gaussian_canaries_bound,
-    gaussian_curves,
     independent_canaries_bound,
 )
 from studies.coverage.gaussian_pair import gaussian_pair_bound, pair_epsilon
@@ -103,7 +103,7 @@ def test_mu_limit_inverts_the_noncentral_t_distribution(alpha: float) -> None:
     without, with_canary = scores[~coins], scores[coins]
     n0, n1 = len(without), len(with_canary)
     t = stats.ttest_ind(with_canary, without).statistic
-    mu = gaussian_curves.mu_lower_limit(without, with_canary, alpha)
+    mu = families.mu_lower_limit(without, with_canary, alpha)
     # The cells increase the p-value by about 1 %, so the exact one is slightly below alpha.
     exact = stats.nct.sf(t, n0 + n1 - 2, mu * math.sqrt(n0 * n1 / (n0 + n1)))
     assert 0.97 * alpha < exact < alpha

@@ -14,8 +14,8 @@ from simulated_scores import DELTA, TNB, best_of, max_violations
 
 from audit import lower_bounds, repetitions
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.lower_bounds import gaussian_curves, rules
-from audit.lower_bounds.scores import Scores
+from audit.lower_bounds import families
+from audit.lower_bounds.scores import Scores, upper_limit
 from audit.upper_bounds import reduced_exact
 
 
@@ -26,7 +26,7 @@ def test_clopper_pearson_limit_equals_statsmodels() -> None:
         count = np.unique(np.geomspace(1, trials, 40).astype(int)) - 1
         for alpha in (1e-9, 0.05, 0.5):
             theirs = proportion_confint(count, trials, alpha=2 * alpha, method="beta")[1]
-            ours = rules.upper_limit(count, trials, alpha)
+            ours = upper_limit(count, trials, alpha)
             # For 10^7 trials, statsmodels' limits are up to a relative 1e-10 too small.
             np.testing.assert_allclose(ours, theirs, rtol=2e-12 if trials < 10**5 else 1e-9)
             assert np.all(ours >= theirs)
@@ -34,7 +34,7 @@ def test_clopper_pearson_limit_equals_statsmodels() -> None:
 
 def test_clopper_pearson_limit_inverts_the_binomial() -> None:
     for count, trials, alpha in [(0, 10, 0.05), (3, 50, 0.025), (49, 50, 0.01), (50, 50, 0.05)]:
-        limit = float(rules.upper_limit(np.array([count]), trials, alpha)[0])
+        limit = float(upper_limit(np.array([count]), trials, alpha)[0])
         if count == trials:
             assert limit == 1.0
         else:
@@ -45,7 +45,7 @@ def test_clopper_pearson_limit_of_many_trials_is_not_too_small() -> None:
     """P[at most one of n] = (1 - p)^n + n p (1 - p)^(n - 1) is at most alpha at the limit p."""
     for trials in (10**5, 10**6, 10**7, 3 * 10**7):
         for alpha in (0.5, 0.025, 1e-3, 1e-9):
-            p = float(rules.upper_limit(np.array([1]), trials, alpha)[0])
+            p = float(upper_limit(np.array([1]), trials, alpha)[0])
             log_rest = (trials - 1) * math.log1p(-p)
             at_most_one = math.exp(log_rest) * (1.0 - p + trials * p)
             assert alpha * (1.0 - 1e-9) < at_most_one <= alpha
@@ -65,7 +65,7 @@ def test_epsilon_of_the_best_of_k_equals_the_exact_epsilon() -> None:
         for mu in (0.247, 0.864):
             distribution = repetitions.parse_repetitions(spec)
             exact = reduced_exact(GaussianMechanism(mu), distribution, DELTA)
-            found = gaussian_curves.best_of_gaussian_epsilon(mu, distribution, DELTA)
+            found = families.best_of_gaussian_epsilon(mu, distribution, DELTA)
             assert 0.999 * exact.epsilon < found <= exact.epsilon
 
 

@@ -9,8 +9,9 @@ from scipy import stats
 from audit import lower_bounds, repetitions
 from audit.accounting import calibrate_mu
 from audit.claims import Assumption, facts_of_tuning
-from audit.lower_bounds import PooledScan, pooled_scan, rules
-from audit.lower_bounds.clopper_pearson import epsilon_from_limits
+from audit.lower_bounds import PooledScan, monte_carlo
+from audit.lower_bounds.estimator import epsilon_from_limits
+from audit.lower_bounds.scores import upper_limit
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 
@@ -27,7 +28,7 @@ def test_evidence_appears_at_the_computed_epsilon() -> None:
     for _ in range(10):
         v, u = rng.random(2)
         at = math.log(
-            pooled_scan._ratios(
+            monte_carlo._ratios(
                 *(
                     distribution.phi(v),
                     distribution.phi_survival(1.0 - v),
@@ -46,16 +47,16 @@ def test_evidence_appears_at_the_computed_epsilon() -> None:
 
 def test_simulated_audits_are_uniform_order_statistics() -> None:
     # Kolmogorov-Smirnov tests against Beta(j, n + 1 - j) at 4 ranks: false alarm 1e-3 in total.
-    best, beaten = pooled_scan._simulated_order_statistics(200, Fixed(1), 0)
+    best, beaten = monte_carlo._simulated_order_statistics(200, Fixed(1), 0)
     assert np.abs(best + beaten - 1.0).max() < 1e-12
-    ranks = pooled_scan._ranks(200)
+    ranks = monte_carlo._ranks(200)
     assert ranks[[0, -1]].tolist() == [1, 200]
     assert np.all(np.diff(ranks) > 0)
     for at in np.linspace(0, len(ranks) - 1, 4).astype(int):
         distribution = stats.beta(ranks[at], 201 - ranks[at])
         assert stats.kstest(best[at], distribution.cdf, method="asymp").pvalue > 1e-3 / 4
     for n in (1, 2, 3, 10):
-        assert pooled_scan._ranks(n).tolist()[-1] == n
+        assert monte_carlo._ranks(n).tolist()[-1] == n
 
 
 @pytest.mark.parametrize("spec", ["fixed:1", "tnb:0,0.1"])
@@ -87,8 +88,8 @@ def test_all_runs_prove_more_than_limits_at_the_best_threshold() -> None:
     found = []
     for _ in range(8):
         low, high = rng.normal(size=runs), rng.normal(mu, size=runs)
-        fp = rules.upper_limit(int(np.sum(low > threshold)), runs, 0.025)
-        fn = rules.upper_limit(int(np.sum(high <= threshold)), runs, 0.025)
+        fp = upper_limit(int(np.sum(low > threshold)), runs, 0.025)
+        fn = upper_limit(int(np.sum(high <= threshold)), runs, 0.025)
         limits = TNB.phi_survival(fp), TNB.phi(fn)
         at_threshold = float(epsilon_from_limits(*map(np.asarray, limits), DELTA))
         found.append((pooled(low, high, DELTA).epsilon, at_threshold))

@@ -13,7 +13,7 @@ from simulated_scores import DELTA, max_violations, winners
 
 from audit import lower_bounds, repetitions
 from audit.accounting import GaussianMechanism
-from audit.lower_bounds import rank_sum
+from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.scores import Scores
 
 
@@ -34,8 +34,8 @@ def test_rank_sum_has_its_nominal_error(spec: str, mu: float, n0: int, n1: int) 
     above = 0
     for _ in range(audits):
         scores = Scores.of(winners(distribution, rng, n0), mu + winners(distribution, rng, n1))
-        pairs = rank_sum.concordant_pairs(scores)
-        above += rank_sum.mu_lower_limit(pairs, n0, n1, distribution, 0.05) > mu
+        pairs = monte_carlo.concordant_pairs(scores)
+        above += monte_carlo.mu_lower_limit(pairs, n0, n1, distribution, 0.05) > mu
     # The simulated audits have an error of 4.3 % on average, so that 99 of 100 sets are valid.
     assert 0.6 * 0.05 * audits < above <= max_violations(audits)
 
@@ -54,8 +54,8 @@ def test_rank_sum_is_valid_for_any_score_of_a_gaussian_base() -> None:
                 scores = score(rng.normal(mean, 1.0, runs.sum()))
                 starts = np.concatenate([[0], np.cumsum(runs)[:-1]])
                 sides.append(np.maximum.reduceat(scores, starts))
-            pairs = rank_sum.concordant_pairs(Scores.of(*sides))
-            above += rank_sum.mu_lower_limit(pairs, n, n, distribution, 0.05) > mu
+            pairs = monte_carlo.concordant_pairs(Scores.of(*sides))
+            above += monte_carlo.mu_lower_limit(pairs, n, n, distribution, 0.05) > mu
         assert above <= max_violations(audits)
 
 
@@ -77,21 +77,22 @@ def test_rank_sum_proves_more_than_the_best_threshold() -> None:
 def test_rank_sum_is_monotone_and_uses_hoeffding_for_small_errors() -> None:
     n, distribution = 1000, repetitions.Fixed(1)
     alphas = (0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-7)
-    limits = [rank_sum.mu_lower_limit(900_000, n, n, distribution, alpha) for alpha in alphas]
+    limits = [monte_carlo.mu_lower_limit(900_000, n, n, distribution, alpha) for alpha in alphas]
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] > 1.0  # the means are 1.81 apart
     # The number of pairs of an allowed simulated audit at mu = 0 refutes nothing; one more does.
-    few = rank_sum._simulated_audits(20, 30, distribution)
+    few = monte_carlo._simulated_audits(20, 30, distribution)
     reached = round(few._largest_pairs(0, 5))
     assert few.limit(reached, 5) == -math.inf < few.limit(reached + 1, 5)
     # Hoeffding's inequality always proves less.
-    audits = rank_sum._simulated_audits(n, n, distribution)
+    audits = monte_carlo._simulated_audits(n, n, distribution)
     for alpha in (0.2, 0.05, 0.01):
-        assert audits.limit_by_hoeffding(900_000, alpha) < rank_sum.mu_lower_limit(
+        assert audits.limit_by_hoeffding(900_000, alpha) < monte_carlo.mu_lower_limit(
             900_000, n, n, distribution, alpha
         )
     more = [
-        rank_sum.mu_lower_limit(u, n, n, distribution, 0.05) for u in range(500_000, 10**6, 9_999)
+        monte_carlo.mu_lower_limit(u, n, n, distribution, 0.05)
+        for u in range(500_000, 10**6, 9_999)
     ]
     assert more == sorted(more)
     assert more[0] == -math.inf

@@ -10,17 +10,16 @@ import pytest
 from scipy import special, stats
 from small_audits import play_trials
 
-from audit import attacks, protocols
-from audit.arrays import FloatArray
+from audit import attacks, protocols, simulation
 from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.settings import AuditConfig, read_preset
 from audit.game.setup import set_up
+from audit.numerics import FloatArray
 from audit.protocols import adaptive
 from audit.report.assemble import assemble
 from audit.report.text import to_text
-from audit.simulation import batch_samplers
-from audit.simulation.simulator import GameContext, draw_candidates, tune
+from audit.simulation import GameContext, draw_candidates, tune
 from audit.tuning.journal import Record
 from audit.tuning.space import Space, Uniform
 from threat_models import build
@@ -106,7 +105,7 @@ def test_the_gaussian_process_equals_that_of_scikit_learn() -> None:
     protocol = protocols.parse_protocol("adaptive:0.3,3")
     values = rng.random((5, 2))
     space = Space.parse({"a": Uniform(0.0, 1.0), "b": Uniform(0.0, 1.0)})
-    sampler = batch_samplers.GaussianProcessSampler(protocol, values, 3)
+    sampler = simulation.GaussianProcessSampler(protocol, values, 3)
     before: list[list[Any]] = [[], [], []]
     rounds = ([0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1], [0], [0])
     for number, tunings in enumerate(rounds):
@@ -175,7 +174,7 @@ def test_an_adversarial_sampler_reveals_the_canary_by_the_candidate() -> None:
 
 
 def test_adaptive_without_freedom_is_random_search() -> None:
-    for sampler in batch_samplers.SAMPLERS:
+    for sampler in simulation.SAMPLERS:
         _, included, winners = tuned(
             "adaptive:1,1/tnb:1,0.2", trials=1500, candidates=1, sampler=sampler
         )

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from audit import repetitions
+from audit import repetitions, simulation
 from audit.dpsgd import RunOutcomes
-from audit.simulation import best_of_runs, simulator
+from audit.simulation import best_of_runs
 
 
 class Recorder:
@@ -95,7 +95,7 @@ def check_against_a_loop(engine: Any, winners: Any) -> None:
 def test_best_run_matches_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     # Batches of 97 runs split many tunings; rounding to levels makes ties, which the first run
     # wins.
-    monkeypatch.setattr(simulator, "_MAX_BATCH", 97)
+    monkeypatch.setattr(simulation, "_MAX_BATCH", 97)
     for spec in ("tnb:0,0.01", "poisson:2", "fixed:1", "two-point:0.5,400"):
         for levels, diverge in ((None, False), (1, False), (2, True)):
             engine = Recorder(levels, diverge)

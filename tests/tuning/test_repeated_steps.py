@@ -15,8 +15,7 @@ from audit import accounting, tuning
 from audit.errors import InvalidInput, PrivacyLeak
 from audit.tuning import snapshots
 from audit.tuning.checkpoints import PastAttempt, steps_taken
-from audit.tuning.one_run import Task
-from audit.tuning.play import attempts
+from audit.tuning.play import Task, attempts
 
 BASE = DP_SGD
 

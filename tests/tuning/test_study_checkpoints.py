@@ -24,7 +24,7 @@ from torch import nn
 
 from audit import accounting, tuning
 from audit.errors import InvalidInput, PrivacyLeak
-from audit.tuning import snapshots, state_file
+from audit.tuning import checkpoints, snapshots
 from audit.tuning.checkpoints import RUNS, Checkpoints, ResumeRules
 
 BASE = DP_SGD
@@ -635,9 +635,9 @@ def test_states_survive_a_file(tmp_path: Path) -> None:
         "scalar": torch.tensor(3),
     }
     path = tmp_path / "state"
-    state_file.write_state(path, content)
+    checkpoints.write_state(path, content)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found: Any = state_file.read_state(path)
+    found: Any = checkpoints.read_state(path)
     assert found["numbers"] == content["numbers"]
     assert math.copysign(1.0, found["numbers"][2]) == -1.0
     assert found["pair"] == content["pair"]
@@ -655,24 +655,24 @@ def test_states_survive_a_file(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
     for damaged in (b"", b"x", path.read_bytes()[:-40], path.read_bytes() + b"x"):
         path.write_bytes(damaged)
-        assert state_file.read_state(path) is None
+        assert checkpoints.read_state(path) is None
 
 
 def test_a_failed_write_leaves_the_former_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state"
-    state_file.write_state(path, {"number": 1})
+    checkpoints.write_state(path, {"number": 1})
     with pytest.raises(InvalidInput, match="state must hold numbers, text, arrays"):
-        state_file.write_state(path, {"number": object()})
+        checkpoints.write_state(path, {"number": object()})
 
     def fail(*_: Any) -> None:
         raise OSError
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError):  # noqa: PT011
-        state_file.write_state(path, {"number": 2})
-    assert state_file.read_state(path) == {"number": 1}
+        checkpoints.write_state(path, {"number": 2})
+    assert checkpoints.read_state(path) == {"number": 1}
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
 
 

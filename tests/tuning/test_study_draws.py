@@ -90,7 +90,7 @@ def test_workers_do_not_receive_the_key_of_the_study() -> None:
     seen = []
     one = study(protocol="fixed:1", seed=2**200 + 12345)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("audit.tuning.one_run.Task.__call__", lambda task: seen.append(task) or 1 / 0)
+        patch.setattr("audit.tuning.play.Task.__call__", lambda task: seen.append(task) or 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
             one.run(noisy)
     assert str(2**200 + 12345) not in repr(seen[0])

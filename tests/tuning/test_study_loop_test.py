@@ -12,7 +12,7 @@ from torch import nn
 
 from audit import tuning, verify
 from audit.certificate import Certificate
-from audit.certificate.content import hash_of
+from audit.certificate.certificate import hash_of
 from audit.errors import PrivacyLeak
 from audit.tuning.rehearsal import can_test, fingerprint
 

@@ -11,11 +11,11 @@ from scipy import stats
 from study_helpers import study
 
 from audit import accounting, tuning
-from audit.accounting.additive_noise import GaussianMechanism
 from audit.accounting.dpsgd import DpSgd
+from audit.accounting.mechanism import GaussianMechanism
 from audit.certificate import Certificate
 from audit.upper_bounds import schedule_ex_post
-from audit.upper_bounds.until_accepted import until_accepted_ex_post
+from audit.upper_bounds.until_accepted import gaussian_schedule_ex_post
 
 ONE = accounting.GaussianMechanism(1.0)
 SAMPLED = accounting.DpSgd(4.0, 100, 0.1)
@@ -72,7 +72,7 @@ def test_no_schedule_costs_more_than_its_composition_or_less_than_its_largest_st
         assert steps[last].epsilon(DELTA / len(steps)) <= epsilon * (1 + 1e-6)
     if base is ONE:
         assert found == pytest.approx(
-            until_accepted_ex_post([step.mu for step in steps], DELTA), rel=1e-6
+            gaussian_schedule_ex_post([step.mu for step in steps], DELTA), rel=1e-6
         )
         assert one.total_epsilon < together
 

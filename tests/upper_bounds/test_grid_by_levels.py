@@ -16,7 +16,7 @@ from audit.accounting import (
     LaplaceMechanism,
     solve_epsilon,
 )
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.protocols import Grid
 from audit.upper_bounds import (
     GridCurve,

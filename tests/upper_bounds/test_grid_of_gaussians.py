@@ -21,8 +21,8 @@ from audit.accounting import (
 from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds import grid_tight
-from audit.upper_bounds.grid_of_gaussians import _BINS as BINS
-from audit.upper_bounds.grid_of_gaussians import _bins, by_chance, kinds_delta, kinds_epsilon
+from audit.upper_bounds.grid_tight import _BINS as BINS
+from audit.upper_bounds.grid_tight import _bins, by_chance, kinds_delta, kinds_epsilon
 from audit.upper_bounds.registry import find
 from audit.upper_bounds.tight import TightCurve
 

@@ -19,11 +19,11 @@ from audit.accounting import (
     PureDp,
 )
 from audit.accounting.pairs import DiscretePair
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds import grid_log_concave, log_concave_pair, tight
-from audit.upper_bounds.grid_of_log_concave_losses import _dominating, _epsilon, _on_lattice
+from audit.upper_bounds.grid_tight import _dominating, _epsilon, _on_lattice
 from audit.upper_bounds.tight import TightCurve
 
 DELTA = 1e-5

@@ -21,8 +21,8 @@ from audit.accounting import (
 )
 from audit.accounting.combinations import any_fixed
 from audit.accounting.pairs import PrivacyLossPmf
-from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack
+from audit.numerics import FloatArray
 from audit.upper_bounds import AdaptiveCurve, HistoryCurve, histories
 from audit.upper_bounds.adaptive import adaptive, adaptive_curves
 from audit.upper_bounds.histories import adaptive_histories

@@ -29,8 +29,8 @@ from audit.accounting import (
 )
 from audit.upper_bounds import GridCurve, SubsetCurve, registry, tuning_cost
 from audit.upper_bounds.adaptive import adaptive
-from audit.upper_bounds.conditional import Chance, TwoEvents
 from audit.upper_bounds.published import papernot_steinke
+from audit.upper_bounds.until_accepted import Chance, TwoEvents
 
 DELTA = 1e-5
 CASES = 40  # random small bases of a brute force

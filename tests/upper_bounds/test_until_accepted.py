@@ -13,8 +13,8 @@ from audit.accounting.pairs import DiscretePair, gaussian_profile
 from audit.errors import InvalidInput
 from audit.upper_bounds.until_accepted import (
     _smallest_epsilon,
-    until_accepted,
-    until_accepted_ex_post,
+    gaussian_schedule,
+    gaussian_schedule_ex_post,
 )
 
 DELTA = 1e-5
@@ -64,11 +64,11 @@ def test_no_rule_of_small_cases_exceeds_the_cost_and_one_attains_it(
     [((0.25, 0.5, 1.0), 4.83823), ((0.5, 0.5), 2.79932), ((0.1,) * 20, 1.16301)],
 )
 def test_known_values(steps: Any, value: float) -> None:
-    assert until_accepted(steps, DELTA) == pytest.approx(value, abs=2e-5)
+    assert gaussian_schedule(steps, DELTA) == pytest.approx(value, abs=2e-5)
 
 
 def test_an_interval_of_rejected_outputs_attains_the_cost_of_two_steps() -> None:
-    mu, epsilon = 0.5, until_accepted((0.5, 0.5), DELTA)
+    mu, epsilon = 0.5, gaussian_schedule((0.5, 0.5), DELTA)
 
     def leaked(eps: Any) -> Any:
         # Rejects low < y < high; an accepted y counts if its likelihood ratio exceeds e^eps.
@@ -85,7 +85,7 @@ def test_an_interval_of_rejected_outputs_attains_the_cost_of_two_steps() -> None
 
 def test_half_lines_attain_the_ex_post_cost() -> None:
     steps, share = (0.25, 0.5, 1.0), DELTA / 3
-    epsilon = until_accepted_ex_post(steps, DELTA)[-1]
+    epsilon = gaussian_schedule_ex_post(steps, DELTA)[-1]
     first, second = np.linspace(-0.5, 0.3, 81)[:, None], np.linspace(1.3, 2.0, 71)
 
     def leaked(eps: Any) -> Any:
@@ -100,14 +100,14 @@ def test_half_lines_attain_the_ex_post_cost() -> None:
 @pytest.mark.parametrize("mu", [1e-3, 0.3, 5.0])
 def test_one_step_costs_one_run(mu: float) -> None:
     one = GaussianMechanism(mu).epsilon(DELTA)
-    assert until_accepted([mu], DELTA) == pytest.approx(one, rel=1e-7)
-    assert until_accepted_ex_post([mu], DELTA) == pytest.approx((one,), rel=1e-7)
+    assert gaussian_schedule([mu], DELTA) == pytest.approx(one, rel=1e-7)
+    assert gaussian_schedule_ex_post([mu], DELTA) == pytest.approx((one,), rel=1e-7)
 
 
 def test_a_negligible_step_adds_almost_nothing() -> None:
     one = GaussianMechanism(1.0).epsilon(DELTA)
     for steps in ((1.0, 1e-3), (1e-3, 1.0)):
-        assert one <= until_accepted(steps, DELTA) <= one + 2e-3
+        assert one <= gaussian_schedule(steps, DELTA) <= one + 2e-3
 
 
 @pytest.mark.parametrize("steps", [(2.0, 0.1, 1.0), (0.3, 0.3, 0.3, 0.3), (4.0, 2.0), (0.1, 0.2)])
@@ -117,11 +117,11 @@ def test_the_cost_lies_between_the_largest_step_and_the_composition(
 ) -> None:
     together = Composition([GaussianMechanism(mu) for mu in steps]).epsilon(delta)
     most = max(GaussianMechanism(mu).epsilon(delta) for mu in steps)
-    assert most < until_accepted(steps, delta) < together
+    assert most < gaussian_schedule(steps, delta) < together
 
 
 def test_the_first_ex_post_cost_is_that_of_one_run_with_its_share_of_delta() -> None:
-    costs = until_accepted_ex_post((0.25, 0.5, 1.0), DELTA)
+    costs = gaussian_schedule_ex_post((0.25, 0.5, 1.0), DELTA)
     assert costs[0] == pytest.approx(GaussianMechanism(0.25).epsilon(DELTA / 3), rel=1e-7)
     assert costs[-1] > GaussianMechanism(1.0).epsilon(DELTA / 3)
 
@@ -136,6 +136,6 @@ def test_the_first_ex_post_cost_is_that_of_one_run_with_its_share_of_delta() -> 
     ],
 )
 def test_bad_input_is_refused(steps: Any, delta: float, message: str) -> None:
-    for function in (until_accepted, until_accepted_ex_post):
+    for function in (gaussian_schedule, gaussian_schedule_ex_post):
         with pytest.raises(InvalidInput, match=message):
             function(steps, delta)

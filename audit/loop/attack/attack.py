@@ -11,7 +11,6 @@ import numpy as np
 from scipy import stats
 
 from audit import accounting, lower_bounds, upper_bounds
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput, require_modules
 from audit.loop.attack.residuals import RUNS_PER_TRIAL, Residuals
 from audit.loop.runs.optimizer_hooks import run_of
@@ -22,6 +21,7 @@ from audit.loop.runs.training_runs import (
     run_once,
 )
 from audit.loop.runs.work import CpuLimit
+from audit.numerics import FloatArray
 from audit.opacus_objects import History, has_full_batches
 from audit.processes import loky_options, watch_ray, worker_deaths
 from audit.repetitions import Fixed, Repetitions

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.loop.runs.coupled_runs import CoupledRuns, RecordingWatch, Step, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import Train
+from audit.numerics import FloatArray
 from audit.opacus_objects import has_full_batches
 from audit.user_code import run_seed
 

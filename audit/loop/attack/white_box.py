@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.runs.optimizer_hooks import StepThreshold, hooks_of_steps
 from audit.loop.runs.readings import reason_of
 from audit.loop.runs.records import TrainingSet
+from audit.numerics import FloatArray
 from audit.opacus_objects import divisor_of, history_of, step_counter_of
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]

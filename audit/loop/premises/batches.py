@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit.arrays import FloatArray
 from audit.loop.premises.noise import TestResult
+from audit.numerics import FloatArray
 
 _TOLERANCE = 2e-3
 # A contribution has a direction if it is this many times as long as its rounding.

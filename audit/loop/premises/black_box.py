@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Check, replace_one
 from audit.loop.premises.verdicts import FAMILY_ERROR, allowed, constant_numbers, explain, listed
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.training_runs import claim_of, exchanges
+from audit.numerics import FloatArray
 from audit.user_code import run_seed
 
 _SEEDS = 4

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
 from audit.loop.runs.records import TrainingSet
+from audit.numerics import FloatArray
 
 BY_LENGTH = "length"
 """First word of the families of records of many gradient norms."""

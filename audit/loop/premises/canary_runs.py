@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import (
     BY_LENGTH,
     PoolRecord,
@@ -40,6 +39,7 @@ from audit.loop.premises.numbers_of_steps import (
 from audit.loop.premises.verdicts import FAMILY_ERROR, explain, influence, weights_outside
 from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.records import TrainingSet
+from audit.numerics import FloatArray
 
 # This number of canaries is tried even if little time is left.
 _FEWEST = 12

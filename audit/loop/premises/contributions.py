@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 
 
 @dataclass(frozen=True)

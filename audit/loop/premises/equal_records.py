@@ -12,7 +12,6 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
 from audit.loop.findings import Finding
 from audit.loop.premises.batches import (
     Batches,
@@ -76,6 +75,7 @@ from audit.loop.premises.verdicts import (
 )
 from audit.loop.runs.coupled_runs import Accounted, DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
+from audit.numerics import FloatArray
 
 # First runs in which one record among equal ones must not change the number of random draws.
 _RUNS_WITH_DIGESTS = 12

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.loop.premises.canary_runs import CanaryRuns
 from audit.loop.premises.experiment import Experiment, copies, draw_alike, replace_one
 from audit.loop.premises.noise import TestResult
@@ -28,6 +27,7 @@ from audit.loop.runs.coupled_runs import Trace
 from audit.loop.runs.generators import NOISE, KeyUses, keys_in, recorded_keys, returned_states
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
+from audit.numerics import FloatArray
 
 _MAX_NOTES = 4
 # Further runs of each of two neighbours, all of which must agree with the first.

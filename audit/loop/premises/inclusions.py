@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, stats
 
-from audit.arrays import FloatArray
 from audit.loop.premises.canary_pool import PoolRecord
 from audit.loop.premises.experiment import Experiment, replace_one
 from audit.loop.premises.noise import TestResult
 from audit.loop.premises.verdicts import FAMILY_ERROR
 from audit.loop.runs.records import TrainingSet
+from audit.numerics import FloatArray
 
 if TYPE_CHECKING:
     from audit.loop.premises.canary_runs import CanaryRuns

@@ -18,7 +18,6 @@ import numpy as np
 from scipy import stats
 
 from audit.accounting import GaussianMechanism
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_pool import PoolRecord
@@ -30,6 +29,7 @@ from audit.loop.premises.verdicts import SHORTFALL, explain, released_outside
 from audit.loop.runs.coupled_runs import DeclaredNoise, Trace
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
+from audit.numerics import FloatArray
 
 _SEEDS = 4
 _NUMBERS, _MIN_RUNS, _MAX_RUNS = 8000, 100, 1000

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, optimize, special, stats
 
-from audit.arrays import FloatArray
+from audit.numerics import FloatArray
 
 # Below this share of the gradient's spacing in floating point, a spread is rounding.
 ROUNDINGS = 16

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.findings import Finding
 from audit.loop.premises.canary_runs import CanaryRuns
@@ -15,6 +14,7 @@ from audit.loop.premises.equal_records import EqualRecords
 from audit.loop.premises.experiment import Experiment, copies, replace_one
 from audit.loop.premises.verdicts import allowed, depends_on_n
 from audit.loop.runs.coupled_runs import Trace
+from audit.numerics import FloatArray
 
 _MAX_RUNS = 16
 # Numbers of records that are tried for an attack that keeps a public number.

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit.arrays import FloatArray
 from audit.loop.premises.noise import TestResult
+from audit.numerics import FloatArray
 
 _MIN_RUNS, _MAX_RUNS = 8, 64
 # Share of the variance of one number that the other leaves, up to which their noise is the same.

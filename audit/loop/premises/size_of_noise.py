@@ -17,7 +17,6 @@ from audit.accounting import (
     RandomAllocation,
     Unresolved,
 )
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.finding_kinds import OTHERS_CHANGE
 from audit.loop.findings import Finding
@@ -39,6 +38,7 @@ from audit.loop.premises.noise import (
 from audit.loop.premises.verdicts import FAMILY_ERROR, SHORTFALL, explain, listed
 from audit.loop.runs.coupled_runs import Accounted
 from audit.loop.runs.records import TrainingSet
+from audit.numerics import FloatArray
 
 # The measured scale of a tensor's noise is raised by this number of standard errors.
 _STANDARD_ERRORS = 6.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from audit.arrays import FloatArray
 from audit.loop.premises import canary_runs
 from audit.loop.premises.canary_pool import gradient_of
 from audit.loop.premises.canary_runs import CanaryRuns
@@ -20,6 +19,7 @@ from audit.loop.premises.equal_records import run_equal_records
 from audit.loop.premises.experiment import Experiment
 from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.runs.coupled_runs import Trace
+from audit.numerics import FloatArray
 
 # A contribution that exceeds those at the usual weights by this factor is compared with the noise.
 _LARGER = 1.05

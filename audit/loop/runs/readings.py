@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import held_by_function
 from audit.loop.sources.trees import as_numbers
+from audit.numerics import FloatArray
 from audit.user_code import format_error
 
 # Number of other records that are scored too, because the canary may change their scores.

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.arrays import FloatArray
 from audit.errors import InvalidInput
 from audit.loop.runs import readings
 from audit.loop.runs.optimizer_hooks import remembered_calibration
@@ -20,6 +19,7 @@ from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.watch import Watch
 from audit.loop.runs.work import CouldNotFinish
 from audit.loop.sources.arrays import current_watch
+from audit.numerics import FloatArray
 from audit.opacus_objects import History, history_of
 from audit.user_code import call_user_code, global_seed, seeded_generators
 

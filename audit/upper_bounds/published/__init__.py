@@ -1,18 +1,21 @@
-"""The theorems of the papers, one module for each paper.
+"""The theorems of the papers.
 
 Functions are named after their theorem in the paper, or after what they bound. Registered bounds
 are functions of (base, protocol, delta), like the bounds of `audit.upper_bounds`.
 """
 
-from audit.upper_bounds.published.hypo import hypo, hypo_curve, hypo_theorem_2, project_density
-from audit.upper_bounds.published.koskela_kulkarni import koskela_kulkarni, subset_divergences
-from audit.upper_bounds.published.koskela_redberg_wang import (
+from audit.upper_bounds.published.extensions import (
     corollary_6_2,
+    hypo,
+    hypo_curve,
+    hypo_theorem_2,
+    koskela_kulkarni,
     noisy_max,
     profile,
+    project_density,
     propose_test_release,
+    subset_divergences,
 )
-from audit.upper_bounds.published.liu_talwar import liu_talwar
 from audit.upper_bounds.published.papernot_steinke import (
     approximate,
     approximate_to_delta,
@@ -24,11 +27,12 @@ from audit.upper_bounds.published.papernot_steinke import (
     lemma_7_curve,
     lemma_22,
     lemma_22_curve,
+    liu_talwar,
     proposition_15,
     renyi,
     renyi_curve,
 )
-from audit.upper_bounds.published.xiang import (
+from audit.upper_bounds.reduced import (
     ReducedGameRenyi,
     reduced_gdp_limit,
     reduced_mean_inclusion,

@@ -1,4 +1,8 @@
-"""Papernot & Steinke 2022: Renyi bounds on the best of K runs, and on conditioned outputs."""
+"""Papernot & Steinke 2022: Renyi bounds on the best of K runs, and on conditioned outputs.
+
+They extend Liu & Talwar 2019, whose bound for a base that fails with a small probability is here,
+too.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,9 +17,14 @@ from audit.accounting import (
     ZeroConcentratedDp,
     renyi_to_epsilon,
 )
-from audit.arrays import FloatArray
 from audit.errors import NotApplicable
-from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, best_alpha
+from audit.numerics import (
+    COARSE_ORDERS,
+    PROFILE_ACCURACY,
+    QUANTILE_ACCURACY,
+    FloatArray,
+    best_alpha,
+)
 from audit.protocols import UntilAccepted
 from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
@@ -24,6 +33,11 @@ from audit.upper_bounds.registry import FAILURE_TOO_LIKELY, BoundValue, bound
 Curve = Callable[[FloatArray], FloatArray]
 _ANY_BASE = ("any base",)
 _POINTS = 1 << 14
+
+_LIU_TALWAR = (
+    "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "
+    "and lemma 20 (delta > 0)"
+)
 
 
 @bound(
@@ -408,3 +422,25 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
     check_finite(base)
     curve = conditional_curve(base, protocol.acceptance)
     return BoundValue(renyi_to_epsilon(curve, delta, 1e-3, 1e7, COARSE_ORDERS))
+
+
+@bound("liu-talwar", 10, _LIU_TALWAR, about=("any base",))
+def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """(2 + eta) epsilon_0 if K is TNB(eta, gamma); 3 epsilon_0 if K is geometric.
+
+    An (epsilon_0, delta_0)-DP base is epsilon_0-DP except for an event of probability delta_0, and
+    some run fails with probability 1 - phi(1 - delta_0). Given that no run fails, K is again
+    truncated negative binomial with the same eta. delta_0 solves 1 - phi(1 - delta_0) = delta.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(liu_talwar(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        2.015
+    """
+    law = power_law(repetitions)
+    delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - QUANTILE_ACCURACY)
+    try:
+        epsilon = (2.0 + law.eta) * base.epsilon(delta_0)
+    except DeltaUnreachable:
+        raise NotApplicable(FAILURE_TOO_LIKELY) from None
+    return BoundValue(epsilon)
