@@ -29,6 +29,8 @@ _MAX_LAG = 16
 _APART = 4.0
 # With more classes of equal contributions, a record's own gradient is random.
 _MAX_CLASSES = 6
+# Share of random lengths that may agree by chance.
+_MAX_EQUAL = 0.2
 # Variance of a batch size from which the sum of squares is close to a chi-square distribution.
 _MIN_VARIANCE = 3.0
 
@@ -161,19 +163,16 @@ def dependence_on_size(
     least, most = np.inf, 0.0
     for t in range(whole.shape[1]):
         inside = batches.included[:, t]
-        lengths = batches.units[inside, t]
+        lengths, of_canary = batches.units[inside, t], single[inside, t]
         if len(lengths) < 4:
             continue
-        of_canary, of_all = single[inside, t], whole[inside, t]
-        sizes = np.sum(of_canary * of_all, axis=1) / lengths**2
-        off = np.linalg.norm(of_all - sizes[:, None] * of_canary, axis=1)
-        alike = off <= 1e-2 * lengths * np.maximum(np.abs(sizes), 1.0)
-        if not np.all(alike & (np.abs(sizes - np.round(sizes)) < 0.1)):
+        sizes = _sizes_of_batches(whole[inside, t], of_canary, lengths)
+        if sizes is None:
             return  # each record has a random gradient of its own
-        ranks.append((stats.rankdata(np.round(sizes)), stats.rankdata(lengths)))
+        ranks.append((stats.rankdata(sizes), stats.rankdata(lengths)))
         classes = _classes_of_equal(of_canary, rounding[t])
         if classes is not None and 1 < classes.max() + 1 <= _MAX_CLASSES:
-            chances.append(_chance_of_pure(classes, np.round(sizes).astype(int)))
+            chances.append(_chance_of_pure(classes, sizes))
             least, most = min(least, float(lengths.min())), max(most, float(lengths.max()))
     total = free = 0.0
     for pair in ranks:
@@ -195,6 +194,64 @@ def dependence_on_size(
     if chances:
         p_value = math.prod(pure) if len(pure) == len(chances) else 1.0
         yield TestResult(p_value, "another batch size", {"least": least, "most": most})
+
+
+def _sizes_of_batches(
+    whole: FloatArray, single: FloatArray, lengths: FloatArray
+) -> NDArray[np.intp] | None:
+    """[M], how many times the change by one record is in that by all; None if not whole numbers.
+
+    Args:
+        whole: [M, D], differences of runs that differ in every record.
+        single: [M, D], differences of runs that differ in one record, which is in their batches.
+        lengths: [M], norms of the second differences.
+    """
+    sizes = np.sum(single * whole, axis=1) / lengths**2
+    off = np.linalg.norm(whole - sizes[:, None] * single, axis=1)
+    alike = off <= 1e-2 * lengths * np.maximum(np.abs(sizes), 1.0)
+    is_whole = np.abs(sizes - np.round(sizes)) < 0.1
+    return np.round(sizes).astype(int) if np.all(alike & is_whole) else None
+
+
+def is_random_at_equal_sizes(whole: FloatArray, single: FloatArray, batches: Batches) -> bool:
+    """Whether one record contributes a random multiple in batches of one size at the same step.
+
+    All other records are equal. So the batch alone, its size and the place of the record in it,
+    explains few different lengths, each of them in many runs. Where lengths below the largest one
+    (to which many are clipped) differ from others of their size, and hardly any two of them agree,
+    a random number of the run is the reason, such as random weights of a second model.
+
+    Args:
+        whole: [R, T, D], differences of runs that differ in every record.
+        single: [R, T, D], differences of runs that differ in one record.
+        batches: the batches.
+
+    Example:
+        >>> lengths = np.array([1.0, 1.0, 0.7, 0.4, 1.0])[:, None, None]  # in batches of three
+        >>> batches = batches_of(0 * lengths, 3 * lengths, lengths, np.zeros(1))
+        >>> is_random_at_equal_sizes(3 * lengths, lengths, batches)
+        True
+        >>> lengths[3] = 0.7
+        >>> batches = batches_of(0 * lengths, 3 * lengths, lengths, np.zeros(1))
+        >>> is_random_at_equal_sizes(3 * lengths, lengths, batches)
+        False
+    """
+    compared = equal = 0
+    for t in range(whole.shape[1]):
+        inside = batches.included[:, t]
+        lengths = batches.units[inside, t]
+        if not len(lengths):
+            continue
+        sizes = _sizes_of_batches(whole[inside, t], single[inside, t], lengths)
+        if sizes is None:
+            return False
+        shorter = lengths < (1.0 - _TOLERANCE) * lengths.max()
+        for size in np.unique(sizes[shorter]):
+            of_size = np.sort(lengths[(sizes == size) & shorter])
+            if np.sum(sizes == size) > 1:
+                compared += len(of_size)
+                equal += int(np.sum(np.diff(of_size) <= _TOLERANCE * of_size[1:]))
+    return compared > 0 and equal <= _MAX_EQUAL * compared
 
 
 def _classes_of_equal(contributions: FloatArray, rounding: float) -> NDArray[np.intp] | None:

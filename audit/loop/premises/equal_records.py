@@ -20,6 +20,7 @@ from audit.loop.premises.batches import (
     even_inclusions,
     included_of,
     inclusions_by_lag,
+    is_random_at_equal_sizes,
     poisson_tests,
 )
 from audit.loop.premises.canary_pool import PoolRecord
@@ -66,6 +67,7 @@ from audit.loop.premises.noise import (
 )
 from audit.loop.premises.shared_noise import numbers_of_steps
 from audit.loop.premises.verdicts import (
+    WHOLE,
     divided_by_batch,
     explain,
     explain_test,
@@ -439,8 +441,14 @@ class _Case:
         same_runs = np.stack(runs.of_quiet)
         data = copies(experiment.records, quiet, len(experiment.records))
         counts = None if runs.full else batches.proportional
+        of_canary, mixed = np.stack(runs.of_canary), np.stack(runs.mixed)
+        others = cache(lambda: changes_other_records(experiment, canaries, data))
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
-        # Dropout and augmentation make a record's own gradient random.
+        is_multiple = abs(batches.unit_spread - round(batches.unit_spread)) < WHOLE
+        if varying and not is_multiple and not others().seen:
+            changes = of_canary - same_runs[: len(of_canary)], mixed - same_runs[: len(mixed)]
+            varying = not is_random_at_equal_sizes(*changes, batches)
+        # Dropout, augmentation and other random numbers make a record's own gradient random.
         parallel = batches.proportional is not None
         live = _live(experiment, canaries, runs)
         return _Case(
@@ -450,14 +458,14 @@ class _Case:
             data,
             runs,
             same_runs,
-            np.stack(runs.of_canary),
-            np.stack(runs.mixed),
+            of_canary,
+            mixed,
             batches,
             counts,
             estimate_noise(same_runs, counts, base.slices, base.epsilon_of_type, live),
             varying,
             not (batches.constant and parallel) and not varying,
-            cache(lambda: changes_other_records(experiment, canaries, data)),
+            others,
         )
 
     def explain_batches(self, test: TestResult) -> Finding:

@@ -20,7 +20,7 @@ from audit.loop.premises.noise import TestResult
 
 _MAX_NAMES = 4
 # Relative rounding of a contribution that is a whole multiple of another.
-_WHOLE = 1e-3
+WHOLE = 1e-3
 _ALLOWED = {
     "depends on n": "{what}",
     "scaled by n": "For every seed, {names} changes by a power of {n}/{less} when a record of "
@@ -90,7 +90,7 @@ def divided_by_batch(spread: float, others_change: bool) -> Finding:
     finding = explain("divided by the batch", factor=1 + spread)
     drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
     cause = drawn if others_change else finding.cause
-    if abs(spread - round(spread)) < _WHOLE:
+    if abs(spread - round(spread)) < WHOLE:
         repeated = "A record is in a batch several times (drawn with replacement, or copied)."
         cause = f"{repeated} Otherwise: {cause}"
     return replace(finding, cause=cause)
