@@ -8,7 +8,7 @@ transformers are used, because the data sets and the tokenizer must be downloade
 have the shapes of a plain script, of a Lightning module and of a Hugging Face trainer. Those in the
 folder `whole` (`--only whole`) are written in many styles. Those in the folder `sixth_turn`
 (`--only sixth`) belong to the list of loops of this name, as those in `seventh_turn`,
-`eighth_turn` and `ninth_turn` do.
+`eighth_turn`, `ninth_turn` and `tenth_turn` do.
 """
 
 import argparse
@@ -33,6 +33,7 @@ SIXTH = Path(__file__).with_name("sixth_turn")
 SEVENTH = Path(__file__).with_name("seventh_turn")
 EIGHTH = Path(__file__).with_name("eighth_turn")
 NINTH = Path(__file__).with_name("ninth_turn")
+TENTH = Path(__file__).with_name("tenth_turn")
 # Arguments of scripts of the last two folders, by name.
 SEVENTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "hardest_of_the_batch": ("--keep", "0.5", "--sigma", "1.2"),
@@ -80,12 +81,30 @@ NINTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "own_predictions_averaged": ("--weight", "0.5"),
     "parity_penalty_to_public_mean": ("--clip", "0.8"),
 }
+TENTH_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "batches_doubled_by_sampler": ("--growth", "2.5"),
+    "classes_balanced_within_batch": ("--clip", "0.8"),
+    "discrepancy_to_public_batch": ("--width", "6"),
+    "drift_reference_in_artifact": ("--hidden", "6"),
+    "hook_of_trainer_replaces_accountant": ("--lr", "0.2"),
+    "seed_set_in_each_epoch": ("--seed", "7"),
+    "tokens_flattened_into_batch": ("--hidden", "8"),
+    "unused_words_restored": ("--width", "5"),
+    "drift_reference_of_public_rows": ("--hidden", "6"),
+    "embeddings_drawn_to_public_ones": ("--width", "6"),
+    "hook_of_trainer_after_accountant": ("--lr", "0.2"),
+    "noisy_gradients_centralised": ("--sigma", "1.2"),
+    "reserved_words_restored": ("--width", "5"),
+    "sweep_chosen_by_public_rows": ("--widths", "5", "9"),
+    "tokens_kept_in_sequences": ("--hidden", "8"),
+}
 SERIES: dict[str, tuple[Path, dict[str, tuple[str, ...]]]] = {
     "whole": (WHOLE, {}),
     "sixth": (SIXTH, {}),
     "seventh": (SEVENTH, SEVENTH_ARGUMENTS),
     "eighth": (EIGHTH, EIGHTH_ARGUMENTS),
     "ninth": (NINTH, NINTH_ARGUMENTS),
+    "tenth": (TENTH, TENTH_ARGUMENTS),
 }
 
 
