@@ -51,6 +51,7 @@ LISTS = (
     "seventh_turn",
     "eighth_turn",
     "ninth_turn",
+    "post_processed",
 )
 
 
