@@ -35,6 +35,7 @@ class State:
         step: the number of the step, from 0.
         batch: [B, D], the clipped gradients of the records of this step.
         store: what the parts keep between steps.
+        n: the number of records.
     """
 
     model: nn.Module
@@ -43,6 +44,7 @@ class State:
     step: int = 0
     batch: Tensor = field(default_factory=lambda: torch.zeros(0))
     store: dict[str, Any] = field(default_factory=dict)
+    n: int = 0
 
 
 def tensors(records: Any) -> tuple[Tensor, Tensor]:
@@ -210,6 +212,14 @@ def soft_threshold(state: State) -> Tensor:
     return noisy.sign() * (noisy.abs() - 0.03).clamp(min=0.0)
 
 
+def centred_by_exact(state: State) -> Tensor:
+    """The exact mean is subtracted.
+
+    This subtracts the mean of each record's gradient from it, which makes no gradient longer.
+    """
+    return (state.noisy - state.total.mean()) / DIVISOR
+
+
 # --- mistakes after the noise ---
 
 
@@ -246,9 +256,10 @@ def scaled_by_exact_norm(state: State) -> Tensor:
     return state.noisy / state.noisy.norm() * state.total.norm() / DIVISOR
 
 
-def centred_by_exact(state: State) -> Tensor:
-    """Leaks under every relation: the exact mean is subtracted."""
-    return (state.noisy - state.total.mean()) / DIVISOR
+def divided_by_number(state: State) -> Tensor:
+    """Leaks under add-remove: the mean over all records reveals their number."""
+    state.store["m"] = 0.9 * state.store.get("m", 0.0) + state.noisy / state.n
+    return state.store["m"]
 
 
 def exact_error_feedback(state: State) -> Tensor:
@@ -338,7 +349,7 @@ class Flat:
         x, y = tensors(records)
         model = loops.mlp()
         optimizer, accountant = watched(watch, model)
-        state = State(model)
+        state = State(model, n=len(y))
         for state.step in range(STEPS):
             taken = drawn(len(y), self.rate)
             state.batch = cut(flat_gradients(model, x[taken], y[taken]), self.limit)
@@ -480,6 +491,7 @@ POST_PROCESSED_CORRECT: dict[str, Control] = {
         "shrunk by its norm, generator": Flat(of_a_generator, shrunk),
         "weight decay, normal_": Flat(by_normal_in_place, decayed),
         "soft threshold, around the sum": Flat(around_the_sum, soft_threshold, RATE),
+        "exact mean subtracted": Flat(by_torch_normal, centred_by_exact),
         "list of tensors, momentum": list_of_tensors,
         "GradSampleModule, tensors of length 0.1": grad_samples,
         "noise added to p.grad, half of the numbers": noise_into_gradients,
@@ -495,7 +507,7 @@ POST_PROCESSED: dict[str, Control] = {
         "half of the noise taken back, momentum": Flat(by_randn_like, noise_taken_back),
         "projection to gradients of records": Flat(of_a_generator, rows_of_records),
         "scaled by the exact norm": Flat(by_distribution, scaled_by_exact_norm),
-        "exact mean subtracted": Flat(by_torch_normal, centred_by_exact),
+        "divided by the number of records, momentum": Flat(by_torch_normal, divided_by_number),
         "error feedback of the exact sum": Flat(in_place, exact_error_feedback),
         "exact sum added after the noise": Flat(by_randn_like, exact_added_again),
         "shrunk by the exact norm": Flat(of_a_generator, shrunk_by_exact),
