@@ -335,6 +335,135 @@ def one_number(state: State) -> Tensor:
     return state.total + DEVIATION * torch.randn(1)
 
 
+# --- further ways to add noise, and functions of it, written after the test was built ---
+
+
+def by_normal_around_sum(state: State) -> Tensor:
+    return torch.distributions.Normal(state.total, DEVIATION).sample()
+
+
+def by_rsample(state: State) -> Tensor:
+    scale = torch.full_like(state.total, DEVIATION)
+    return state.total - torch.distributions.Normal(0.0, scale).rsample()
+
+
+def by_foreach(state: State) -> Tensor:
+    parts = list(state.total.split(25))
+    noise = [torch.randn_like(part).mul_(DEVIATION) for part in parts]
+    torch._foreach_add_(parts, noise)
+    return torch.cat(parts)
+
+
+def into_a_buffer(state: State) -> Tensor:
+    noisy = torch.empty_like(state.total)
+    for start in range(0, len(noisy), 25):
+        part = state.total[start : start + 25]
+        noisy[start : start + 25] = part + torch.randn(len(part)) * torch.tensor(DEVIATION)
+    return noisy
+
+
+def by_noise_of_all_steps(state: State) -> Tensor:
+    """Noise that was drawn before the first step."""
+    return state.total + state.store["noises"][state.step]
+
+
+def by_two_shares(state: State) -> Tensor:
+    """Two parties add half of the variance each."""
+    share = DEVIATION / math.sqrt(2.0)
+    noisy = state.total + share * torch.randn_like(state.total)
+    return noisy + share * torch.randn_like(noisy)
+
+
+def two_halves(state: State) -> Tensor:
+    """Leaks under every relation: two shares of 0.35 times the needed deviation are too small."""
+    noisy = state.total + 0.35 * DEVIATION * torch.randn_like(state.total)
+    return noisy + 0.35 * DEVIATION * torch.randn_like(noisy)
+
+
+def mask_of_noisy_weights(state: State) -> Tensor:
+    """Coordinates drawn at random with probabilities by the released weights."""
+    weights = torch.cat([p.detach().flatten() for p in state.model.parameters()])
+    taken = torch.rand(len(weights)) < weights.abs().clamp(0.2, 1.0)
+    return torch.where(taken, state.noisy / DIVISOR, 0.0)
+
+
+def slower_weights(state: State) -> Tensor:
+    """Momentum, and an average of the momentum that the loop keeps."""
+    moved = momentum(state)
+    state.store["slow"] = 0.5 * state.store.get("slow", 0.0) + 0.5 * moved
+    return torch.stack([moved, state.store["slow"]]).mean(0)
+
+
+def kalman(state: State) -> Tensor:
+    """A filter with a fixed gain for each coordinate, by the released mean squares."""
+    noisy = state.noisy / DIVISOR
+    state.store["s"] = 0.8 * state.store.get("s", 1e-2) + 0.2 * noisy.square()
+    gain = state.store["s"] / (state.store["s"] + (DEVIATION / DIVISOR) ** 2)
+    old = state.store.get("f", torch.zeros_like(noisy))
+    state.store["f"] = old + gain * (noisy - old)
+    return state.store["f"]
+
+
+def noise_seeded_again(state: State) -> Tensor:
+    """Leaks under every relation: the seed of the noise is used again, to subtract half of it."""
+    generator = torch.Generator().manual_seed(state.store["seeds"][state.step])
+    state.noisy = state.noisy - DEVIATION / 2 * torch.randn(len(state.noisy), generator=generator)
+    return momentum(state)
+
+
+def by_seeded_noise(state: State) -> Tensor:
+    seeds = state.store.setdefault("seeds", [])
+    seeds.append(int(torch.randint(2**31, ())))
+    generator = torch.Generator().manual_seed(seeds[-1])
+    return state.total + DEVIATION * torch.randn(len(state.total), generator=generator)
+
+
+def last_noise_subtracted(state: State) -> Tensor:
+    """Leaks under every relation: part of the noise of a step is subtracted in the next one."""
+    noise = state.noisy - state.total
+    changed = (state.noisy - 0.5 * state.store.get("noise", 0.0)) / DIVISOR
+    state.store["noise"] = noise
+    return changed.sign() * changed.abs().sqrt()
+
+
+def by_kept_noise(state: State) -> Tensor:
+    state.store["noise"] = DEVIATION * torch.randn_like(state.total)
+    return state.total + state.store["noise"]
+
+
+def projected_to_noise(state: State) -> Tensor:
+    """Leaks under every relation: the direction of the noise is released."""
+    noise = state.store["noise"]
+    along = noise * torch.dot(state.noisy, noise) / noise.square().sum()
+    return 0.05 * (along - state.noisy / 2).sign()
+
+
+def noise_of_last_step_taken_back(state: State) -> Tensor:
+    """Leaks under every relation: the last step subtracts its noise by a product of matrices."""
+    noisy = state.noisy
+    if state.step == STEPS - 1:
+        noisy = noisy - torch.eye(len(noisy)) @ state.store["noise"]
+    return signs(State(state.model, noisy=noisy))
+
+
+def signs_of_exact(state: State) -> Tensor:
+    """Leaks under every relation: the signs are those of the exact sum."""
+    return state.noisy.abs() * state.total.sign() / DIVISOR
+
+
+def cut_by_exact_norm(state: State) -> Tensor:
+    """Leaks under every relation: the norm of the exact sum sets the limit."""
+    limit = 0.1 * float(state.total.norm())
+    return state.noisy * min(1.0, limit / float(state.noisy.norm()))
+
+
+def exact_last_step(state: State) -> Tensor:
+    """Leaks under every relation: the exact sum of the last step stays in the momentum."""
+    if state.step == STEPS - 2:
+        state.store["m"] = state.store["m"] + 0.5 * state.total / DIVISOR
+    return momentum(state)
+
+
 @dataclass
 class Flat:
     """DP-SGD with flat vectors, full batches or Poisson samples."""
@@ -350,6 +479,9 @@ class Flat:
         model = loops.mlp()
         optimizer, accountant = watched(watch, model)
         state = State(model, n=len(y))
+        state.store["noises"] = DEVIATION * torch.randn(
+            STEPS, sum(p.numel() for p in model.parameters())
+        )
         for state.step in range(STEPS):
             taken = drawn(len(y), self.rate)
             state.batch = cut(flat_gradients(model, x[taken], y[taken]), self.limit)
@@ -492,6 +624,15 @@ POST_PROCESSED_CORRECT: dict[str, Control] = {
         "weight decay, normal_": Flat(by_normal_in_place, decayed),
         "soft threshold, around the sum": Flat(around_the_sum, soft_threshold, RATE),
         "exact mean subtracted": Flat(by_torch_normal, centred_by_exact),
+        "slow momentum, normal around the sum": Flat(by_normal_around_sum, slower_weights),
+        "Kalman filter, rsample": Flat(by_rsample, kalman),
+        "momentum, foreach": Flat(by_foreach, momentum, RATE),
+        "largest coordinates, buffer": Flat(into_a_buffer, largest),
+        "signs, noise of all steps": Flat(by_noise_of_all_steps, signs),
+        "random mask by the weights, randn_like": Flat(by_randn_like, mask_of_noisy_weights, RATE),
+        "error feedback, two shares of noise": Flat(by_two_shares, error_feedback, RATE),
+        "random projection, noise from a new seed": Flat(by_seeded_noise, projected, RATE),
+        "momentum, kept noise": Flat(by_kept_noise, momentum),
         "list of tensors, momentum": list_of_tensors,
         "GradSampleModule, tensors of length 0.1": grad_samples,
         "noise added to p.grad, half of the numbers": noise_into_gradients,
@@ -523,6 +664,17 @@ POST_PROCESSED: dict[str, Control] = {
         "sum of its largest coordinates, momentum": Flat(masked_sum, momentum),
         "last tensors without noise, moving average": Flat(last_tensors_exact, moving_average),
         "one number as noise, mean subtracted": Flat(one_number, centred),
+        "seed of the noise used again, momentum": Flat(by_seeded_noise, noise_seeded_again),
+        "noise of the last step subtracted": Flat(by_randn_like, last_noise_subtracted),
+        "projection to the noise, signs": Flat(by_kept_noise, projected_to_noise),
+        "noise of one step taken back, signs": Flat(by_kept_noise, noise_of_last_step_taken_back),
+        "signs of the exact sum": Flat(by_rsample, signs_of_exact, RATE),
+        "cut to a share of the exact norm": Flat(by_rsample, cut_by_exact_norm),
+        "exact sum in the momentum of one step": Flat(into_a_buffer, exact_last_step),
+        "noise of all steps is that of the first, momentum": Flat(
+            lambda state: state.total + state.store["noises"][0], momentum
+        ),
+        "two shares of half the noise, error feedback": Flat(two_halves, error_feedback, RATE),
         "list of tensors, exact momentum": partial(list_of_tensors, has_exact_momentum=True),
         "GradSampleModule, tensors by exact norms": partial(grad_samples, by_exact=True),
         "noise added to p.grad, half of the exact numbers": partial(

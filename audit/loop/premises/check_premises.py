@@ -194,11 +194,10 @@ def check_premises(
             )
             return _with_note(earlier, tested.report, note)
     # The loop may change its gradients before it sets p.grad.
-    runs = new_runs()
-    runs.places_of_noise = _places_of_noise(new_runs(), records, seed)
-    if runs.places_of_noise:
+    runs = _runs_of_noisy_sums(new_runs(), records, seed)
+    if runs is not None:
         earlier, _ = request(runs)
-        if _holds(earlier.report) and _is_post_processing(runs, records, seed):
+        if _holds(earlier.report) and runs.is_post_processed:
             places = listed(dict.fromkeys(place.line for place in runs.places_of_noise))
             note = (
                 f"the noisy sums of {places} were tested as the release of each step; p.grad "
@@ -214,31 +213,34 @@ def _holds(report: PremiseReport) -> bool:
     return is_tested and not report.findings and not report.unfinished
 
 
-def _places_of_noise(runs: CoupledRuns, records: TrainingSet, seed: int) -> tuple[Any, ...]:
-    try:
-        return runs.find_places_of_noise(records, run_seed(seed, 0, 9))
-    except CouldNotFinish:
-        return ()
+def _runs_of_noisy_sums(runs: CoupledRuns, records: TrainingSet, seed: int) -> CoupledRuns | None:
+    """Runs whose releases are noisy sums, see `NoisySums`; None if p.grad needs more than these.
 
-
-def _is_post_processing(runs: CoupledRuns, records: TrainingSet, seed: int) -> bool:
-    """Whether all that follows from the noisy sums depends on them alone.
-
-    If the noisy sums are forced, runs with other seeds draw other batches and other noise. Still,
-    p.grad must be the same in all of their steps, and so must all numbers that are released at the
-    end: a loop may subtract a part of its noise again, or divide by the size of the drawn batch.
+    If the noisy sums are forced, runs with other seeds draw other batches and other noise, and the
+    records have other labels. Still, p.grad must be the same in all of their steps, and so must all
+    numbers that are released at the end: a loop may subtract a part of its noise again, or divide
+    by the size of the drawn batch. Coupled runs of all further tests must agree in p.grad, too.
     """
-    reference = runs.run(records, run_seed(seed, 0, 9))
-    # Some numbers differ between equal runs, such as those by which objects are counted.
-    repeated = runs.run(records, run_seed(seed, 0, 9), like=reference)
-    unstable = differences(reference.released, repeated.released).keys()
-    for number in range(_SEEDS_OF_POST_PROCESSING):
-        trace = runs.run(records, run_seed(seed, number, 12), like=reference)
-        if trace.error is not None or len(trace.steps) != len(reference.steps):
-            return False
-        if differences(reference.released, trace.released).keys() - unstable:
-            return False
-    return runs.is_post_processed
+    first_seed = run_seed(seed, 0, 9)
+    try:
+        runs.places_of_noise = runs.find_places_of_noise(records, first_seed)
+        if not runs.places_of_noise:
+            return None
+        reference = runs.run(records, first_seed)
+        # Some numbers differ between equal runs, such as those by which objects are counted.
+        repeated = runs.run(records, first_seed, like=reference)
+        unstable = differences(reference.released, repeated.released).keys()
+        relabelled = TrainingSet(records.features, np.roll(records.labels, 1, axis=0))
+        for number in range(_SEEDS_OF_POST_PROCESSING):
+            data = relabelled if number % 2 else records
+            trace = runs.run(data, run_seed(seed, number, 12), like=reference)
+            if trace.error is not None or len(trace.steps) != len(reference.steps):
+                return None
+            if differences(reference.released, trace.released).keys() - unstable:
+                return None
+    except CouldNotFinish:
+        return None
+    return runs if runs.is_post_processed else None
 
 
 def _with_note(earlier: PremiseTest, other: PremiseReport, note: str) -> PremiseTest:

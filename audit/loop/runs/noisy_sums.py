@@ -99,7 +99,7 @@ class NoisySums(TorchDispatchMode):
         self._own: dict[int, tuple[tuple[int, ...], Tensor]] = {}
         self._stream: PostProcessingStream | None = None
         self._is_in_step = False
-        self._is_before_steps = True
+        self._is_first_step = self._is_before_steps = True
 
     def start_step(self, stream: PostProcessingStream) -> None:
         """Starts to watch, with the stream of random numbers for the post-processing."""
@@ -113,7 +113,7 @@ class NoisySums(TorchDispatchMode):
         Returns:
             The shape and the numbers [d], before they were forced, of the noisy sum of each place.
         """
-        self._is_in_step = False
+        self._is_in_step = self._is_first_step = False
         if self._stream is not None:
             self._stream.end()
         self._taints.forget_steps()
@@ -121,9 +121,7 @@ class NoisySums(TorchDispatchMode):
             self.steps.append(self._sums)
         return self._own
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls an operation, and follows the noise through it."""
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
@@ -147,7 +145,7 @@ class NoisySums(TorchDispatchMode):
             if any(not _is_number(mean) for mean in means):
                 self._add(name, means, outputs)
             else:
-                taints.set_noise(outputs, is_lasting=self._is_before_steps)
+                taints.set_noise(outputs, is_lasting=self._is_first_step)
             return
         if name == "copy_":
             inputs = [args[1]] if isinstance(args[1], Tensor) else inputs
@@ -156,8 +154,8 @@ class NoisySums(TorchDispatchMode):
             taints.set_sums(outputs, taints.sums_of(inputs))
             return
         further = [x for x in inputs if not taints.is_noise(x) and not _is_number(x)]
-        if not further or (name in _PRODUCTS and not taints.sums_of(further)):
-            taints.set_noise(outputs, is_lasting=self._is_before_steps)
+        if (not further or name in _PRODUCTS) and not taints.sums_of(inputs):
+            taints.set_noise(outputs, is_lasting=self._is_first_step)
         elif name in _SUMS:
             self._add(name, further, outputs)
         else:
@@ -187,6 +185,27 @@ class NoisySums(TorchDispatchMode):
             self._stream.start()
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of the memory of tensors that depends on noisy sums.
+
+    Attributes:
+        tensor: holds the memory.
+        first: the first number of the part.
+        last: the last one.
+        sums: indices of the noisy sums.
+    """
+
+    tensor: Tensor
+    first: int
+    last: int
+    sums: frozenset[int]
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether a range of numbers is partly in this part."""
+        return self.first <= last and first <= self.last
+
+
 class _Taints:
     """What the numbers of tensors depend on, by the memory that holds them.
 
@@ -195,7 +214,7 @@ class _Taints:
 
     def __init__(self) -> None:
         self._noise: dict[int, tuple[Tensor, bool]] = {}
-        self._sums: dict[int, tuple[Tensor, frozenset[int]]] = {}
+        self._sums: dict[int, list[_Part]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._noise or self._sums)
@@ -206,24 +225,36 @@ class _Taints:
 
     def sums_of(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """The noisy sums of the step on which tensors depend."""
-        by_tensor = (self._sums.get(_memory(tensor)) for tensor in tensors)
-        return frozenset().union(*(entry[1] for entry in by_tensor if entry is not None))
+        if not self._sums:
+            return frozenset()
+        return frozenset[int]().union(
+            *(
+                part.sums
+                for tensor in tensors
+                for part in self._sums.get(_memory(tensor), ())
+                if part.overlaps(*_range(tensor))
+            )
+        )
 
     def set_noise(self, tensors: Iterable[Tensor], is_lasting: bool) -> None:
-        """Marks tensors as noise; what is drawn before the steps lasts for all of them."""
+        """Marks tensors as noise; what is drawn up to the first step lasts for all of them."""
         for tensor in tensors:
-            self._sums.pop(_memory(tensor), None)
-            self._noise[_memory(tensor)] = (tensor, is_lasting)
+            memory = _memory(tensor)
+            self._sums.pop(memory, None)
+            _, was_lasting = self._noise.get(memory, (tensor, False))
+            self._noise[memory] = (tensor, is_lasting or was_lasting)
 
     def set_sums(self, tensors: Iterable[Tensor], sums: frozenset[int]) -> None:
         """Marks tensors as functions of noisy sums, which may be none."""
         for tensor in tensors:
-            memory = _memory(tensor)
+            memory, (first, last) = _memory(tensor), _range(tensor)
             self._noise.pop(memory, None)
+            parts = self._sums.pop(memory, [])
+            parts = [part for part in parts if part.first < first or part.last > last]
             if sums:
-                self._sums[memory] = (tensor, sums | self.sums_of([tensor]))
-            else:
-                self._sums.pop(memory, None)
+                parts.append(_Part(tensor, first, last, sums))
+            if parts:
+                self._sums[memory] = parts
 
     def forget_steps(self) -> None:
         """Forgets the noise of the step that ends, and its sums."""
@@ -275,6 +306,13 @@ def _factor(sums: Sequence[NoisySum], gradient: Any) -> float | None:
 
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """The first and the last number of the memory that a tensor views."""
+    first = int(tensor.storage_offset())
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return first, first + sum((size - 1) * stride for size, stride in pairs)
 
 
 def _is_number(tensor: Tensor) -> bool:
