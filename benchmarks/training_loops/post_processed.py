@@ -1,7 +1,8 @@
 """Loops that set p.grad to a function of the noisy gradient, and mistakes that look alike.
 
-All were written, and the list was committed, before the test of such loops was built. The docstring
-of each function states what leaks, or why the loop keeps its guarantee.
+The first ones were written, and committed, before the test of such loops was built; those that
+were written afterwards are marked. The docstring of each function states what leaks, or why the
+loop keeps its guarantee.
 """
 
 import math

@@ -194,14 +194,14 @@ def check_premises(
             )
             return _with_note(earlier, tested.report, note)
     # The loop may change its gradients before it sets p.grad.
-    runs = _runs_of_noisy_sums(new_runs(), records, seed)
-    if runs is not None:
-        earlier, _ = request(runs)
-        if _holds(earlier.report) and runs.is_post_processed:
-            places = listed(dict.fromkeys(place.line for place in runs.places_of_noise))
+    of_sums = _runs_of_noisy_sums(new_runs(), records, seed)
+    if of_sums is not None:
+        earlier, _ = request(of_sums)
+        if _holds(earlier.report) and of_sums.is_post_processed:
+            places = ", ".join(dict.fromkeys(place.line for place in of_sums.places_of_noise))
             note = (
-                f"the noisy sums of {places} were tested as the release of each step; p.grad "
-                "follows from them"
+                f"the sums to which noise is added ({places}) were tested as the release of each "
+                "step; p.grad follows from them"
             )
             return _with_note(earlier, tested.report, note)
     return tested

@@ -560,8 +560,13 @@ class RecordingWatch(Watch):
             return None
         return torch.from_numpy(like.steps[number].gradient[like.slices[index]])
 
-    def _release_of_sums(self, own: Mapping[int, Any]) -> Vector:
-        """[D], the noisy sums of this step; one that is missing is zero, as in the reference."""
+    def _release_of_sums(
+        self, own: Mapping[int, Any], p_grad: Vector
+    ) -> tuple[Vector, tuple[bytes, bytes]]:
+        """The noisy sums of this step [D], and digests of those that the step used and of p.grad.
+
+        A sum that is missing is zero.
+        """
         trace, like = self.recorded, self._like
         places = range(len(self.sums.places) if self.sums is not None else 0)
         if like is not None:
@@ -581,7 +586,11 @@ class RecordingWatch(Watch):
             else np.zeros(math.prod(shapes[index]))
             for index in places
         ]
-        return np.concatenate(parts)
+        release = np.concatenate(parts)
+        number, used = len(trace.steps), release
+        if like is not None and number < len(like.steps):
+            used = like.steps[number].gradient
+        return release, (_digest([used]), _digest([p_grad]))
 
     def _describe_parameters(self) -> None:
         import torch
@@ -645,10 +654,8 @@ class RecordingWatch(Watch):
             gradient = torch.cat(flat_gradients).cpu().numpy() if flat_gradients else np.zeros(0)
             stepped: tuple[bytes, bytes] | None = None
             if self.has_noisy_release:
-                release, p_grad = self._release_of_sums(sums), gradient
-                forced = number < len(self._like.steps) if self._like is not None else False
-                used = self._like.steps[number].gradient if forced else release
-                gradient, stepped = release, (_digest([used]), _digest([p_grad]))
+                gradient, stepped = self._release_of_sums(sums, gradient)
+            digests = self._state_digests()
             adaptive = self._threshold.is_adaptive
             noise = getattr(optimizer, "noise_multiplier", None)
             trace.steps.append(
@@ -657,8 +664,9 @@ class RecordingWatch(Watch):
                     self._threshold.norm,
                     None if noise is None else float(noise),
                     divisor_of(optimizer) if divides_as_opacus(optimizer) else None,
-                    *self._state_digests(),
-                    stepped=stepped,
+                    *(digests or (b"", b"", "")),
+                    b"",
+                    stepped,
                 )
             )
             if self._like is not None and number < len(self._like.steps):

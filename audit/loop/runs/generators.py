@@ -114,7 +114,7 @@ class PostProcessingStream:
         if isinstance(generator, np.random.BitGenerator):
             state = generator.state
             self._restore.append(functools.partial(setattr, generator, "state", state))
-            generator.state = type(generator)(self._seed).state  # type: ignore[call-arg]
+            generator.state = type(generator)(self._seed).state
         elif isinstance(generator, np.random.RandomState):
             self._restore.append(functools.partial(generator.set_state, generator.get_state()))
             generator.seed(self._seed)

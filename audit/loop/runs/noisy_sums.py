@@ -73,7 +73,7 @@ class NoisySum:
     earlier: frozenset[int]
 
 
-class NoisySums(TorchDispatchMode):
+class NoisySums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the noise of a run, and forces noisy sums.
 
     Args:
@@ -88,7 +88,7 @@ class NoisySums(TorchDispatchMode):
     def __init__(
         self, places: Sequence[Place] | None, forced: Callable[[int], Tensor | None] | None = None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.places = tuple(places or ())
         self._indices = None if places is None else {place: i for i, place in enumerate(places)}
         self.forced = forced or (lambda _: None)
@@ -281,8 +281,8 @@ def places_of_noise(
     described = [[(noisy.place, noisy.shape) for noisy in sums] for sums in last]
     if any(step != described[0] for step in described):
         return ()
-    factors = {_factor(sums, p_grad) for sums, p_grad in zip(last, gradients, strict=True)}
-    if None not in factors and math.isclose(min(factors), max(factors), rel_tol=_ROUNDING):
+    factors = [_factor(sums, p_grad) for sums, p_grad in zip(last, gradients, strict=True)]
+    if all(math.isclose(factor, factors[0], rel_tol=_ROUNDING) for factor in factors):
         return ()
     return tuple(place for place, _ in described[0])
 
@@ -293,15 +293,15 @@ def _last_sums(sums: Sequence[NoisySum]) -> list[NoisySum]:
     return [noisy for number, noisy in enumerate(sums) if number not in earlier]
 
 
-def _factor(sums: Sequence[NoisySum], gradient: Any) -> float | None:
-    """The factor by which p.grad is a multiple of the noisy sums, or None."""
+def _factor(sums: Sequence[NoisySum], gradient: Any) -> float:
+    """The factor by which p.grad is a multiple of the noisy sums; NaN if it is no multiple."""
     values = torch.cat([noisy.values for noisy in sums]).cpu()
     p_grad = torch.as_tensor(gradient, dtype=torch.float64)
     if values.numel() != p_grad.numel() or not (values.norm() > 0 and p_grad.norm() > 0):
-        return None
+        return math.nan
     factor = float(torch.dot(values, p_grad) / values.square().sum())
     gap = (p_grad - factor * values).norm()
-    return factor if gap <= _ROUNDING * p_grad.norm() else None
+    return factor if gap <= _ROUNDING * p_grad.norm() else math.nan
 
 
 def _memory(tensor: Tensor) -> int:
