@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.training_loops import loops
+from benchmarks.training_loops.broken import then_clipped
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.sixth_torch import sixty
 
@@ -634,6 +635,7 @@ POST_PROCESSED_CORRECT: dict[str, Control] = {
         "error feedback, two shares of noise": Flat(by_two_shares, error_feedback, RATE),
         "random projection, noise from a new seed": Flat(by_seeded_noise, projected, RATE),
         "momentum, kept noise": Flat(by_kept_noise, momentum),
+        "noisy sum of clipped gradients clipped again": loops.Loop(noise=then_clipped),
         "list of tensors, momentum": list_of_tensors,
         "GradSampleModule, tensors of length 0.1": grad_samples,
         "noise added to p.grad, half of the numbers": noise_into_gradients,
