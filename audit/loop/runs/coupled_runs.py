@@ -117,6 +117,8 @@ class DeclaredNoise:
 
 # Of the random numbers of the first step after its noise; those of later steps have the next ones.
 _SEED_OF_POST_PROCESSING = 915_223_071
+# Steps in which the operations that add noise are found; they must be the same in later ones.
+_STEPS_WITH_PLACES = 8
 # Initial weights that are compared with the noise.
 _MAX_OWN_WEIGHTS = 50_000
 
@@ -376,7 +378,8 @@ class CoupledRuns:
         if self.starts_anew:
             self.kept.restore()
         sums = NoisySums(None)
-        trace = self._run_here(records, seed, None, None, False, False, sums).recorded
+        watch = self._run_here(records, seed, None, _STEPS_WITH_PLACES, False, False, sums)
+        trace = watch.recorded
         self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
         if trace.error is not None or trace.opacus or not trace.steps or trace.of_arrays:
             return ()

@@ -295,7 +295,7 @@ def _last_sums(sums: Sequence[NoisySum]) -> list[NoisySum]:
 
 def _factor(sums: Sequence[NoisySum], gradient: Any) -> float:
     """The factor by which p.grad is a multiple of the noisy sums; NaN if it is no multiple."""
-    values = torch.cat([noisy.values for noisy in sums]).cpu()
+    values = torch.cat([noisy.values.cpu() for noisy in sums])
     p_grad = torch.as_tensor(gradient, dtype=torch.float64)
     if values.numel() != p_grad.numel() or not (values.norm() > 0 and p_grad.norm() > 0):
         return math.nan
