@@ -1,4 +1,4 @@
-"""A function of the noisy gradient in p.grad is no leak, and mistakes beside it are found.
+"""A function of the noisy gradient in p.grad is no leak, and mistakes next to it are found.
 
 The statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
 """
@@ -16,7 +16,7 @@ from audit.loop.runs.generators import PostProcessingStream
 from audit.loop.runs.noisy_sums import NoisySums, Place, places_of_noise
 from benchmarks.training_loops.post_processed import POST_PROCESSED, POST_PROCESSED_CORRECT
 
-# No test finds it; the page on controls says so.
+# No test finds it, as the page on controls states.
 NOT_FOUND = {"shrunk by the exact norm"}
 QUICK_CORRECT = [
     "mean subtracted, torch.normal",
