@@ -52,6 +52,7 @@ LISTS = (
     "eighth_turn",
     "ninth_turn",
     "tenth_turn",
+    "post_processed",
 )
 
 

@@ -55,8 +55,13 @@ def rounded(state: Any, total: list[Any]) -> list[Any]:
     ]
 
 
+def not_clipped(_: Any, gradients: list[Any]) -> list[Any]:
+    """The sum of the records' gradients as they are."""
+    return [g.sum(0) for g in gradients]
+
+
 def then_clipped(state: Any, total: list[Any]) -> list[Any]:
-    """Noise first, then the noisy sum is clipped."""
+    """Noise first, then the noisy sum is clipped, which is correct if each record is clipped."""
     noisy = loops.gaussian(state, total)
     norm = torch.stack([g.norm() for g in noisy]).norm()
     return [g * min(1.0, state.clip / float(norm)) for g in noisy]
@@ -426,7 +431,8 @@ BROKEN: dict[str, Control] = {
     ),
     "noise rounded to multiples of its scale": Control(Loop(noise=rounded)),
     "noise added before clipping": Control(
-        Loop(noise=then_clipped), source="https://github.com/illidanlab/dpgan/issues/4"
+        Loop(total=not_clipped, noise=then_clipped),
+        source="https://github.com/illidanlab/dpgan/issues/4",
     ),
     "no noise on biases and normalisation layers": Control(
         Loop(model=normalised, noise=not_on_vectors)

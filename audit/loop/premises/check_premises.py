@@ -12,7 +12,6 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -50,6 +49,7 @@ from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.trained_weights import compare_at_trained_weights
 from audit.loop.premises.verdicts import FAMILY_ERROR, explain, listed, weights_outside
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
+from audit.loop.runs.final_gradients import Site
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
@@ -59,6 +59,8 @@ from audit.numerics import format_exact, format_rounded
 from audit.user_code import run_seed
 
 _SHIFT = 10.0
+# Complete runs that show whether p.grad depends on anything but the noisy sums.
+_SEEDS_OF_POST_PROCESSING = 3
 __all__ = ["FAMILY_ERROR", "PremiseTest", "check_premises"]
 Loss = Callable[..., Any]
 """`loss(model, features, labels)` for the gradient ascent."""
@@ -167,23 +169,83 @@ def check_premises(
         if canary is None:
             raise InvalidInput("records must hold at least one record, got none")
         records = records.with_record(canary)
-    request = partial(
-        _tested, train, records, canary, candidate, claim, delta, relation, loss, seed, max_work
-    )
     cpu = cpu or CpuLimit(math.inf)
-    tested, line = request(cpu, None)
-    if line is None or not tested.report.findings:
+
+    def new_runs() -> CoupledRuns:
+        return CoupledRuns(train, candidate, cpu)
+
+    def request(runs: CoupledRuns) -> tuple[PremiseTest, Site | None]:
+        return _tested(runs, cpu, records, canary, claim, delta, relation, loss, seed, max_work)
+
+    tested, line = request(new_runs())
+    if not tested.report.findings:
         return tested
-    # The loop changes its gradients between this line and the step. If all premises hold for what
-    # the line sets, the rest is computed from what is released.
-    earlier, _ = request(cpu, line)
-    report, other = earlier.report, tested.report
-    if report.findings or report.unfinished or not {"noise", "contribution"} <= {*report.tested}:
-        return tested
-    place = f"line {line[1]} of {PurePath(line[0]).name}"
-    note = (
-        f"p.grad was tested as {place} sets it; what the loop makes of it before the step follows"
-    )
+    if line is not None:
+        # The loop changes its gradients between this line and the step. If all premises hold for
+        # what the line sets, the rest is computed from what is released.
+        runs = new_runs()
+        runs.released_at = line
+        earlier, _ = request(runs)
+        if _holds(earlier.report):
+            place = f"line {line[1]} of {PurePath(line[0]).name}"
+            note = (
+                f"p.grad was tested as {place} sets it; what the loop makes of it before the step "
+                "follows"
+            )
+            return _with_note(earlier, tested.report, note)
+    # The loop may change its gradients before it sets p.grad.
+    of_sums = _runs_of_noisy_sums(new_runs(), records, seed)
+    if of_sums is not None:
+        earlier, _ = request(of_sums)
+        if _holds(earlier.report) and of_sums.is_post_processed:
+            places = ", ".join(dict.fromkeys(place.line for place in of_sums.places_of_noise))
+            note = (
+                f"the sums to which noise is added ({places}) were tested as the release of each "
+                "step; p.grad follows from them"
+            )
+            return _with_note(earlier, tested.report, note)
+    return tested
+
+
+def _holds(report: PremiseReport) -> bool:
+    """Whether the premises of steps were tested, and none is broken."""
+    is_tested = {"noise", "contribution"} <= {*report.tested}
+    return is_tested and not report.findings and not report.unfinished
+
+
+def _runs_of_noisy_sums(runs: CoupledRuns, records: TrainingSet, seed: int) -> CoupledRuns | None:
+    """Runs whose releases are noisy sums, see `NoisySums`; None if p.grad needs more than these.
+
+    If the noisy sums are forced, runs with other seeds draw other batches and other noise, and the
+    records have other labels. Still, p.grad must be the same in all of their steps, and so must all
+    numbers that are released at the end: a loop may subtract a part of its noise again, or divide
+    by the size of the drawn batch. Coupled runs of all further tests must agree in p.grad, too.
+    """
+    first_seed = run_seed(seed, 0, 9)
+    try:
+        runs.places_of_noise = runs.find_places_of_noise(records, first_seed)
+        if not runs.places_of_noise:
+            return None
+        reference = runs.run(records, first_seed)
+        # Some numbers differ between equal runs, such as those by which objects are counted.
+        repeated = runs.run(records, first_seed, like=reference)
+        unstable = differences(reference.released, repeated.released).keys()
+        relabelled = TrainingSet(records.features, np.roll(records.labels, 1, axis=0))
+        for number in range(_SEEDS_OF_POST_PROCESSING):
+            data = relabelled if number % 2 else records
+            trace = runs.run(data, run_seed(seed, number, 12), like=reference)
+            if trace.error is not None or len(trace.steps) != len(reference.steps):
+                return None
+            if differences(reference.released, trace.released).keys() - unstable:
+                return None
+    except CouldNotFinish:
+        return None
+    return runs if runs.is_post_processed else None
+
+
+def _with_note(earlier: PremiseTest, other: PremiseReport, note: str) -> PremiseTest:
+    """A test of releases before the step, with the runs of the test of p.grad, and a note."""
+    report = earlier.report
     return replace(
         earlier,
         report=replace(
@@ -196,23 +258,19 @@ def check_premises(
 
 
 def _tested(
-    train: Train,
+    runs: CoupledRuns,
+    cpu: CpuLimit,
     records: TrainingSet,
     canary: TrainingSet | None,
-    candidate: Any,
     claim: float | None,
     delta: float,
     relation: str | None,
     loss: Callable[..., Any] | None,
     seed: int,
     max_work: float,
-    cpu: CpuLimit,
-    released_at: tuple[str, int, str] | None,
-) -> tuple[PremiseTest, tuple[str, int, str] | None]:
+) -> tuple[PremiseTest, Site | None]:
     """The test, and the line that sets p.grad before it is changed, see `AccessedGradients`."""
     before = cpu.used
-    runs = CoupledRuns(train, candidate, cpu)
-    runs.released_at = released_at
     check = check_of(runs, records, canary, relation or "add-remove", seed, max_work)
     try:
         with without_log_lines():

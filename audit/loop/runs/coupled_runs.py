@@ -16,7 +16,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from audit.errors import InvalidInput
 from audit.loop.runs.final_gradients import AccessedGradients, Site
 from audit.loop.runs.generators import (
+    PostProcessingStream,
     digest_of_generators,
     global_states,
     repeated_numbers,
@@ -49,6 +50,9 @@ from audit.opacus_objects import (
 )
 from audit.user_code import format_error, global_seed, seeded_generators
 
+if TYPE_CHECKING:  # the module imports torch
+    from audit.loop.runs.noisy_sums import NoisySums, Place
+
 Vector = NDArray[Any]
 
 
@@ -65,7 +69,7 @@ class Step:
     """One step of the watched optimizer.
 
     Attributes:
-        gradient: [D], everything in p.grad: the released gradient.
+        gradient: [D], the released gradient: everything in p.grad, or the noisy sums.
         clip: C, or None if it is unknown; for per-layer clipping, the norm of all thresholds.
         noise_multiplier: the optimizer's noise multiplier, or None.
         divisor: divisor of the noisy sum in an Opacus optimizer, or None if it is unknown.
@@ -74,6 +78,7 @@ class Step:
         weights: a digest of all parameters before the step.
         settings: the optimizer's learning rate and its other numbers, as text.
         weights_after: a digest of all parameters after the step; may be empty for the last one.
+        stepped: digests of the released gradient and of p.grad, if noisy sums are the release.
     """
 
     gradient: Vector
@@ -84,6 +89,7 @@ class Step:
     weights: bytes = b""
     settings: str = ""
     weights_after: bytes = b""
+    stepped: tuple[bytes, bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,10 @@ class DeclaredNoise:
         return self.noise_multiplier is not None or self.epsilon is not None
 
 
+# Of the random numbers of the first step after its noise; those of later steps have the next ones.
+_SEED_OF_POST_PROCESSING = 915_223_071
+# Steps in which the operations that add noise are found; they must be the same in later ones.
+_STEPS_WITH_PLACES = 8
 # Initial weights that are compared with the noise.
 _MAX_OWN_WEIGHTS = 50_000
 
@@ -177,6 +187,7 @@ class Trace:
         earlier_line: the line that sets p.grad before it is changed, see `AccessedGradients`.
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
+        number_of_records: of its data, if noisy sums are the release.
         saved: the objects that were written to files, in order, in runs to the end.
         model: the watched model, in runs that are not coupled to another or that keep it.
         parameters: the tensors that the optimizer updates, in the same runs.
@@ -214,6 +225,7 @@ class Trace:
     parameters: list[Any] = field(default_factory=list)
     moved_generators: frozenset[str] = frozenset()
     repeats: str = ""
+    number_of_records: int = 0
     own_initial: Vector = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -273,6 +285,10 @@ class CoupledRuns:
         kept: what the function's variables hold before the first run.
         starts_anew: whether every run begins with these values.
         released_at: the line that sets p.grad to the released value, or None for the step itself.
+        places_of_noise: the operations whose results are the release, see `NoisySums`; none if it
+            is p.grad.
+        is_post_processed: whether p.grad was the same in all runs in which the results of these
+            operations, and the numbers of records, were the same.
         has_own_generators: whether the generators among the function's variables are seeded in each
             run, so that their states show how many numbers were drawn.
     """
@@ -286,6 +302,8 @@ class CoupledRuns:
         self.kept = KeptValues(train)
         self.starts_anew = False
         self.released_at: Site | None = None
+        self.places_of_noise: tuple[Place, ...] = ()
+        self.is_post_processed = True
 
     def run(
         self,
@@ -329,6 +347,9 @@ class CoupledRuns:
             trace = watch.recorded
             if like is None or keep_model:
                 watch.keep_model()
+        if self.places_of_noise:
+            trace.number_of_records = len(records)
+            self.is_post_processed &= like is None or _steps_as(like, trace)
         self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
         record_holder = self.least_recorded
         if trace.complete and (
@@ -336,6 +357,33 @@ class CoupledRuns:
         ):
             self.least_recorded = trace
         return trace
+
+    def find_places_of_noise(self, records: TrainingSet, seed: int) -> "tuple[Place, ...]":
+        """The operations that add the noise in each step, if p.grad is changed afterwards.
+
+        Args:
+            records: the data.
+            seed: seed of the run.
+
+        Returns:
+            The places; none for scripts, for optimizers of Opacus, which scale what they release,
+            for runs with an error, and where p.grad is the release itself.
+        """
+        if hasattr(self._train, "run_elsewhere"):
+            return ()
+        from audit.loop.runs.noisy_sums import NoisySums, places_of_noise
+
+        self._cpu.check()
+        self.count += 1
+        if self.starts_anew:
+            self.kept.restore()
+        sums = NoisySums(None)
+        watch = self._run_here(records, seed, None, _STEPS_WITH_PLACES, False, False, sums)
+        trace = watch.recorded
+        self.work += work_of(len(trace.steps), sum(trace.sizes), len(records))
+        if trace.error is not None or trace.opacus or not trace.steps or trace.of_arrays:
+            return ()
+        return places_of_noise(sums.steps, [step.gradient for step in trace.steps])
 
     def _run_here(
         self,
@@ -345,9 +393,15 @@ class CoupledRuns:
         stop_after: int | None,
         digests: bool,
         to_end: bool,
+        sums: "NoisySums | None" = None,
     ) -> "RecordingWatch":
+        if self.places_of_noise:
+            from audit.loop.runs.noisy_sums import NoisySums
+
+            sums = NoisySums(self.places_of_noise)
         code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code, self.released_at)
+        watch.sums, watch.has_noisy_release = sums, bool(self.places_of_noise)
         watch.to_end = to_end
         trace = watch.recorded
         recorded: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -355,7 +409,8 @@ class CoupledRuns:
             recorded = recorded_files(trace.saved.append)
         with many_runs(), seeded_generators(global_seed(seed)):
             try:
-                with self._cpu.enforced(SHARE_OF_RUN), current_watch(watch), recorded:
+                followed = contextlib.nullcontext() if sums is None else sums
+                with self._cpu.enforced(SHARE_OF_RUN), current_watch(watch), recorded, followed:
                     result = self._train(records, self._candidate, seed, watch)
                 watch.raise_failure()
                 trace.released = watch.released(result)
@@ -396,6 +451,8 @@ class RecordingWatch(Watch):
         self._described: list[int] = []
         self._later_steps = 0
         self._accessed: AccessedGradients | None = None
+        self.sums: NoisySums | None = None
+        self.has_noisy_release = False
         self.recorded = Trace()
 
     def _attach(self) -> None:
@@ -411,10 +468,14 @@ class RecordingWatch(Watch):
             self._threshold = StepThreshold(optimizer)
             if not self.recorded.of_arrays:
                 sites = None if self._like is None else self._like.final_sites
+                sites = frozenset() if self.has_noisy_release else sites
                 self._accessed = AccessedGradients(
                     self._parameters, sites, self._forced_gradient, self._released_at
                 )
                 self._accessed.__enter__()
+            if self.sums is not None:
+                self.sums.forced = self._forced_sum
+                self._start_step_of_sums()
         self._describe_parameters()
         state = self._new_state()
         if self._like is None:
@@ -488,6 +549,52 @@ class RecordingWatch(Watch):
         values = torch.from_numpy(like.steps[number].gradient[like.slices[place]])
         return values.view(parameters[place].shape)
 
+    def _start_step_of_sums(self) -> None:
+        if self.sums is not None:
+            seed = _SEED_OF_POST_PROCESSING + len(self.recorded.steps)
+            self.sums.start_step(PostProcessingStream(seed, self._optimizer, self._caller))
+
+    def _forced_sum(self, index: int) -> Any:
+        """What the reference releases in this step as one of its noisy sums, or None."""
+        import torch
+
+        like, number = self._like, len(self.recorded.steps)
+        if like is None or number >= len(like.steps) or index >= len(like.slices):
+            return None
+        return torch.from_numpy(like.steps[number].gradient[like.slices[index]])
+
+    def _release_of_sums(
+        self, own: Mapping[int, Any], p_grad: Vector
+    ) -> tuple[Vector, tuple[bytes, bytes]]:
+        """The noisy sums of this step [D], and digests of those that the step used and of p.grad.
+
+        A sum that is missing is zero.
+        """
+        trace, like = self.recorded, self._like
+        places = range(len(self.sums.places) if self.sums is not None else 0)
+        if like is not None:
+            shapes = like.shapes
+        elif not trace.steps:
+            shapes = [own[index][0] if index in own else () for index in places]
+        else:
+            shapes = trace.shapes
+        if not trace.steps:
+            trace.shapes, trace.sizes = shapes, [math.prod(shape) for shape in shapes]
+            parameters = self._parameters()
+            if [p.numel() for p in parameters] != trace.sizes:
+                trace.names = [f"noisy sum {index + 1}" for index in places]
+        parts = [
+            own[index][1].cpu().numpy()
+            if index in own and own[index][0] == shapes[index]
+            else np.zeros(math.prod(shapes[index]))
+            for index in places
+        ]
+        release = np.concatenate(parts)
+        number, used = len(trace.steps), release
+        if like is not None and number < len(like.steps):
+            used = like.steps[number].gradient
+        return release, (_digest([used]), _digest([p_grad]))
+
     def _describe_parameters(self) -> None:
         import torch
 
@@ -511,6 +618,7 @@ class RecordingWatch(Watch):
     def _after_step(self) -> None:
         if self._accessed is not None:
             self._accessed.start_step()
+        self._start_step_of_sums()
         steps = self.recorded.steps
         if steps and self._digests and not (self.has_more_steps or self.is_frozen):
             steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
@@ -526,6 +634,7 @@ class RecordingWatch(Watch):
         optimizer, trace = self._optimizer, self.recorded
         parameters = self._parameters()
         own = {} if self._accessed is None else self._accessed.end_step()
+        sums = {} if self.sums is None else self.sums.end_step()
         if self.is_frozen:
             self._repeat_forced_step(parameters)
             return
@@ -546,6 +655,10 @@ class RecordingWatch(Watch):
                 for place, p in enumerate(parameters)
             ]
             gradient = torch.cat(flat_gradients).cpu().numpy() if flat_gradients else np.zeros(0)
+            stepped: tuple[bytes, bytes] | None = None
+            if self.has_noisy_release:
+                gradient, stepped = self._release_of_sums(sums, gradient)
+            digests = self._state_digests()
             adaptive = self._threshold.is_adaptive
             noise = getattr(optimizer, "noise_multiplier", None)
             trace.steps.append(
@@ -554,7 +667,9 @@ class RecordingWatch(Watch):
                     self._threshold.norm,
                     None if noise is None else float(noise),
                     divisor_of(optimizer) if divides_as_opacus(optimizer) else None,
-                    *self._state_digests(),
+                    *(digests or (b"", b"", "")),
+                    b"",
+                    stepped,
                 )
             )
             if self._like is not None and number < len(self._like.steps):
@@ -571,8 +686,9 @@ class RecordingWatch(Watch):
         import torch
 
         forced = like.steps[number].gradient
-        # Where p.grad is released earlier, it was forced there.
-        pairs = zip(parameters, like.slices, strict=True) if self._released_at is None else ()
+        # A value that was released before the step was forced there.
+        is_earlier = self._released_at is not None or self.has_noisy_release
+        pairs = () if is_earlier else zip(parameters, like.slices, strict=True)
         for p, columns in pairs:
             values = torch.from_numpy(forced[columns]).view(p.shape)
             if p.grad is not None:
@@ -648,6 +764,21 @@ class RecordingWatch(Watch):
         self.recorded.claimed = self.claimed
         self.recorded.accountant = self.accountant
         self.recorded.history = history_of(self.accountant)
+
+
+def _steps_as(like: Trace, trace: Trace) -> bool:
+    """Whether p.grad of a run is that of the reference, in all steps with the same releases.
+
+    The number of records may be public, so that other tests compare runs on other numbers.
+    """
+    if like.number_of_records != trace.number_of_records:
+        return True
+    for usual, step in zip(like.steps, trace.steps, strict=False):
+        if usual.stepped is None or step.stepped is None or usual.stepped[0] != step.stepped[0]:
+            return True  # another release was put in the place of that of the reference
+        if usual.stepped[1] != step.stepped[1]:
+            return False
+    return True
 
 
 def _copied(value: Any) -> Any:

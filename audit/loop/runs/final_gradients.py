@@ -24,6 +24,7 @@ Site = tuple[str, int, str]
 """File and line of the user's code, and "get" or "set"."""
 
 _LIBRARIES = ("torch", "opacus", "functorch")
+_WATCHING = (__name__, "audit.loop.runs.noisy_sums")
 
 
 class AccessedGradients:
@@ -261,7 +262,7 @@ def _end_to_watch(watch: AccessedGradients) -> None:
 def _accessed(tensor: Any, value: Any, kind: str) -> None:
     for watch in tuple(_watches):
         if watch.is_watching(tensor):
-            watch.accessed(tensor, value, kind, _line_of_user())
+            watch.accessed(tensor, value, kind, line_of_user_code())
 
 
 def _zeros_like(tensor: Any) -> Any:
@@ -276,12 +277,12 @@ def _digest(tensor: Any) -> bytes:
     return b"" if values is None else hashlib.blake2b(values.tobytes(), digest_size=16).digest()
 
 
-def _line_of_user() -> tuple[str, int]:
+def line_of_user_code() -> tuple[str, int]:
     """File and line of the innermost call that is not in a library."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module != __name__ and module.partition(".")[0] not in _LIBRARIES:
+        if module not in _WATCHING and module.partition(".")[0] not in _LIBRARIES:
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno

@@ -70,9 +70,67 @@ def digest_of_generators(optimizer: Any, last: types.CodeType | None) -> bytes:
     if generator is not None:
         state.update(generator.get_state().cpu().numpy().tobytes())
     if last is not None:
-        for local_state in _local_states(last):
+        for _, local_state in _local_generators(last):
             state.update(local_state)
     return state.digest()
+
+
+class PostProcessingStream:
+    """Lets the random numbers of a part of a step be the same in all runs, whatever their seeds.
+
+    Args:
+        seed: the seed of this part, which depends on the number of the step alone.
+        optimizer: the watched optimizer, whose own generator is one of the generators.
+        last: code of the function whose callees are searched for further generators, or None.
+    """
+
+    def __init__(self, seed: int, optimizer: Any, last: types.CodeType | None) -> None:
+        self._seed, self._optimizer, self._last = seed, optimizer, last
+        self._restore: list[Callable[[], Any]] = []
+
+    def start(self) -> None:
+        """Seeds all known generators, once."""
+        if self._restore:
+            return
+        torch = sys.modules["torch"]
+        state = torch.get_rng_state()
+        self._restore.append(functools.partial(torch.set_rng_state, state))
+        if torch.cuda.is_initialized():
+            states = torch.cuda.get_rng_state_all()
+            self._restore.append(functools.partial(torch.cuda.set_rng_state_all, states))
+            torch.cuda.manual_seed_all(self._seed)
+        torch.default_generator.manual_seed(self._seed)
+        numpy_state = np.random.get_state()  # noqa: NPY002
+        self._restore.append(functools.partial(np.random.set_state, numpy_state))
+        np.random.seed(self._seed)  # noqa: NPY002
+        self._restore.append(functools.partial(random.setstate, random.getstate()))
+        random.seed(self._seed)
+        local_generators = [] if self._last is None else _local_generators(self._last)
+        generators = [self._optimizer.__dict__.get("generator"), *(g for g, _ in local_generators)]
+        for generator in {id(g): g for g in generators if g is not None}.values():
+            self._seed_one(generator)
+
+    def _seed_one(self, generator: Any) -> None:
+        if isinstance(generator, np.random.Generator):
+            generator = generator.bit_generator
+        if isinstance(generator, np.random.BitGenerator):
+            state = generator.state
+            self._restore.append(functools.partial(setattr, generator, "state", state))
+            generator.state = type(generator)(self._seed).state
+        elif isinstance(generator, np.random.RandomState):
+            self._restore.append(functools.partial(generator.set_state, generator.get_state()))
+            generator.seed(self._seed)
+        elif isinstance(generator, random.Random):
+            self._restore.append(functools.partial(generator.setstate, generator.getstate()))
+            generator.seed(self._seed)
+        elif isinstance(generator, sys.modules["torch"].Generator):
+            self._restore.append(functools.partial(generator.set_state, generator.get_state()))
+            generator.manual_seed(self._seed)
+
+    def end(self) -> None:
+        """Restores the states from before."""
+        while self._restore:
+            self._restore.pop()()
 
 
 def global_states() -> dict[str, bytes]:
@@ -161,8 +219,8 @@ def returned_states(numbers: Mapping[str, Any]) -> dict[str, str]:
     return libraries
 
 
-def _local_states(last: types.CodeType) -> Iterator[bytes]:
-    """States of the generators among the variables of all functions that `last` called.
+def _local_generators(last: types.CodeType) -> Iterator[tuple[Any, bytes]]:
+    """The generators among the variables of all functions that `last` called, and their states.
 
     This happens in each step of each run, and most values hold no generator. So values of such
     types are left out before they are visited.
@@ -181,7 +239,7 @@ def _local_states(last: types.CodeType) -> Iterator[bytes]:
         seen.add(id(value))
         state = None if read is None else read(value)
         if state is not None:
-            yield state
+            yield value, state
         elif split is not None and depth < _MAX_DEPTH:
             members = [v for v in split(value) if type(v) not in _WITHOUT_GENERATORS]
             pending.extend((member, depth + 1) for member in reversed(members))
