@@ -738,4 +738,4 @@ SECOND_TESTER_ACCUSED: dict[str, Control] = {
     "momentum of noisy gradients kept in p.grad": Control(Loop(noise=noisy_momentum, steps=6)),
     "mean subtracted from the noisy gradient": Control(Loop(noise=centralised)),
 }
-"""Correct loops that the test reports, because they change the noisy gradient before the step."""
+"""Correct loops that earlier versions reported: they change the noisy gradient before the step."""

@@ -495,4 +495,4 @@ UNSEEN_CORRECT: dict[str, Control] = {
 UNSEEN_ACCUSED: dict[str, Control] = {
     "largest noisy coordinates kept": Control(Loop(noise=largest_noisy)),
 }
-"""Correct loops that the test accuses: they change the noisy gradient before the step."""
+"""Correct loops that earlier versions accused: they change the noisy gradient before the step."""
