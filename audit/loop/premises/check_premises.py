@@ -49,7 +49,7 @@ from audit.loop.premises.size_of_noise import compare_size
 from audit.loop.premises.trained_weights import compare_at_trained_weights
 from audit.loop.premises.verdicts import FAMILY_ERROR, explain, listed, weights_outside
 from audit.loop.runs.coupled_runs import CoupledRuns, Trace
-from audit.loop.runs.final_gradients import Site
+from audit.loop.runs.final_gradients import OF_OPACUS, Site
 from audit.loop.runs.optimizer_hooks import run_of
 from audit.loop.runs.records import TrainingSet
 from audit.loop.runs.released_numbers import differences
@@ -188,6 +188,7 @@ def check_premises(
         earlier, _ = request(runs)
         if _holds(earlier.report):
             place = f"line {line[1]} of {PurePath(line[0]).name}"
+            place = "the optimizer of Opacus" if line == OF_OPACUS else place
             note = (
                 f"p.grad was tested as {place} sets it; what the loop makes of it before the step "
                 "follows"

@@ -16,13 +16,14 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audit.errors import InvalidInput
-from audit.loop.runs.final_gradients import AccessedGradients, Site
+from audit.loop.runs.final_gradients import OF_OPACUS, AccessedGradients, Site
 from audit.loop.runs.generators import (
     PostProcessingStream,
     digest_of_generators,
@@ -451,6 +452,7 @@ class RecordingWatch(Watch):
         self._described: list[int] = []
         self._later_steps = 0
         self._accessed: AccessedGradients | None = None
+        self._scaling: Any = None
         self.sums: NoisySums | None = None
         self.has_noisy_release = False
         self.recorded = Trace()
@@ -473,6 +475,7 @@ class RecordingWatch(Watch):
                     self._parameters, sites, self._forced_gradient, self._released_at
                 )
                 self._accessed.__enter__()
+                self._watch_scaling(optimizer)
             if self.sums is not None:
                 self.sums.forced = self._forced_sum
                 self._start_step_of_sums()
@@ -525,8 +528,18 @@ class RecordingWatch(Watch):
         own = np.concatenate([self.recorded.own_initial, *flat])
         self.recorded.own_initial = own[:_MAX_OWN_WEIGHTS]
 
+    def _watch_scaling(self, optimizer: Any) -> None:
+        """Lets the watch of p.grad see what an optimizer of Opacus leaves there."""
+        is_asked = self._like is None or self._released_at == OF_OPACUS
+        scale = getattr(optimizer, "scale_grad", None)
+        if self.recorded.by_opacus and is_asked and scale is not None and self._accessed:
+            optimizer.scale_grad = partial(self._accessed.after_scaling, scale)
+            self._scaling = optimizer
+
     def close(self) -> None:
         """Removes the hooks."""
+        if self._scaling is not None:
+            del self._scaling.scale_grad
         for hook in self._hooks:
             hook.remove()
         if self._accessed is not None:

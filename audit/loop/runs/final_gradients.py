@@ -7,6 +7,8 @@ then releases. Lines that see anything else, such as the sum before its noise, a
 
 A loop may also change its noisy gradients before the step (momentum, signs, another clipping). Then
 the value that is released may be the one that a line sets p.grad to; the reference shows this line.
+An optimizer of Opacus releases what its `scale_grad` leaves in p.grad, which a loop may change
+between `pre_step` and the step of the optimizer within, or in a hook of the step.
 """
 
 import hashlib
@@ -22,6 +24,9 @@ from audit.loop.sources.trees import as_numbers
 
 Site = tuple[str, int, str]
 """File and line of the user's code, and "get" or "set"."""
+
+OF_OPACUS: Site = ("opacus", 0, "set")
+"""Stands for the end of `scale_grad` in an optimizer of Opacus."""
 
 _LIBRARIES = ("torch", "opacus", "functorch")
 _WATCHING = (__name__, "audit.loop.runs.noisy_sums")
@@ -65,7 +70,8 @@ class AccessedGradients:
         """The lines where p.grad is always final; none if it is only set there and not read."""
         if self._sites is not None:
             return self._sites
-        final = frozenset(site for site, is_final in self.sites_seen.items() if is_final)
+        seen = self.sites_seen.items()
+        final = frozenset(site for site, is_final in seen if is_final and site != OF_OPACUS)
         return final if any(kind == "get" for *_, kind in final) else frozenset()
 
     @property
@@ -175,6 +181,22 @@ class AccessedGradients:
         if forced is not None:
             earlier = (r for r in self._replaced.values() if r.is_of(value))
             self._replaced[id(parameter)] = next(earlier, None) or _Replaced.by(value, forced)
+
+    def after_scaling(self, scale: Callable[[], None]) -> None:
+        """Notes, and forces, the gradients that an optimizer of Opacus releases, before its step.
+
+        Args:
+            scale: divides the noisy sums, the last change by Opacus.
+        """
+        scale()
+        if not self._is_watching:
+            return
+        self._is_watching = False  # this is no access by the user
+        try:
+            for parameter in self._parameters():
+                self.accessed(parameter, parameter.grad, OF_OPACUS[2], OF_OPACUS[:2])
+        finally:
+            self._is_watching = True
 
     def is_watching(self, tensor: Any) -> bool:
         """Whether this is a watched parameter, before a step."""
