@@ -133,8 +133,8 @@ def test_the_numbers_of_the_controls_agree() -> None:
     assert f"**Result.** {count} of the {total} loops of the [last table](#every-mistake)" in result
     assert f"in at most {math.ceil(max(seconds))} seconds" in result
     assert f"(median {statistics.median(seconds) + 1e-9:.1f};" in result
-    assert sum(int(row[-1].split(" of ")[0]) for row in apart[1:]) == 11
-    assert "Of the eleven correct loops that were accused" in page
+    assert sum(int(row[-1].split(" of ")[0]) for row in apart[1:]) == 12
+    assert "Of the twelve correct loops that were accused" in page
     for _, checks, _, accused, limit in correct[1:]:
         upper = 1 - 0.05 ** (1 / int(checks.replace(",", "")))
         assert accused == "0"

@@ -262,3 +262,79 @@ def test_nothing_is_left_behind_after_an_error(error: type[BaseException]) -> No
     with pytest.raises((InvalidInput, KeyboardInterrupt)):
         check_premises(train, TrainingSet.of(sixty()))
     assert "grad" not in vars(torch.Tensor)
+
+
+def with_opacus(change: Callable[[Any, int, dict[str, Any]], None], is_hook: bool = False) -> Any:
+    """A loop with Opacus that changes every gradient after it was scaled.
+
+    Args:
+        change: takes the optimizer, the place of a parameter and values that last for the run.
+        is_hook: whether this happens in a hook of the step, and not between its two halves.
+    """
+
+    def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        module = torch.nn.Sequential(
+            torch.nn.Linear(8, 6), torch.nn.Mish(), torch.nn.Linear(6, loops.CLASSES)
+        )
+        model, optimizer, loader = loops.make_private(records, watch, module, batch=15)
+        of_accountant, kept = optimizer.step_hook, dict[str, Any]()
+
+        def change_all(optimizer: Any) -> None:
+            with torch.no_grad():
+                for place in range(len(optimizer.params)):
+                    change(optimizer, place, kept)
+
+        if is_hook:
+            optimizer.attach_step_hook(lambda o: (of_accountant(o), change_all(o)))
+        for batch, targets in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(batch), targets).backward()
+            if is_hook:
+                optimizer.step()
+            elif optimizer.pre_step():
+                change_all(optimizer)
+                optimizer.original_optimizer.step()
+        return model
+
+    return train
+
+
+def centred(optimizer: Any, place: int, kept: dict[str, Any]) -> None:
+    p = optimizer.params[place]
+    p.grad = p.grad - p.grad.mean(dim=-1, keepdim=True)
+
+
+def moving_average(optimizer: Any, place: int, kept: dict[str, Any]) -> None:
+    p = optimizer.params[place]
+    kept[str(place)] = 0.9 * kept.get(str(place), 0.0) + p.grad
+    p.grad = kept[str(place)].clone()
+
+
+def moving_average_in_p_grad(optimizer: Any, place: int, kept: dict[str, Any]) -> None:
+    """Leaks: the backward pass of the next step adds its gradients to what is kept."""
+    p = optimizer.params[place]
+    p.grad = kept[str(place)] = 0.9 * kept.get(str(place), 0.0) + p.grad
+
+
+def with_exact_sum(optimizer: Any, place: int, kept: dict[str, Any]) -> None:
+    p = optimizer.params[place]
+    p.grad = p.grad + 0.1 * p.summed_grad
+
+
+def by_exact_norm(optimizer: Any, place: int, kept: dict[str, Any]) -> None:
+    p = optimizer.params[place]
+    p.grad = p.grad.sign() * (p.summed_grad.norm() > 0.5)
+
+
+@pytest.mark.parametrize("is_hook", [False, True])
+@pytest.mark.parametrize("change", [centred, moving_average])
+def test_a_change_of_what_opacus_releases_is_no_leak(change: Any, is_hook: bool) -> None:
+    report = check_premises(with_opacus(change, is_hook), TrainingSet.of(sixty())).report
+    assert not report.findings, str(report)
+    assert "as the optimizer of Opacus sets it" in report.notes[-1]
+
+
+@pytest.mark.parametrize("is_hook", [False, True])
+@pytest.mark.parametrize("change", [with_exact_sum, by_exact_norm, moving_average_in_p_grad])
+def test_exact_sums_in_what_opacus_releases_are_found(change: Any, is_hook: bool) -> None:
+    assert broken_premises(with_opacus(change, is_hook))
