@@ -9,7 +9,7 @@ import torch
 from opacus.accountants import RDPAccountant
 from premise_reports import report
 
-from audit.loop.premises.batches import batches_of, is_random_at_equal_sizes
+from audit.loop.premises.batches import batches_of, is_random_at_equal_sizes, poisson_tests
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.seventh_torch import RATE, SIGMA, drawn
 from benchmarks.training_loops.sixth_torch import sixty
@@ -84,3 +84,13 @@ def test_lengths_at_equal_sizes(length: Any, is_random: bool) -> None:
     whole = (sizes * lengths)[:, :, None]
     batches = batches_of(0.0 * whole, whole, single, np.zeros(6))
     assert is_random_at_equal_sizes(whole, single, batches) is is_random
+
+
+def test_contributions_of_either_direction_are_no_batch_sizes() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.binomial(24, 0.4, (40, 3)).astype(float)
+    included = random.random(sizes.shape) < 0.4
+    turned, unknown = sizes * [1.0, -1.0, 1.0], sizes * [1.0, np.nan, 1.0]
+    assert [*poisson_tests(turned, included, 24, [0.4] * 3)] == [
+        *poisson_tests(unknown, included, 24, [0.4] * 3)
+    ]

@@ -316,6 +316,8 @@ def poisson_tests(
     testable = ~np.isnan(counts) & (rate < 1)
     # Contributions that are many times the unit belong to other records, not to larger batches.
     testable &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
+    # No batch size is negative: something else turns the direction of the contributions.
+    testable &= ~np.any(np.nan_to_num(counts) < 0, axis=0)
     if testable.any():
         yield from _sizes(_Sizes(counts, testable, included, n, rate))
     sampled = rate < 1
