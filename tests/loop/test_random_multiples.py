@@ -19,16 +19,22 @@ N, PART = 60, 4
 
 
 def weighted(
-    records: Any, candidate: Any, seed: int, watch: Any, divided: str = "", scale: float = 0.3
+    records: Any,
+    candidate: Any,
+    seed: int,
+    watch: Any,
+    divided: str = "",
+    scale: float = 0.3,
+    least: float = 0.3,
 ) -> Any:
     """Logistic regression whose loss has a random weight that each run draws, and does not release.
 
-    Its gradients are clipped to 1. A mistake divides their sum by the size of the batch, or takes
-    the means of parts of the batch, of which the last one may be incomplete.
+    Its gradients are clipped to 1. A mistake divides their sum, or the noisy sum, by the size
+    of the batch, or takes the means of parts of the batch, of which the last one may be incomplete.
     """
     x = torch.tensor(records.features[:, :6]) * scale
     signs = 2.0 * torch.tensor(records.labels > 0).float() - 1.0
-    weight = 0.3 + float(torch.rand(()))
+    weight = least + float(torch.rand(()))
     model = torch.nn.Linear(6, 1, bias=False)
     optimizer, accountant = torch.optim.SGD(model.parameters(), lr=0.1), RDPAccountant()
     watch(optimizer, model, accountant)
@@ -44,18 +50,26 @@ def weighted(
             elif divided == "parts":
                 parts = gradients.split(PART)
                 total = sum((part.mean(0) for part in parts), torch.zeros(6))
-        model.weight.grad = (total + SIGMA * torch.randn(6))[None] / (RATE * N)
+        noisy = total + SIGMA * torch.randn(6)
+        divisor = max(len(taken), 1) if divided == "noisy sum" else RATE * N
+        model.weight.grad = noisy[None] / divisor
         optimizer.step()
         accountant.step(noise_multiplier=SIGMA, sample_rate=RATE)
     return model
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("train", [preferences, weighted])
+@pytest.mark.parametrize("train", [preferences, weighted, partial(weighted, least=0.0)])
 def test_a_random_weight_of_a_run_is_no_division(train: Any, seed: int) -> None:
     premises = report(Control(train, sixty), seed=seed)
     assert not premises.findings, str(premises)
     assert {"contribution", "noise", "batches"} <= {*premises.tested}
+
+
+def test_a_division_is_found_within_runs_of_random_weights() -> None:
+    train = partial(weighted, divided="noisy sum", least=0.0)
+    findings = report(Control(train, sixty)).findings
+    assert any("rank correlation" in finding.message for finding in findings)
 
 
 @pytest.mark.parametrize(("divided", "scale"), [("batch", 0.3), ("batch", 0.01), ("parts", 0.3)])
