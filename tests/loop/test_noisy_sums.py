@@ -14,7 +14,17 @@ from premise_reports import report
 
 from audit.loop.runs.generators import PostProcessingStream
 from audit.loop.runs.noisy_sums import NoisySums, Place, places_of_noise
-from benchmarks.training_loops.post_processed import POST_PROCESSED, POST_PROCESSED_CORRECT
+from benchmarks.training_loops.correct import Control
+from benchmarks.training_loops.post_processed import (
+    DIVISOR,
+    POST_PROCESSED,
+    POST_PROCESSED_CORRECT,
+    Flat,
+    State,
+    by_randn_like,
+    momentum,
+)
+from benchmarks.training_loops.sixth_torch import sixty
 
 # No test finds it, as the page on controls states.
 NOT_FOUND = {"shrunk by the exact norm"}
@@ -53,6 +63,23 @@ def test_functions_of_noisy_sums_are_no_leak(name: str) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_mistakes_beside_noisy_sums_are_found(name: str) -> None:
     assert report(POST_PROCESSED[name]).broken
+
+
+def exact_by_torch(state: State) -> torch.Tensor:
+    """Leaks under every relation: a random number decides that a step has the exact sum."""
+    moved = momentum(state)
+    return state.total / DIVISOR if float(torch.rand(())) < 0.05 else moved
+
+
+def exact_by_python(state: State) -> torch.Tensor:
+    moved = momentum(state)
+    return state.total / DIVISOR if random.random() < 0.03 else moved
+
+
+@pytest.mark.usefixtures("little_work")
+@pytest.mark.parametrize("change", [exact_by_torch, exact_by_python])
+def test_exact_sums_in_random_steps_are_found(change: Any) -> None:
+    assert report(Control(Flat(by_randn_like, change), sixty)).broken
 
 
 @pytest.mark.thorough
@@ -185,6 +212,24 @@ def test_the_sum_is_forced_and_what_follows_has_the_numbers_of_no_seed() -> None
         assert drawn[1:] == others[1:]
     assert not torch.equal(first[0][1], first[1][1])
     assert not torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("draw", "has_drawn"),
+    [
+        (lambda: TOTAL * 2, False),
+        (lambda: torch.rand(1), True),
+        (random.random, True),
+        (np.random.random, True),
+    ],
+)
+def test_random_numbers_of_the_post_processing_are_seen(draw: Any, has_drawn: bool) -> None:
+    def add() -> None:
+        TOTAL + torch.randn(6)
+        draw()
+
+    places = places_of_noise(noisy_steps(add).steps, [np.ones(6)] * 2)
+    assert noisy_steps(add, places).has_random_post_processing is has_drawn
 
 
 def test_the_stream_of_a_step_restores_all_generators() -> None:

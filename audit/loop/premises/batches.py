@@ -31,6 +31,8 @@ _APART = 4.0
 _MAX_CLASSES = 6
 # Share of random lengths that may agree by chance.
 _MAX_EQUAL = 0.2
+# Alternating projections, each on the terms of the steps and of the runs.
+_MAX_PROJECTIONS = 30
 # Variance of a batch size from which the sum of squares is close to a chi-square distribution.
 _MIN_VARIANCE = 3.0
 
@@ -148,9 +150,9 @@ def dependence_on_size(
     """Tests whether the contribution of one record depends on the size of its batch.
 
     If all records of a batch contribute alike, the difference of runs that differ in all records
-    is k times that of runs that differ in one, with k records in the batch. Two tests compare k
-    with the contribution: their rank correlation, and whether in every step equal k come with
-    equal contributions and some other k with another one.
+    is k times that of runs that differ in one, with k records in the batch. Three tests compare k
+    with the contribution: their rank correlation, also within runs, and whether in every step equal
+    k come with equal contributions and some other k with another one.
 
     Args:
         whole: [R, T, D], differences of runs that differ in every record.
@@ -159,6 +161,7 @@ def dependence_on_size(
         rounding: [T], lengths that rounding alone may cause.
     """
     ranks: list[tuple[FloatArray, FloatArray]] = []
+    all_sizes = np.full(batches.units.shape, np.nan)
     chances: list[float | None] = []
     least, most = np.inf, 0.0
     for t in range(whole.shape[1]):
@@ -170,10 +173,34 @@ def dependence_on_size(
         if sizes is None:
             return  # each record has a random gradient of its own
         ranks.append((stats.rankdata(sizes), stats.rankdata(lengths)))
+        all_sizes[inside, t] = sizes
         classes = _classes_of_equal(of_canary, rounding[t])
         if classes is not None and 1 < classes.max() + 1 <= _MAX_CLASSES:
             chances.append(_chance_of_pure(classes, sizes))
             least, most = min(least, float(lengths.min())), max(most, float(lengths.max()))
+    # A random weight of a run scales all of its contributions, and hides their dependence on sizes.
+    within_runs = _within_runs(np.where(np.isnan(all_sizes), np.nan, batches.units))
+    compared = [~np.isnan(residuals) for residuals in within_runs.T]
+    ranks_within_runs = [
+        (stats.rankdata(all_sizes[known, t]), stats.rankdata(within_runs[known, t]))
+        for t, known in enumerate(compared)
+        if known.any()
+    ]
+    for pairs in (ranks, ranks_within_runs):
+        yield from _correlation_with_size(pairs)
+    # Batches are drawn independently at each step. So the chance that all steps have one class for
+    # equal sizes is the product. One step without ends the suspicion: a product over the others
+    # alone would be small by chance.
+    pure = [chance for chance in chances if chance is not None]
+    if chances:
+        p_value = math.prod(pure) if len(pure) == len(chances) else 1.0
+        yield TestResult(p_value, "another batch size", {"least": least, "most": most})
+
+
+def _correlation_with_size(
+    ranks: Sequence[tuple[FloatArray, FloatArray]],
+) -> Iterator[TestResult]:
+    """Tests the rank correlation of sizes and contributions in all steps together."""
     total = free = 0.0
     for pair in ranks:
         x, y = (values - values.mean() for values in pair)
@@ -187,13 +214,22 @@ def dependence_on_size(
         p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
         numbers = {"correlation": correlation}
         yield TestResult(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
-    # Batches are drawn independently at each step. So the chance that all steps have one class for
-    # equal sizes is the product. One step without ends the suspicion: a product over the others
-    # alone would be small by chance.
-    pure = [chance for chance in chances if chance is not None]
-    if chances:
-        p_value = math.prod(pure) if len(pure) == len(chances) else 1.0
-        yield TestResult(p_value, "another batch size", {"least": least, "most": most})
+
+
+def _within_runs(lengths: FloatArray) -> FloatArray:
+    """[R, T], logarithms of lengths less a term of the run and one of the step (least squares).
+
+    Args:
+        lengths: [R, T]; NaN where unknown, as the result is in runs with fewer than two.
+    """
+    residuals = np.log(lengths)
+    residuals[np.sum(~np.isnan(residuals), axis=1) < 2] = np.nan
+    known = ~np.isnan(residuals)
+    for _ in range(_MAX_PROJECTIONS):
+        for axis in (0, 1):
+            sums = np.where(known, residuals, 0.0).sum(axis=axis, keepdims=True)
+            residuals -= sums / np.maximum(known.sum(axis=axis, keepdims=True), 1)
+    return residuals
 
 
 def _sizes_of_batches(
@@ -316,6 +352,8 @@ def poisson_tests(
     testable = ~np.isnan(counts) & (rate < 1)
     # Contributions that are many times the unit belong to other records, not to larger batches.
     testable &= ~np.any(np.nan_to_num(counts) > _MAX_COPIES * n, axis=0)
+    # No batch size is negative: something else turns the direction of the contributions.
+    testable &= ~np.any(np.nan_to_num(counts) < 0, axis=0)
     if testable.any():
         yield from _sizes(_Sizes(counts, testable, included, n, rate))
     sampled = rate < 1

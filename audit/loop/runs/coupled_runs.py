@@ -118,6 +118,8 @@ class DeclaredNoise:
 
 # Of the random numbers of the first step after its noise; those of later steps have the next ones.
 _SEED_OF_POST_PROCESSING = 915_223_071
+# Distance of the seeds of two streams: more than a run has steps.
+_SEEDS_OF_STREAM = 10_000_019
 # Steps in which the operations that add noise are found; they must be the same in later ones.
 _STEPS_WITH_PLACES = 8
 # Initial weights that are compared with the noise.
@@ -189,6 +191,7 @@ class Trace:
         record_gradient: the gradient of a record at the weights of the last step, if the function
             stated it.
         number_of_records: of its data, if noisy sums are the release.
+        has_random_post_processing: whether a step drew random numbers after its last noisy sum.
         saved: the objects that were written to files, in order, in runs to the end.
         model: the watched model, in runs that are not coupled to another or that keep it.
         parameters: the tensors that the optimizer updates, in the same runs.
@@ -227,6 +230,7 @@ class Trace:
     moved_generators: frozenset[str] = frozenset()
     repeats: str = ""
     number_of_records: int = 0
+    has_random_post_processing: bool = False
     own_initial: Vector = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -288,6 +292,7 @@ class CoupledRuns:
         released_at: the line that sets p.grad to the released value, or None for the step itself.
         places_of_noise: the operations whose results are the release, see `NoisySums`; none if it
             is p.grad.
+        stream_of_post_processing: number of the stream of random numbers after the last noisy sum.
         is_post_processed: whether p.grad was the same in all runs in which the results of these
             operations, and the numbers of records, were the same.
         has_own_generators: whether the generators among the function's variables are seeded in each
@@ -304,6 +309,7 @@ class CoupledRuns:
         self.starts_anew = False
         self.released_at: Site | None = None
         self.places_of_noise: tuple[Place, ...] = ()
+        self.stream_of_post_processing = 0
         self.is_post_processed = True
 
     def run(
@@ -403,6 +409,7 @@ class CoupledRuns:
         code = CoupledRuns._run_here.__code__ if self.has_own_generators else None
         watch = RecordingWatch(like, stop_after, digests, code, self.released_at)
         watch.sums, watch.has_noisy_release = sums, bool(self.places_of_noise)
+        watch.stream_of_post_processing = self.stream_of_post_processing
         watch.to_end = to_end
         trace = watch.recorded
         recorded: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -455,6 +462,7 @@ class RecordingWatch(Watch):
         self._scaling: Any = None
         self.sums: NoisySums | None = None
         self.has_noisy_release = False
+        self.stream_of_post_processing = 0
         self.recorded = Trace()
 
     def _attach(self) -> None:
@@ -565,6 +573,7 @@ class RecordingWatch(Watch):
     def _start_step_of_sums(self) -> None:
         if self.sums is not None:
             seed = _SEED_OF_POST_PROCESSING + len(self.recorded.steps)
+            seed += _SEEDS_OF_STREAM * self.stream_of_post_processing
             self.sums.start_step(PostProcessingStream(seed, self._optimizer, self._caller))
 
     def _forced_sum(self, index: int) -> Any:
@@ -648,6 +657,8 @@ class RecordingWatch(Watch):
         parameters = self._parameters()
         own = {} if self._accessed is None else self._accessed.end_step()
         sums = {} if self.sums is None else self.sums.end_step()
+        if self.sums is not None:
+            trace.has_random_post_processing = self.sums.has_random_post_processing
         if self.is_frozen:
             self._repeat_forced_step(parameters)
             return

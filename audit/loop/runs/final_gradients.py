@@ -26,7 +26,7 @@ Site = tuple[str, int, str]
 """File and line of the user's code, and "get" or "set"."""
 
 OF_OPACUS: Site = ("opacus", 0, "set")
-"""Stands for the end of `scale_grad` in an optimizer of Opacus."""
+"""Represents the end of `scale_grad` in an optimizer of Opacus."""
 
 _LIBRARIES = ("torch", "opacus", "functorch")
 _WATCHING = (__name__, "audit.loop.runs.noisy_sums")

@@ -82,11 +82,16 @@ class PostProcessingStream:
         seed: the seed of this part, which depends on the number of the step alone.
         optimizer: the watched optimizer, whose own generator is one of the generators.
         last: code of the function whose callees are searched for further generators, or None.
+
+    Attributes:
+        has_drawn: whether numbers were drawn from it, or a generator was made, before its end.
     """
 
     def __init__(self, seed: int, optimizer: Any, last: types.CodeType | None) -> None:
         self._seed, self._optimizer, self._last = seed, optimizer, last
         self._restore: list[Callable[[], Any]] = []
+        self._digest_at_start = b""
+        self.has_drawn = False
 
     def start(self) -> None:
         """Seeds all known generators, once."""
@@ -109,6 +114,7 @@ class PostProcessingStream:
         generators = [self._optimizer.__dict__.get("generator"), *(g for g, _ in local_generators)]
         for generator in {id(g): g for g in generators if g is not None}.values():
             self._seed_one(generator)
+        self._digest_at_start = digest_of_generators(self._optimizer, self._last)
 
     def _seed_one(self, generator: Any) -> None:
         if isinstance(generator, np.random.Generator):
@@ -129,6 +135,10 @@ class PostProcessingStream:
 
     def end(self) -> None:
         """Restores the states from before."""
+        if self._digest_at_start:
+            digest = digest_of_generators(self._optimizer, self._last)
+            self.has_drawn |= digest != self._digest_at_start
+            self._digest_at_start = b""
         while self._restore:
             self._restore.pop()()
 

@@ -83,6 +83,7 @@ class NoisySums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         places: as given; empty if operations are to be found.
         steps: in this case, the noisy sums of each step.
+        has_random_post_processing: whether a step drew random numbers after its last noisy sum.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class NoisySums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._indices = None if places is None else {place: i for i, place in enumerate(places)}
         self.forced = forced or (lambda _: None)
         self.steps: list[list[NoisySum]] = []
+        self.has_random_post_processing = False
         self._taints = _Taints()
         self._sums: list[NoisySum] = []
         self._counts: Counter[Site] = Counter()
@@ -116,6 +118,7 @@ class NoisySums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_in_step = self._is_first_step = False
         if self._stream is not None:
             self._stream.end()
+            self.has_random_post_processing |= self._stream.has_drawn
         self._taints.forget_steps()
         if self._indices is None:
             self.steps.append(self._sums)
