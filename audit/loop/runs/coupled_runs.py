@@ -540,14 +540,16 @@ class RecordingWatch(Watch):
         """Lets the watch of p.grad see what an optimizer of Opacus leaves there."""
         is_asked = self._like is None or self._released_at == OF_OPACUS
         scale = getattr(optimizer, "scale_grad", None)
-        if self.recorded.by_opacus and is_asked and scale is not None and self._accessed:
+        # A user's own attribute of this name is left alone.
+        is_method = "scale_grad" not in vars(optimizer)
+        if self.recorded.by_opacus and is_asked and scale and is_method and self._accessed:
             optimizer.scale_grad = partial(self._accessed.after_scaling, scale)
             self._scaling = optimizer
 
     def close(self) -> None:
         """Removes the hooks."""
         if self._scaling is not None:
-            del self._scaling.scale_grad
+            vars(self._scaling).pop("scale_grad", None)
         for hook in self._hooks:
             hook.remove()
         if self._accessed is not None:
