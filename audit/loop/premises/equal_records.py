@@ -67,10 +67,10 @@ from audit.loop.premises.noise import (
 )
 from audit.loop.premises.shared_noise import numbers_of_steps
 from audit.loop.premises.verdicts import (
-    WHOLE,
     divided_by_batch,
     explain,
     explain_test,
+    is_whole,
     listed,
     no_noise,
     steps_without_noise,
@@ -444,8 +444,7 @@ class _Case:
         of_canary, mixed = np.stack(runs.of_canary), np.stack(runs.mixed)
         others = cache(lambda: changes_other_records(experiment, canaries, data))
         varying = batches.unit_spread > 2e-3 and not runs.full and bool(batches.included.any())
-        is_multiple = abs(batches.unit_spread - round(batches.unit_spread)) < WHOLE
-        if varying and not is_multiple and not others().seen:
+        if varying and not is_whole(batches.unit_spread) and not others().seen:
             changes = of_canary - same_runs[: len(of_canary)], mixed - same_runs[: len(mixed)]
             varying = not is_random_at_equal_sizes(*changes, batches)
         # Dropout, augmentation and other random numbers make a record's own gradient random.

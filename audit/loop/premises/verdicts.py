@@ -20,7 +20,7 @@ from audit.loop.premises.noise import TestResult
 
 _MAX_NAMES = 4
 # Relative rounding of a contribution that is a whole multiple of another.
-WHOLE = 1e-3
+_WHOLE = 1e-3
 _ALLOWED = {
     "depends on n": "{what}",
     "scaled by n": "For every seed, {names} changes by a power of {n}/{less} when a record of "
@@ -85,12 +85,17 @@ def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
     return explain("steps without noise", steps=len(steps), of=count, shown=shown, first=steps[0])
 
 
+def is_whole(spread: float) -> bool:
+    """Whether the longest contribution is a whole multiple of the shortest one."""
+    return abs(spread - round(spread)) < _WHOLE
+
+
 def divided_by_batch(spread: float, others_change: bool) -> Finding:
     """One record's contribution differs between batches."""
     finding = explain("divided by the batch", factor=1 + spread)
     drawn = f"{OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
     cause = drawn if others_change else finding.cause
-    if abs(spread - round(spread)) < WHOLE:
+    if is_whole(spread):
         repeated = "A record is in a batch several times (drawn with replacement, or copied)."
         cause = f"{repeated} Otherwise: {cause}"
     return replace(finding, cause=cause)

@@ -684,7 +684,6 @@ class RecordingWatch(Watch):
             stepped: tuple[bytes, bytes] | None = None
             if self.has_noisy_release:
                 gradient, stepped = self._release_of_sums(sums, gradient)
-            digests = self._state_digests()
             adaptive = self._threshold.is_adaptive
             noise = getattr(optimizer, "noise_multiplier", None)
             trace.steps.append(
@@ -693,9 +692,8 @@ class RecordingWatch(Watch):
                     self._threshold.norm,
                     None if noise is None else float(noise),
                     divisor_of(optimizer) if divides_as_opacus(optimizer) else None,
-                    *(digests or (b"", b"", "")),
-                    b"",
-                    stepped,
+                    *self._state_digests(),
+                    stepped=stepped,
                 )
             )
             if self._like is not None and number < len(self._like.steps):
@@ -743,9 +741,9 @@ class RecordingWatch(Watch):
             number, self._later_steps = self._later_steps % len(like.steps), self._later_steps + 1
             self._force(like, number, parameters, are_new_allowed=False)
 
-    def _state_digests(self) -> tuple[bytes, bytes, str] | tuple[()]:
+    def _state_digests(self) -> tuple[bytes, bytes, str]:
         if not self._digests:
-            return ()
+            return b"", b"", ""
         optimizer = self._optimizer
         generators = digest_of_generators(optimizer, self._caller)
         return generators, _digest([*self._weights(), *self._params]), _settings(optimizer)
